@@ -1,0 +1,52 @@
+# Everything here needs only python3 and make: each target builds the environment that it uses.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check bench build wheel-test clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+# One pip command, so that the torch pinned in the extra decides which torch is fetched.
+$(READY): pyproject.toml
+	@echo "Making the environment in $(VENV); this takes some minutes, once."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 1 processes, compare
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## run every test but the packaging ones
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel"
+
+test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
+	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"
+
+check: $(READY)  ## style, types, layers, and every test with the coverage thresholds
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel" --cov --cov-report=
+	$(BIN)/coverage report --fail-under=95
+	$(BIN)/coverage report --include='ucpformat/geometry/*' --fail-under=100
+
+bench: $(READY)  ## measure
+	$(BIN)/python -m benchmarks
+
+build: $(READY)  ## make the wheel and the source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+wheel-test: $(READY)  ## build the wheel, install it alone in a fresh environment, use it
+	$(BIN)/python -m pytest -m wheel
+
+clean:  ## remove what the targets wrote; the environment in .venv stays
+	rm -rf build dist out .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .import_linter_cache *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

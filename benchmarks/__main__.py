@@ -1,0 +1,95 @@
+"""``python -m benchmarks save-load``: see README.md here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.save_load import compare
+from benchmarks.tables import markdown, text
+
+_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Measure; without a command, save-load."""
+    if context.invoked_subcommand is None:
+        context.invoke(save_load)
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    number, unit = value[:-3], value[-3:]
+    if not number.isdecimal() or unit not in _UNITS:
+        raise click.BadParameter(f"a size is a number and one of {', '.join(_UNITS)}, such as 64MiB")
+    return int(number) * _UNITS[unit]
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> frozenset[str]:
+    known = [contender.name for contender in CONTENDERS]
+    names = frozenset(value.split(",") if value else known)
+    if names - set(known):
+        raise click.BadParameter(f"choose from {', '.join(known)}")
+    return names
+
+
+@main.command("save-load")
+@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--only", "names", callback=_names, help="Contenders, with commas between.")
+@click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
+def save_load(
+    nbytes: int,
+    repeats: int,
+    names: frozenset[str],
+    torch_threads: int,
+    directory: Path,
+    json_path: Path | None,
+    markdown_path: Path | None,
+) -> None:
+    """Save a GPT-like state and load it again: the raw limits, this library, and its peers, in turn."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(torch_threads)
+    contenders = [contender for contender in CONTENDERS if contender.name in names]
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
+        run = compare(
+            contenders,
+            nbytes=nbytes,
+            repeats=repeats,
+            directory=Path(room),
+            command=_command(nbytes, repeats, [contender.name for contender in contenders], torch_threads),
+            report=lambda line: click.echo(line, err=True),
+        )
+    click.echo(text(run))
+    if json_path is not None:
+        json_path.write_text(json.dumps(run.to_json(), indent=1) + "\n")
+    if markdown_path is not None:
+        markdown_path.write_text(markdown(run))
+
+
+def _command(nbytes: int, repeats: int, names: list[str], torch_threads: int) -> str:
+    """How to have the same again; without paths, which are nobody's business."""
+    unit = max((unit for unit in _UNITS if nbytes % _UNITS[unit] == 0), key=_UNITS.__getitem__)
+    words = ["save-load", "--size", f"{nbytes // _UNITS[unit]}{unit}", "--repeats", str(repeats)]
+    if len(names) < len(CONTENDERS):
+        words += ["--only", ",".join(names)]
+    if torch_threads > 1:
+        words += ["--torch-threads", str(torch_threads)]
+    return shlex.join(["python", "-m", "benchmarks", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

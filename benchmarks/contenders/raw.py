@@ -1,0 +1,140 @@
+"""The limits: the same bytes with as little as possible around the system calls, and no format at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from benchmarks.contenders.base import sync_directories
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.state import TrainingState
+    from ucpformat.storage.store import Durability
+
+__all__ = ["RawLimit"]
+
+_THREADS: Final = 2
+_CALL_BYTES: Final = 1 << 24
+_BLOCK_BYTES: Final = 1 << 20
+_BUFFERS: Final = 1024  # as many as one vectored call takes
+
+Buffers = Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLimit:
+    """Half of the bytes per thread, each into a preallocated file of its own, in calls of up to 16 MiB."""
+
+    name: str
+    note: str
+    look: Callable[[Buffers], None]
+    """What is done with the bytes of a call, before they are written or after they are read."""
+
+    @classmethod
+    def bare(cls) -> RawLimit:
+        """The bytes are not looked at."""
+        return cls("raw", "pwritev and preadv, 2 threads, 2 preallocated files", _nothing)
+
+    @classmethod
+    def checked(cls) -> RawLimit:
+        """With CRC-32C of every 1 MiB."""
+        return cls("raw-crc32c", "the same, with CRC-32C of each 1 MiB", _checksums)
+
+    def save(self, state: TrainingState, directory: Path, durability: Durability) -> None:
+        """Write two files."""
+
+        def write(number: int, buffers: Buffers) -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(directory / f"{number}.raw", flags, 0o666)
+            try:
+                os.posix_fallocate(descriptor, 0, sum(buffer.nbytes for buffer in buffers))
+                position = 0
+                for call in _calls(buffers):
+                    self.look(call)
+                    position += _whole(os.pwritev(descriptor, call, position), call)
+                if durability == "fsync":
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        self._in_threads(write, state)
+        if durability == "fsync":
+            sync_directories(directory)
+
+    def load(self, directory: Path, into: TrainingState) -> None:
+        """Read them."""
+
+        def read(number: int, buffers: Buffers) -> None:
+            descriptor = os.open(directory / f"{number}.raw", os.O_RDONLY)
+            try:
+                position = 0
+                for call in _calls(buffers):
+                    position += _whole(os.preadv(descriptor, call, position), call)
+                    self.look(call)
+            finally:
+                os.close(descriptor)
+
+        self._in_threads(read, into)
+
+    @staticmethod
+    def _in_threads(work: Callable[[int, Buffers], None], state: TrainingState) -> None:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(work, range(_THREADS), _halves(state)):
+                pass
+
+
+def _halves(state: TrainingState) -> list[list[memoryview]]:
+    halves: list[list[memoryview]] = [[] for _ in range(_THREADS)]
+    filled = 0
+    for array in state.flat.values():
+        for buffer in _pieces(array.reshape(-1).view("u1").data):
+            halves[min(_THREADS - 1, filled * _THREADS // state.nbytes)].append(buffer)
+            filled += buffer.nbytes
+    return halves
+
+
+def _pieces(buffer: memoryview) -> Iterator[memoryview]:
+    for start in range(0, buffer.nbytes, _CALL_BYTES):
+        yield buffer[start : start + _CALL_BYTES]
+
+
+def _calls(buffers: Buffers) -> Iterator[list[memoryview]]:
+    call: list[memoryview] = []
+    filled = 0
+    for buffer in buffers:
+        if call and (filled + buffer.nbytes > _CALL_BYTES or len(call) == _BUFFERS):
+            yield call
+            call, filled = [], 0
+        call.append(buffer)
+        filled += buffer.nbytes
+    if call:
+        yield call
+
+
+def _whole(done: int, call: Buffers) -> int:
+    if done != sum(buffer.nbytes for buffer in call):
+        raise OSError("a short transfer: the disk is full, or the file is cut")
+    return done
+
+
+def _nothing(call: Buffers) -> None:
+    del call
+
+
+def _checksums(call: Buffers) -> None:
+    value = filled = 0
+    for buffer in call:
+        start = 0
+        while start < buffer.nbytes:
+            stop = min(buffer.nbytes, start + _BLOCK_BYTES - filled)
+            value = crc32c(buffer[start:stop], value)
+            filled = (filled + stop - start) % _BLOCK_BYTES
+            value = value if filled else 0
+            start = stop

@@ -1,0 +1,110 @@
+"""Readings of a run, their medians, and ratios between contenders that ran in turn."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.facts import Facts
+    from benchmarks.measure import Footprint, Reading
+
+__all__ = ["Ratio", "Run", "Series", "Task"]
+
+SCHEMA = "ucpformat-benchmark-1"
+
+
+class Task(NamedTuple):
+    """What was done: ``save``, ``save durable`` or ``load``."""
+
+    contender: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Readings of one task, one per round, in order."""
+
+    readings: list[Reading] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Median."""
+        return median(reading.seconds for reading in self.readings)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Median."""
+        return median(reading.cpu_seconds for reading in self.readings)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Median."""
+        return int(median(reading.peak_bytes for reading in self.readings))
+
+
+class Ratio(NamedTuple):
+    """How many times faster: the median over rounds of the ratio within a round, and the middle half."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return ordered[quarter], ordered[-1 - quarter]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a benchmark: how, where, and what came out."""
+
+    command: str
+    facts: Facts
+    nbytes: int
+    arrays: int
+    notes: dict[str, str]
+    series: dict[Task, Series]
+    footprints: dict[str, Footprint]
+
+    def contenders(self) -> list[str]:
+        """Names, in order of the tables."""
+        return list(self.notes)
+
+    def rate(self, task: Task) -> float:
+        """Median rate in GB/s (10^9 bytes)."""
+        return self.nbytes / self.series[task].seconds / 1e9
+
+    def ratio(self, task: Task, other: str) -> Ratio:
+        """How many times faster a contender did a task than ``other``, round by round."""
+        pairs = zip(self.series[task].readings, self.series[Task(other, task.what)].readings, strict=True)
+        values = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+        return Ratio(median(values), *_quartiles(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was read, so that other statistics can be had from it."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "facts": self.facts,
+            "state": {"bytes": self.nbytes, "arrays": self.arrays},
+            "contenders": [
+                {
+                    "name": name,
+                    "note": note,
+                    "stored_bytes": self.footprints[name].nbytes,
+                    "objects": self.footprints[name].objects,
+                    "tasks": {
+                        task.what: [asdict(reading) for reading in series.readings]
+                        for task, series in self.series.items()
+                        if task.contender == name
+                    },
+                }
+                for name, note in self.notes.items()
+            ],
+        }

@@ -1,0 +1,103 @@
+"""Save a training state and load it again, everybody in turn."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.facts import machine_facts
+from benchmarks.measure import Footprint, Reading, footprint, measured
+from benchmarks.results import Run, Series, Task
+from benchmarks.state import training_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.contenders.base import Contender
+    from benchmarks.state import TrainingState
+    from ucpformat.storage.store import Durability
+
+__all__ = ["compare"]
+
+
+def compare(
+    contenders: Sequence[Contender],
+    *,
+    nbytes: int,
+    repeats: int,
+    directory: Path,
+    command: str,
+    report: Callable[[str], None],
+) -> Run:
+    """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded."""
+    facts = machine_facts(directory)
+    state = training_state(nbytes)
+    into = state.blank()
+    room = _Room(directory)
+    for contender in contenders:
+        into.erase()
+        _round(contender, state, into, room)
+        wrong = state.differing(into)
+        if wrong is not None:
+            raise ValueError(f"{contender.name} brought back other values of {wrong}")
+    series: dict[Task, Series] = defaultdict(Series)
+    for number in range(repeats):
+        report(f"round {number + 1} of {repeats}")
+        for contender in _order(contenders, number):
+            for what, reading in _round(contender, state, into, room).items():
+                series[Task(contender.name, what)].readings.append(reading)
+    notes = {contender.name: contender.note for contender in contenders}
+    return Run(command, facts, state.nbytes, len(state.flat), notes, dict(series), room.footprints)
+
+
+def _order(contenders: Sequence[Contender], number: int) -> list[Contender]:
+    """Another one begins each round, and every other round runs backwards: nobody always follows the same."""
+    start = number % len(contenders)
+    order = [*contenders[start:], *contenders[:start]]
+    return order[::-1] if number % 2 else order
+
+
+def _round(
+    contender: Contender, state: TrainingState, into: TrainingState, room: _Room
+) -> dict[str, Reading]:
+    readings = {}
+    for what, durability in _SAVES.items():
+        target = room.next()
+        readings[what] = measured(partial(contender.save, state, target, durability))
+        if durability == "none":
+            readings["load"] = measured(partial(contender.load, target, into))
+            room.footprints[contender.name] = footprint(target)
+    return readings
+
+
+class _Room:
+    """Gives out empty directories, one after the other, such that each user finds the machine the same."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._last: Path | None = None
+        self.footprints: dict[str, Footprint] = {}
+
+    def next(self) -> Path:
+        """Empty the files of the last directory, and make the next one.
+
+        Emptied at the last moment, they leave their pages for the next page cache: on a virtual machine that
+        hands free memory back to its host, a page that was free for seconds costs a fault of the host.
+        Emptied and not removed, because ext4 goes around inodes that were deleted in the last half minute,
+        one by one, so that creating files soon after a deletion costs thirty times as much.
+        """
+        target = Path(tempfile.mkdtemp(dir=self._directory))
+        os.sync()  # what others left to be written does not count against the next one
+        if self._last is not None:
+            for path, _, names in os.walk(self._last):
+                for name in names:
+                    os.truncate(Path(path) / name, 0)
+        self._last = target
+        return target
+
+
+_SAVES: dict[str, Durability] = {"save": "none", "save durable": "fsync"}

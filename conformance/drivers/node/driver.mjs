@@ -1,0 +1,215 @@
+#!/usr/bin/env node
+/**
+ * Speaks the driver protocol on standard input and output.
+ *
+ * Requests are parsed like documents, but deeper: the tagged values within must stay as they are.
+ */
+
+import {createInterface} from 'node:readline';
+import {
+  closeSync, ftruncateSync, openSync, readFileSync, writeFileSync, writeSync,
+} from 'node:fs';
+import {Unsupported, UcpError} from './lib/errors.mjs';
+import {parse, plain} from './lib/json.mjs';
+import {DTYPES} from './lib/dtypes.mjs';
+import {product} from './lib/boxes.mjs';
+import {Checkpoint} from './lib/checkpoint.mjs';
+import {readBox, readerOf, readLocals} from './lib/read.mjs';
+import {
+  fileSource, localsSource, lower, rewrite, validate, write,
+} from './lib/index.mjs';
+
+const REQUEST_DEPTH = 512;
+
+/** Runs a function on an open checkpoint. */
+function withCheckpoint(path, use) {
+  const checkpoint = new Checkpoint(path);
+  try {
+    return use(checkpoint);
+  } finally {
+    checkpoint.close();
+  }
+}
+
+/** JSON text with Maps as objects; unlike documents, replies may hold ordinary objects. */
+const encode = (value) => JSON.stringify(value, (_, member) => (
+  member instanceof Map ? Object.fromEntries(member) : member));
+
+/** Writes a whole tensor; zero entries become holes. */
+function writeTensor(reader, path) {
+  const fd = openSync(path, 'w');
+  try {
+    let total = 0;
+    for (const {bytes, offset, length} of reader.sequence()) {
+      for (let done = 0; bytes && done < length;) {
+        done += writeSync(fd, bytes, done, length - done, offset + done);
+      }
+      total = offset + length;
+    }
+    ftruncateSync(fd, total);
+  } finally {
+    closeSync(fd);
+  }
+}
+
+function slotInput(slot) {
+  const {
+    dtype, shape, in: whole, ins, mesh, steps,
+  } = slot;
+  const layout = mesh ? {mesh, steps} : null;
+  return {
+    dtype,
+    shape,
+    layout,
+    open({dtype: {size}}) {
+      if (whole !== undefined) return fileSource(whole, product(shape) * size);
+      return localsSource(layout, shape, size,
+        ins.map((local) => ({coordinate: local.coordinate, bytes: readFileSync(local.in)})));
+    },
+  };
+}
+
+const methods = {
+  hello: () => ({
+    protocol: 1,
+    implementation: {name: 'ucp-node', version: '0.1.0', language: 'JavaScript'},
+    roles: ['validator', 'reader', 'writer', 'rewriter'],
+    format_versions: [0],
+    storages: ['plain', 'packed'],
+    read_features: [],
+    write_features: [],
+    compressors: ['gzip'],
+    dtypes: [...DTYPES.keys()],
+    steps: ['shard', 'blocks', 'join', 'flatten', 'only'],
+  }),
+
+  validate(params) {
+    const problems = validate(params.get('path'), params.get('level'));
+    for (const {code, at, detail} of problems) process.stderr.write(`${code} ${at}: ${detail}\n`);
+    return {problems: problems.map(({code, at}) => ({code, at}))};
+  },
+
+  inspect: (params) => withCheckpoint(params.get('path'), (checkpoint) => {
+    const {root, atoms, state} = checkpoint;
+    const slotEntry = (slot) => [slot.name, {
+      dtype: slot.dtype.name,
+      shape: slot.shape,
+      chunk_shape: slot.grid.chunk,
+      layout: checkpoint.layoutOf(slot),
+    }];
+    const blobs = [...(state?.get('blobs') ?? [])].map(([name, blob]) => [name, {
+      media_type: blob.get('media_type'), length: blob.get('object').get('length'),
+    }]);
+    return {
+      storage: root.storage,
+      chunk_bytes: root.chunkBytes,
+      step: root.step,
+      atoms: atoms.map(({name, key, aliases, slots}) => ({
+        name, key, aliases, slots: new Map(slots.map(slotEntry)),
+      })),
+      values: state?.get('values') ?? {},
+      optimizers: state?.get('optimizers') ?? {},
+      blobs: new Map(blobs),
+    };
+  }),
+
+  lower(params) {
+    const {mesh, steps, shape} = plain(params);
+    return {locals: lower(mesh, steps, shape)};
+  },
+
+  read: (params) => withCheckpoint(params.get('path'), (checkpoint) => {
+    const {
+      atom, slot, out, box, mesh, steps, outs,
+    } = plain(params);
+    if (outs !== undefined) {
+      const locals = readLocals(checkpoint, atom, slot, {mesh, steps},
+        outs.map((local) => local.coordinate));
+      let dtype = checkpoint.slot(atom, slot).slot.dtype.name;
+      const done = [];
+      for (const local of locals) {
+        dtype = local.dtype;
+        if (local.bytes) writeFileSync(outs[done.length].out, local.bytes);
+        done.push({coordinate: local.coordinate, shape: local.shape});
+      }
+      return {dtype, locals: done};
+    }
+    if (box !== undefined) {
+      const {dtype, shape, bytes} = readBox(checkpoint, atom, slot, box);
+      writeFileSync(out, bytes);
+      return {dtype, shape};
+    }
+    const reader = readerOf(checkpoint, atom, slot);
+    writeTensor(reader, out);
+    return {dtype: reader.slot.dtype.name, shape: reader.slot.shape};
+  }),
+
+  'read-blob': (params) => withCheckpoint(params.get('path'), (checkpoint) => {
+    const {mediaType, bytes} = checkpoint.readBlob(params.get('blob'));
+    writeFileSync(params.get('out'), bytes);
+    return {media_type: mediaType};
+  }),
+
+  write(params) {
+    const blobs = [...(params.get('blobs') ?? [])].map(([name, blob]) => [name, {
+      mediaType: blob.get('media_type'), bytes: readFileSync(blob.get('in')),
+    }]);
+    return write({
+      path: params.get('path'),
+      storage: params.get('storage'),
+      chunkBytes: params.get('chunk_bytes'),
+      step: params.get('step') ?? null,
+      atoms: params.get('atoms').map((atom) => ({
+        name: atom.get('name'),
+        aliases: atom.get('aliases') ?? [],
+        slots: new Map([...atom.get('slots')].map(([name, slot]) => [name, {
+          ...slotInput(plain(slot)), compressor: slot.get('compressor') ?? null,
+        }])),
+      })),
+      values: params.get('values'),
+      optimizers: params.get('optimizers'),
+      blobs: new Map(blobs),
+    });
+  },
+
+  rewrite: (params) => rewrite(params.get('source'), params.get('path'), params.get('storage')),
+
+  reset: () => ({}),
+
+  shutdown: () => ({}),
+};
+
+/** The reply to a request line, without its id. */
+function reply(method, line) {
+  if (!Object.hasOwn(methods, method)) return {unsupported: {feature: `method ${method}`}};
+  try {
+    const params = parse(Buffer.from(line), '', {maxDepth: REQUEST_DEPTH}).get('params');
+    return {result: methods[method](params ?? new Map())};
+  } catch (error) {
+    if (error instanceof Unsupported) return {unsupported: {feature: error.feature}};
+    if (error instanceof UcpError && error.code === 'UCP-E-FEATURE' && method === 'write') {
+      return {unsupported: {feature: error.detail}}; // no refusal of a checkpoint: nothing claimed it
+    }
+    if (error instanceof UcpError) {
+      return {error: {code: error.code, at: error.at, detail: error.detail}};
+    }
+    process.stderr.write(`${error?.stack ?? error}\n`);
+    return {internal: {detail: String(error?.stack ?? error)}};
+  }
+}
+
+for await (const line of createInterface({input: process.stdin, crlfDelay: Infinity})) {
+  if (line.trim() === '') continue;
+  const {id, method} = JSON.parse(line);
+  const text = `${encode({id, ...reply(method, line)})}\n`;
+  const bytes = Buffer.from(text);
+  for (let done = 0; done < bytes.length;) {
+    try {
+      done += writeSync(1, bytes, done);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+    }
+  }
+  if (method === 'shutdown') break;
+}
+process.stdin.destroy(); // an open pipe would keep the process

@@ -1,0 +1,111 @@
+/**
+ * Digests: of documents, of the root document (SPEC section 10), of logical bytes (section 11.3).
+ */
+
+import {createHash} from 'node:crypto';
+import {crc32c} from './crc32c.mjs';
+
+/** Bytes under one CRC-32C, in tables and in content digests. */
+export const BLOCK = 1 << 20;
+
+/** @param {Uint8Array} bytes */
+export function sha256(bytes) {
+  return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
+}
+
+const PREFIX = 'sha256:';
+const UNSET = '0'.repeat(64);
+const DIGEST = /^sha256:[0-9a-f]{64}$/;
+
+/** Where the 64 digits stand, or -1 where they do not occur exactly once (UCP-D-017). */
+function findDigits(bytes, digits) {
+  const at = bytes.indexOf(digits, 0, 'latin1');
+  return at >= 0 && bytes.indexOf(digits, at + 1, 'latin1') < 0 ? at : -1;
+}
+
+function digestWithout(bytes, at) {
+  const copy = Buffer.from(bytes);
+  copy.write(UNSET, at, 'latin1');
+  return sha256(copy);
+}
+
+/**
+ * What is wrong with the root digest (UCP-D-016, UCP-D-017), or null.
+ * @param {Buffer} bytes the root document
+ * @param {unknown} digest its member `digest`
+ */
+export function rootDigestProblem(bytes, digest) {
+  if (typeof digest !== 'string' || !DIGEST.test(digest)) return 'there is no root digest';
+  const at = findDigits(bytes, digest.slice(PREFIX.length));
+  if (at < 0) return 'the digits of the root digest do not occur exactly once';
+  return digestWithout(bytes, at) === digest ? null : 'the root digest differs';
+}
+
+/**
+ * Puts the root digest into a root document that was written with {@link DRAFT_DIGEST}.
+ * @param {Buffer} bytes changed in place
+ * @returns {string} the digest
+ */
+export function sealRoot(bytes) {
+  // Strings of the document may contain the digits of the draft only as the member `digest`
+  // itself, the first of the document: the search finds it first.
+  const at = bytes.indexOf(DRAFT_DIGEST, 0, 'latin1') + PREFIX.length;
+  const digest = digestWithout(bytes, at);
+  bytes.write(digest.slice(PREFIX.length), at, 'latin1');
+  return digest;
+}
+
+/** Stands for the root digest until {@link sealRoot}. */
+export const DRAFT_DIGEST = PREFIX + UNSET;
+
+const ZERO_BLOCK_CRC = crc32c(new Uint8Array(BLOCK));
+
+/** The content digest of a slot, fed with its logical bytes in order (SPEC section 11.3). */
+export class ContentDigest {
+  #hash = createHash('sha256');
+  #crc = 0;
+  #filled = 0;
+
+  #finishBlock(crc) {
+    const bytes = Buffer.alloc(4);
+    bytes.writeUInt32LE(crc);
+    this.#hash.update(bytes);
+    this.#crc = 0;
+    this.#filled = 0;
+  }
+
+  /** @param {Uint8Array} bytes */
+  update(bytes) {
+    for (let at = 0; at < bytes.length;) {
+      const end = Math.min(bytes.length, at + BLOCK - this.#filled);
+      this.#crc = crc32c(bytes.subarray(at, end), this.#crc);
+      this.#filled += end - at;
+      at = end;
+      if (this.#filled === BLOCK) this.#finishBlock(this.#crc);
+    }
+  }
+
+  /** Takes `length` zero bytes; whole blocks of them have a known checksum. */
+  updateZeros(length) {
+    let left = length;
+    const head = this.#filled === 0 ? 0 : Math.min(left, BLOCK - this.#filled);
+    this.update(Buffer.alloc(head));
+    for (left -= head; left >= BLOCK; left -= BLOCK) this.#finishBlock(ZERO_BLOCK_CRC);
+    this.update(Buffer.alloc(left));
+  }
+
+  /** @returns {string} */
+  finish() {
+    if (this.#filled > 0) this.#finishBlock(this.#crc);
+    return `crc32c-tree:${this.#hash.digest('hex')}`;
+  }
+}
+
+/** The CRC-32C of every block of bytes, in order (SPEC section 16.5). */
+export function blockChecksums(bytes) {
+  const checksums = [];
+  for (let at = 0; at < bytes.length; at += BLOCK) {
+    checksums.push(crc32c(bytes.subarray(at, at + BLOCK)));
+  }
+  return checksums;
+}

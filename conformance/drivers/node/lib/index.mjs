@@ -1,0 +1,30 @@
+/**
+ * The library: {@link open}, {@link read}, {@link write}, {@link validate}, {@link rewrite}.
+ */
+
+import {Checkpoint} from './checkpoint.mjs';
+import {readBox} from './read.mjs';
+
+export {UcpError} from './errors.mjs';
+export {lower} from './pieces.mjs';
+export {readLocals} from './read.mjs';
+export {bufferSource, fileSource, localsSource} from './sources.mjs';
+export {write} from './write.mjs';
+export {rewrite} from './rewrite.mjs';
+export {validate} from './validate.mjs';
+
+/**
+ * Opens a checkpoint (SPEC section 17.1).
+ * @param {string} path
+ * @returns {Checkpoint}
+ */
+export const open = (path) => new Checkpoint(path);
+
+/**
+ * Reads a slot, whole or a box of it (SPEC section 17.3).
+ * @param {Checkpoint} checkpoint
+ * @param {string} atom name or alias
+ * @param {string} slot
+ * @param {import('./boxes.mjs').Box} [box]
+ */
+export const read = (checkpoint, atom, slot, box) => readBox(checkpoint, atom, slot, box);

@@ -1,0 +1,120 @@
+/**
+ * Segments (SPEC section 16.4): what their rows must say beyond the form of the table.
+ */
+
+import {fits, product, tiles} from './boxes.mjs';
+import {chunkBox} from './grid.mjs';
+
+/** Bytes that the Zarr codec `crc32c` appends (UCP-D-068). */
+export const ZARR_CRC = 4;
+
+const LARGE = 65536;
+
+/** Compares boxes by offset (UCP-D-046). */
+function compareOffsets(a, b) {
+  for (let i = 0; i < a.offset.length; i += 1) {
+    if (a.offset[i] !== b.offset[i]) return a.offset[i] - b.offset[i];
+  }
+  return 0;
+}
+
+/**
+ * Checks the segments of one slot (UCP-D-044 to UCP-D-048, UCP-D-050, UCP-D-052, UCP-D-068).
+ * @param {import('./table.mjs').ChunkTable} table checked
+ * @param {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null,
+ *   label: string}} slot
+ * @param {{key: string, length: number}[] | null} packs null in storage plain
+ * @param {import('./errors.mjs').Problems} problems
+ */
+export function checkSegments(table, slot, packs, problems) {
+  const {grid, firstChunk} = slot;
+  for (let index = 0; index < grid.total; index += 1) {
+    const first = table.firstSegment[firstChunk + index];
+    const stop = table.firstSegment[firstChunk + index + 1];
+    if (first === stop) continue;
+    const report = (detail) => problems.add('UCP-E-SEGMENT', table.key,
+      `chunk ${index} of ${slot.label} ${detail}`);
+    if (packs === null) {
+      if (slot.compressor === null && table.lengths[first] !== grid.chunkBytes + ZARR_CRC) {
+        report('has an object that is not 4 bytes longer than the chunk');
+      }
+    } else {
+      checkPacked(table, slot, chunkBox(grid, index).shape, first, stop, packs, report);
+    }
+  }
+}
+
+function checkPacked(table, {grid, compressor}, shape, first, stop, packs, report) {
+  const ndim = shape.length;
+  const boxes = [];
+  for (let s = first; s < stop; s += 1) {
+    const box = table.box(s, ndim);
+    const offset = table.offsets[s];
+    const length = table.lengths[s];
+    if (offset % (length >= LARGE ? 4096 : 64) !== 0) report('has a segment that is not aligned');
+    if (offset + length > packs[table.containers[s]].length) report('leaves its pack');
+    if (box !== null) {
+      if (box.shape.includes(0)) return report('has an empty box');
+      if (!fits(box, shape)) return report('has a box that leaves it');
+      boxes.push(box);
+    }
+    if (compressor === null && length !== grid.itemSize * product((box ?? {shape}).shape)) {
+      report('has a segment of another length than its elements');
+    }
+  }
+  if (boxes.length === 0) {
+    if (stop - first > 1) report('has several segments without a box');
+    return undefined;
+  }
+  if (compressor !== null) return report('is compressed and has boxes');
+  if (boxes.length < stop - first) return report('has segments with and without boxes');
+  if (boxes.some((box, i) => i > 0 && compareOffsets(boxes[i - 1], box) >= 0)) {
+    report('has boxes that are not sorted');
+  }
+  if (!tiles(boxes, shape)) report('is not tiled by its boxes');
+  return undefined;
+}
+
+/**
+ * Byte ranges of packs that segments use, to find overlaps (UCP-D-049), packs without segments
+ * (UCP-D-069), and bytes that belong to no segment (UCP-D-051).
+ */
+export class PackUse {
+  /** @param {{key: string, length: number}[]} packs */
+  constructor(packs) {
+    this.packs = packs;
+    this.ranges = packs.map(() => []);
+  }
+
+  /** @param {import('./table.mjs').ChunkTable} table */
+  add(table) {
+    for (let s = 0; s < table.segments; s += 1) {
+      this.ranges[table.containers[s]]?.push([table.offsets[s], table.offsets[s] + table.lengths[s]]);
+    }
+  }
+
+  /** @param {import('./errors.mjs').Problems} problems */
+  check(problems) {
+    this.packs.forEach(({key}, i) => {
+      const ranges = this.ranges[i].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+      if (ranges.length === 0) problems.add('UCP-E-SEGMENT', key, 'the pack contains no segment');
+      const overlap = ranges.some(([start, stop], j) => j > 0 && start < ranges[j - 1][1]
+        && (start !== ranges[j - 1][0] || stop !== ranges[j - 1][1]));
+      if (overlap) problems.add('UCP-E-SEGMENT', key, 'two segments overlap');
+    });
+  }
+
+  /**
+   * Ranges of a pack that belong to no segment.
+   * @returns {Generator<[start: number, stop: number]>}
+   */
+  * gaps(pack) {
+    let end = 0;
+    for (const [start, stop] of this.ranges[pack]) {
+      if (start > end) yield [end, start];
+      end = Math.max(end, stop);
+    }
+    if (end < this.packs[pack].length) yield [end, this.packs[pack].length];
+  }
+}
+

@@ -1,0 +1,136 @@
+/**
+ * Where a writer takes the logical bytes of a slot from, chunk by chunk.
+ *
+ * @typedef {object} ChunkRequest
+ * @property {import('./boxes.mjs').Box} box of the logical tensor
+ * @property {number} offset of the chunk in the logical bytes
+ * @property {number} length
+ */
+/**
+ * @typedef {object} Source
+ * @property {(request: ChunkRequest) => Buffer | null} chunk null where all bytes are zero
+ * @property {() => void} [close]
+ */
+
+import {closeSync, fstatSync, openSync, readSync} from 'node:fs';
+import {UcpError} from './errors.mjs';
+import {copyBox, dot, intersect, product, stridesOf, subtract} from './boxes.mjs';
+import {hasCoordinate} from './layout.mjs';
+import {lowerAt} from './pieces.mjs';
+
+const mismatch = (detail) => {
+  throw new UcpError('UCP-E-MISMATCH', '', detail);
+};
+
+/**
+ * A whole tensor in memory.
+ * @param {Uint8Array} bytes
+ * @param {number} length that it has to have
+ * @returns {Source}
+ */
+export function bufferSource(bytes, length) {
+  if (bytes.length !== length) mismatch(`${bytes.length} bytes for a tensor of ${length}`);
+  const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  return {chunk: (request) => buffer.subarray(request.offset, request.offset + request.length)};
+}
+
+/**
+ * A whole tensor in a file of raw elements.
+ * @param {string} path
+ * @param {number} length that it has to have
+ * @returns {Source}
+ */
+export function fileSource(path, length) {
+  const fd = openSync(path, 'r');
+  const {size} = fstatSync(fd);
+  if (size !== length) {
+    closeSync(fd);
+    mismatch(`a file of ${size} bytes for a tensor of ${length}`);
+  }
+  return {
+    chunk(request) {
+      const bytes = Buffer.allocUnsafe(request.length);
+      for (let done = 0; done < bytes.length;) {
+        const count = readSync(fd, bytes, done, bytes.length - done, request.offset + done);
+        if (count === 0) mismatch(`${path} shrank while it was read`);
+        done += count;
+      }
+      return bytes;
+    },
+    close: () => closeSync(fd),
+  };
+}
+
+/**
+ * Local tensors of a layout. Every element has to be held by one of them; of replicas, one serves.
+ * @param {{mesh: import('./layout.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout checked
+ * @param {number[]} shape
+ * @param {number} itemSize
+ * @param {{coordinate: number[], bytes: Uint8Array}[]} locals
+ * @returns {Source}
+ */
+export function localsSource({mesh, steps}, shape, itemSize, locals) {
+  const held = locals.flatMap(({coordinate, bytes}) => {
+    if (!hasCoordinate(mesh, coordinate)) {
+      mismatch(`the mesh has no coordinate [${coordinate}]`);
+    }
+    const local = lowerAt(mesh, steps, shape, coordinate);
+    if (local.shape === null) return mismatch(`the coordinate [${coordinate}] holds nothing`);
+    if (bytes.length !== product(local.shape) * itemSize) {
+      mismatch(`${bytes.length} bytes for the local tensor [${local.shape}] at [${coordinate}]`);
+    }
+    return local.pieces.map((piece) => ({piece, bytes}));
+  });
+  const one = Buffer.from([1]);
+  return {
+    chunk({box, length}) {
+      const chunk = Buffer.alloc(length);
+      const covered = Buffer.alloc(length / itemSize);
+      const strides = stridesOf(box.shape);
+      for (const {piece, bytes} of held) {
+        const common = intersect(piece, box);
+        if (!common) continue;
+        const to = dot(subtract(common.offset, box.offset), strides);
+        const from = piece.local + dot(subtract(common.offset, piece.offset), piece.strides);
+        copyBox({bytes: chunk, start: to, strides}, {bytes, start: from, strides: piece.strides},
+          common.shape, itemSize);
+        copyBox({bytes: covered, start: to, strides},
+          {bytes: one, start: 0, strides: strides.map(() => 0)}, common.shape, 1);
+      }
+      if (covered.includes(0)) throw new UcpError('UCP-E-COVER', '', 'the local tensors leave elements out');
+      return chunk;
+    },
+  };
+}
+
+/**
+ * A slot of another checkpoint, read and verified.
+ * @param {import('./read.mjs').SlotReader} reader
+ * @returns {Source}
+ */
+export function slotSource(reader) {
+  const sequence = reader.sequence();
+  let current = sequence.next();
+  let within = 0;
+  // Chunks are consecutive runs of the logical bytes, of the source as of the target: the runs of
+  // the one are cut from those of the other, in order.
+  return {
+    chunk({length}) {
+      const parts = [];
+      let zero = true;
+      for (let left = length; left > 0;) {
+        const {bytes, length: available} = current.value;
+        const take = Math.min(left, available - within);
+        if (bytes) zero = false;
+        parts.push(bytes ? bytes.subarray(within, within + take) : Buffer.alloc(take));
+        within += take;
+        left -= take;
+        if (within === available) {
+          current = sequence.next();
+          within = 0;
+        }
+      }
+      return zero ? null : Buffer.concat(parts);
+    },
+  };
+}

@@ -1,0 +1,93 @@
+/**
+ * The defined types of `$object` (SPEC section 15.1): whether their content is as stated.
+ */
+
+import {DTYPES} from './dtypes.mjs';
+
+/** The content of a tag of this name, or undefined. */
+function content(value, name) {
+  return value instanceof Map && value.size === 1 ? value.get(name) : undefined;
+}
+
+const DATE = /^(\d{4})-(\d{2})-(\d{2})$/;
+const TIME = /^(\d{2}):(\d{2}):(\d{2})(?:\.(\d{6}))?(?:([+-])(\d{2}):(\d{2}))?$/;
+
+function isDate(text) {
+  const match = DATE.exec(text);
+  if (!match) return false;
+  const [year, month, day] = match.slice(1).map(Number);
+  if (year < 1 || month < 1 || month > 12 || day < 1) return false;
+  const leap = year % 4 === 0 && (year % 100 !== 0 || year % 400 === 0);
+  return day <= [31, leap ? 29 : 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month - 1];
+}
+
+function isTime(text) {
+  const match = TIME.exec(text);
+  if (!match) return false;
+  const [, hour, minute, second, fraction, sign, offsetHour, offsetMinute] = match;
+  return Number(hour) < 24 && Number(minute) < 60 && Number(second) < 60 && fraction !== '000000'
+    && (sign === undefined || (Number(offsetHour) < 24 && Number(offsetMinute) < 60
+      && !(sign === '-' && offsetHour === '00' && offsetMinute === '00')));
+}
+
+function isDateTime(text) {
+  return text[10] === 'T' && isDate(text.slice(0, 10)) && isTime(text.slice(11));
+}
+
+/** A path as `str(PurePosixPath(...))` writes it. */
+function isPosixPath(text) {
+  if (text === '.' || text === '/' || text === '//') return true;
+  const root = /^\/*/.exec(text)[0];
+  if (root.length > 2) return false;
+  return text.slice(root.length).split('/').every((part) => part !== '' && part !== '.');
+}
+
+/** A path as `str(PureWindowsPath(...))` writes it. */
+function isWindowsPath(text) {
+  if (text === '.') return true;
+  if (text === '' || text.includes('/')) return false;
+  const anchor = /^(?:\\\\[^\\]+\\[^\\]+\\?|[^\\]:\\?|\\)?/.exec(text)[0];
+  const rest = text.slice(anchor.length);
+  if (rest === '') return true;
+  if (anchor.startsWith('\\\\') && !anchor.endsWith('\\')) return false;
+  return rest.split('\\').every((part) => part !== '' && part !== '.');
+}
+
+/** A check of a string, with the detail for what fails it. */
+const text = (test, what) => (value) => (
+  typeof value === 'string' && test(value) ? null : `not ${what}`);
+
+/**
+ * Type names, and why a value is not as stated, or null.
+ * @type {Map<string, (value: any, tools: any) => string | null>}
+ */
+export const TYPES = new Map(Object.entries({
+  'collections.OrderedDict': (value, {sameKeys, isKey}) => {
+    const pairs = Array.isArray(value)
+      && value.every((pair) => Array.isArray(pair) && pair.length === 2 && isKey(pair[0]));
+    return pairs ? sameKeys(value.map(([key]) => key)) : 'not pairs of a key and a value';
+  },
+  'datetime.datetime': text(isDateTime, 'a datetime'),
+  'datetime.date': text(isDate, 'a date'),
+  'datetime.time': text(isTime, 'a time'),
+  'datetime.timedelta': (value) => {
+    const parts = content(value, '$tuple');
+    if (!Array.isArray(parts) || parts.length !== 3 || !parts.every(Number.isInteger)) {
+      return 'not a tuple of three integers';
+    }
+    const [, seconds, microseconds] = parts;
+    const normal = seconds >= 0 && seconds < 86400 && microseconds >= 0 && microseconds < 1e6;
+    return normal ? null : 'seconds or microseconds out of range';
+  },
+  'numpy.scalar': (value, {elementsProblem}) => {
+    const [name, bytes, ...rest] = content(value, '$tuple') ?? [];
+    const dtype = DTYPES.get(name);
+    const base64 = content(bytes, '$bytes');
+    if (!dtype || base64 === undefined || rest.length > 0) return 'not a data type and bytes';
+    return elementsProblem(dtype, base64, BigInt(dtype.size));
+  },
+  'pathlib.PosixPath': text(isPosixPath, 'a path as pathlib writes it'),
+  'pathlib.PurePosixPath': text(isPosixPath, 'a path as pathlib writes it'),
+  'pathlib.WindowsPath': text(isWindowsPath, 'a path as pathlib writes it'),
+  'pathlib.PureWindowsPath': text(isWindowsPath, 'a path as pathlib writes it'),
+}));

@@ -1,0 +1,296 @@
+"""The driver of the reference implementation: `ucpformat` speaks the protocol of PROTOCOL.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ucpformat as ucp
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.geometry import Box, Layout, Piece, Strided, lower
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.dtype import DTYPES
+from ucpformat.model.layout_json import (
+    STEP_KINDS,
+    LayoutRecord,
+    MeshRecord,
+    mesh_to_json,
+    resolve,
+    step_to_json,
+)
+from ucpformat.model.state import Optimizer, StateDocument
+from ucpformat.model.values import decode
+
+Json = dict[str, Any]
+
+
+def library_version() -> str:
+    try:
+        return version("ucpformat")
+    except PackageNotFoundError:
+        return "0"
+
+
+def hello(params: Json) -> Json:
+    return {
+        "protocol": 1,
+        "implementation": {"name": "ucpformat", "version": library_version(), "language": "python"},
+        "roles": ["validator", "reader", "writer", "rewriter"],
+        "format_versions": [0],
+        "storages": ["plain", "packed"],
+        "read_features": ["blosc", "zstd"],
+        "write_features": [],
+        "compressors": ["blosc", "gzip", "zstd"],
+        "dtypes": list(DTYPES),
+        "steps": list(STEP_KINDS),
+    }
+
+
+def validate(params: Json) -> Json:
+    problems = ucp.validate(params["path"], params["level"])
+    return {"problems": [{"code": p.code, "at": p.at, "detail": p.message} for p in problems]}
+
+
+def layout_of(params: Mapping[str, Any]) -> Layout:
+    mesh = MeshRecord.from_json(params["mesh"], at="mesh")
+    record = LayoutRecord.from_json({"mesh": 0, "steps": params["steps"]}, at="layout")
+    resolved = resolve([mesh], [record], at="layout")
+    if resolved.problems:
+        first = resolved.problems[0]
+        raise RefusalError(first.code, first.at, first.message)
+    return resolved.layouts[0]
+
+
+class RefusalError(Exception):
+    """A refusal that the library states as data."""
+
+
+def layout_json(layout: Layout | None) -> Json | None:
+    if layout is None:
+        return None
+    return {"mesh": mesh_to_json(layout.mesh), "steps": [step_to_json(step) for step in layout.steps]}
+
+
+def inspect(params: Json) -> Json:
+    with ucp.open(params["path"]) as checkpoint:
+        atoms = []
+        for name, atom in checkpoint.items():
+            slots = {
+                slot: {
+                    "dtype": view.dtype.name,
+                    "shape": list(view.shape),
+                    "chunk_shape": list(view.chunk_shape),
+                    "layout": layout_json(view.layout),
+                }
+                for slot, view in atom.items()
+            }
+            atoms.append(
+                {"name": name, "key": atom.atom.key, "aliases": list(atom.atom.aliases), "slots": slots}
+            )
+        state = checkpoint.state
+        # Reading means decoding: a value that is not canonical is refused here.
+        reference = checkpoint.root.state
+        if reference is not None:
+            for at, value in state.tagged_values(at=reference.key):
+                decode(value, at=at)
+        progress = checkpoint.root.progress
+        return {
+            "storage": checkpoint.root.storage,
+            "chunk_bytes": checkpoint.root.chunk_bytes,
+            "step": None if progress is None else progress.step,
+            "atoms": atoms,
+            "values": dict(state.values),
+            "optimizers": {name: optimizer.to_json() for name, optimizer in state.optimizers.items()},
+            "blobs": {
+                name: {"media_type": blob.media_type, "length": blob.object.length}
+                for name, blob in state.blobs.items()
+            },
+        }
+
+
+def piece_json(piece: Piece) -> Json:
+    local = piece.local
+    if not isinstance(local, Strided):
+        raise TypeError("a piece without strides")
+    return {
+        "offset": list(piece.box.offset),
+        "shape": list(piece.box.shape),
+        "local": local.offset,
+        "strides": list(local.strides),
+    }
+
+
+def lower_method(params: Json) -> Json:
+    layout = layout_of(params)
+    lowering = lower(layout, tuple(params["shape"]))
+    found = []
+    for coordinate in layout.mesh.coordinates():
+        local = lowering.at(coordinate)
+        found.append(
+            {
+                "coordinate": list(coordinate),
+                "shape": None if local is None else list(local.shape),
+                "pieces": [] if local is None else [piece_json(piece) for piece in local.pieces],
+            }
+        )
+    return {"locals": found}
+
+
+def save_array(data: NDArray[Any], path: str) -> None:
+    Path(path).write_bytes(np.ascontiguousarray(data).tobytes())
+
+
+def read(params: Json) -> Json:
+    with ucp.open(params["path"]) as checkpoint:
+        view = checkpoint[params["atom"]][params["slot"]]
+        if "mesh" in params:
+            return read_layout(checkpoint, view.dtype.name, params)
+        if "box" in params:
+            box = params["box"]
+            data = np.empty(tuple(box["shape"]), view.dtype.numpy)
+            checkpoint.read_box(view.stored, Box(tuple(box["offset"]), tuple(box["shape"])), data)
+        else:
+            data = view.read()
+        save_array(data, params["out"])
+        return {"dtype": view.dtype.name, "shape": list(data.shape)}
+
+
+def read_layout(checkpoint: ucp.Checkpoint, dtype: str, params: Json) -> Json:
+    layout = layout_of(params)
+    names = [axis.name for axis in layout.mesh.axes]
+    found = []
+    for out in params["outs"]:
+        where = dict(zip(names, out["coordinate"], strict=True))
+        data = checkpoint.read(params["atom"], params["slot"], layout=layout, coord=where)
+        found.append({"coordinate": out["coordinate"], "shape": None if data is None else list(data.shape)})
+        if data is not None:
+            save_array(data, out["out"])
+    return {"dtype": dtype, "locals": found}
+
+
+def read_blob(params: Json) -> Json:
+    with ucp.open(params["path"]) as checkpoint:
+        Path(params["out"]).write_bytes(checkpoint.blob(params["blob"]))
+        return {"media_type": checkpoint.state.blobs[params["blob"]].media_type}
+
+
+def slot_spec(slot: Json) -> ucp.SlotSpec:
+    compressor = Compressor.from_json(slot["compressor"], at="compressor") if "compressor" in slot else None
+    layout = layout_of(slot) if "mesh" in slot else None
+    return ucp.SlotSpec(slot["dtype"], tuple(slot["shape"]), layout, compressor)
+
+
+def gathered(slot: Json) -> NDArray[Any]:
+    """The whole tensor of a slot, from its file or its local tensors."""
+    kind, shape = DTYPES[slot["dtype"]].numpy, tuple(slot["shape"])
+    if "in" in slot:
+        return np.frombuffer(Path(slot["in"]).read_bytes(), kind).reshape(shape)
+    # Elements as opaque bytes: strides of extension types are numpy's weak side.
+    opaque = np.dtype(f"V{kind.itemsize}")
+    lowering = lower(layout_of(slot), shape)
+    # Pieces are boxes of the view, whose elements stand in the same row-major order.
+    whole = np.zeros(lowering.view, opaque)
+    for given in slot["ins"]:
+        local = lowering.at(tuple(given["coordinate"]))
+        data = np.frombuffer(Path(given["in"]).read_bytes(), opaque)
+        for piece in () if local is None else local.pieces:
+            box, place = piece.box, piece_json(piece)
+            strides = [stride * kind.itemsize for stride in place["strides"]]
+            region = tuple(slice(low, low + size) for low, size in zip(box.offset, box.shape, strict=True))
+            whole[(*region, ...)] = as_strided(data[place["local"] :], box.shape, strides)
+    return whole.reshape(shape).view(kind)
+
+
+def write(params: Json) -> Json:
+    specs = [
+        ucp.AtomSpec(
+            atom["name"],
+            {name: slot_spec(slot) for name, slot in atom["slots"].items()},
+            tuple(atom.get("aliases", ())),
+        )
+        for atom in params["atoms"]
+    ]
+    writer = ucp.CheckpointWriter(
+        params["path"],
+        specs,
+        storage=params["storage"],
+        chunk_bytes=params["chunk_bytes"],
+        step=params.get("step"),
+    )
+    try:
+        optimizers = {
+            name: Optimizer.from_json(value, at=name) for name, value in params.get("optimizers", {}).items()
+        }
+        writer.set_state(StateDocument(params.get("values", {}), optimizers, {}))
+        for name, blob in params.get("blobs", {}).items():
+            writer.add_blob(name, Path(blob["in"]).read_bytes(), blob["media_type"])
+        for atom in params["atoms"]:
+            for name, slot in atom["slots"].items():
+                writer.write(atom["name"], name, gathered(slot))
+    except BaseException:
+        writer.abort()
+        raise
+    return {"digest": writer.commit()}
+
+
+def rewrite(params: Json) -> Json:
+    report = convert_checkpoint(
+        params["source"], params["path"], source_kind="ucp", destination_kind="ucp", storage=params["storage"]
+    )
+    return {"digest": report.digest}
+
+
+def nothing(params: Json) -> Json:
+    return {}
+
+
+METHODS: dict[str, Callable[[Json], Json]] = {
+    "hello": hello,
+    "validate": validate,
+    "inspect": inspect,
+    "lower": lower_method,
+    "read": read,
+    "read-blob": read_blob,
+    "write": write,
+    "rewrite": rewrite,
+    "reset": nothing,
+    "shutdown": nothing,
+}
+
+
+def answer(method: str, params: Json) -> Json:
+    try:
+        return {"result": METHODS[method](params)}
+    except ucp.UcpError as refusal:
+        return {"error": {"code": refusal.code, "at": refusal.at, "detail": refusal.message}}
+    except RefusalError as refusal:
+        code, at, detail = refusal.args
+        return {"error": {"code": code, "at": at, "detail": detail}}
+    except Exception:  # a defect of any kind is told as such
+        traceback.print_exc()
+        return {"internal": {"detail": traceback.format_exc()[-800:]}}
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    replies = sys.stdout
+    # Nothing but replies goes to standard output, whatever a library prints.
+    sys.stdout = sys.stderr
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        reply = {"id": request["id"], **answer(request["method"], request["params"])}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+        if request["method"] == "shutdown":
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv)

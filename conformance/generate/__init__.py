@@ -1,0 +1,1 @@
+"""Makes the static vectors: `python -m generate` from the folder above."""

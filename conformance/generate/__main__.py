@@ -1,0 +1,53 @@
+"""`python -m generate [FOLDER]`: all vectors, from nothing."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from generate.bad_chunks import bad_chunk_cases
+from generate.bad_commit import bad_commit_cases
+from generate.bad_documents import bad_document_cases
+from generate.bad_index import bad_index_cases
+from generate.bad_json import bad_json_cases
+from generate.bad_tables import bad_table_cases
+from generate.bad_values import bad_value_cases
+from generate.cases import Case, write_case
+from generate.forward import forward_cases
+from generate.good import good_cases
+from generate.layout_cases import layout_cases
+from generate.writes import write_cases
+
+__all__ = ["all_cases", "main"]
+
+
+def all_cases() -> Iterator[Case]:
+    """Every static case, made anew."""
+    yield from good_cases()
+    yield from layout_cases()
+    yield from write_cases()
+    yield from bad_document_cases()
+    yield from bad_value_cases()
+    yield from bad_json_cases()
+    yield from bad_index_cases()
+    yield from bad_commit_cases()
+    yield from bad_table_cases()
+    yield from bad_chunk_cases()
+    yield from forward_cases()
+
+
+def main(folder: Path) -> int:
+    """Write them; returns their number."""
+    cases = list(all_cases())  # nothing is removed before everything could be made
+    for kind in ("good", "bad", "forward"):
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    for case in cases:
+        write_case(case, folder)
+    return len(cases)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent / "vectors"
+    print(f"{main(target)} cases in {target}")

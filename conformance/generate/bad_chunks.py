@@ -1,0 +1,315 @@
+"""Bad checkpoints: stored bytes, Zarr metadata, compressed chunks."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from generate.cases import Case, frozen_encoder
+from generate.mutations import (
+    CHUNK,
+    EDGE,
+    INDEX,
+    PACK,
+    Files,
+    after,
+    case,
+    flipped,
+    longer,
+    shorter,
+    without,
+)
+from generate.parents import GZIP
+from ucp_conformance.drafting import Draft
+from ucp_conformance.oracle.bytes_of import crc32c
+
+
+def bad_chunk_cases() -> Iterator[Case]:
+    """All of them."""
+    yield _many()
+    yield from _chunks()
+    yield from _zarr()
+    yield from _compressed()
+
+
+def _many() -> Case:
+    """Faults in several rooms that do not hide each other."""
+
+    def broken(draft: Draft) -> None:
+        draft.parts[0].index["atoms"][0]["slots"]["value"]["content"] = "crc32c-tree:" + "5" * 64
+        flipped(PACK, 40)(draft)
+        without("blobs/a1-0")(draft)
+        draft.objects["index/b2-0.json"] = b"debris"
+
+    codes = ["UCP-E-PADDING", "UCP-E-CONTENT", "UCP-E-MISSING", "UCP-W-UNREFERENCED"]
+    made = case("many/four", "Four faults", ("UCP-V-005", "UCP-V-002"), codes, broken, ops=())
+    made.checks[0]["expect"]["problems"]["every"] = True
+    return made
+
+
+def _chunks() -> Iterator[Case]:
+    read: dict[str, Any] = {"ops": ("read",)}
+    yield case(
+        "chunks/pack-missing",
+        "No pack",
+        ("UCP-D-043", "UCP-R-012"),
+        "UCP-E-MISSING",
+        without(PACK),
+        at=PACK,
+        also=True,
+        **read,
+    )
+    yield case(
+        "chunks/pack-shorter",
+        "The pack lacks a byte",
+        ("UCP-D-043",),
+        "UCP-E-LENGTH",
+        shorter(PACK),
+        at=PACK,
+        ops=(),
+        also=True,
+    )
+    yield case(
+        "chunks/pack-longer",
+        "A byte behind the pack",
+        ("UCP-D-043",),
+        "UCP-E-LENGTH",
+        longer(PACK),
+        at=PACK,
+        ops=(),
+    )
+    yield case(
+        "chunks/pack-bit",
+        "One bit of a chunk in a pack",
+        ("UCP-R-018",),
+        "UCP-E-CHECKSUM",
+        flipped(PACK, 192),
+        at=PACK,
+        ops=("read",),
+        also=False,
+    )
+    yield case(
+        "chunks/pack-padding",
+        "A byte that belongs to no segment",
+        ("UCP-D-051",),
+        "UCP-E-PADDING",
+        flipped(PACK, 40),
+        at=PACK,
+        ops=(),
+    )
+    yield case(
+        "chunks/missing",
+        "No object for a chunk",
+        ("UCP-D-039", "UCP-R-012"),
+        "UCP-E-MISSING",
+        without(CHUNK),
+        "plain",
+        at=CHUNK,
+        **read,
+    )
+    yield case(
+        "chunks/shorter",
+        "A chunk object lacks six bytes",
+        ("UCP-D-056", "UCP-D-068"),
+        "UCP-E-LENGTH",
+        after(lambda f: f.update({CHUNK: f[CHUNK][:-6]})),
+        "plain",
+        at=CHUNK,
+        **read,
+    )
+    yield case(
+        "chunks/longer",
+        "A byte behind a chunk object",
+        ("UCP-D-056", "UCP-D-068"),
+        "UCP-E-LENGTH",
+        longer(CHUNK),
+        "plain",
+        at=CHUNK,
+        ops=(),
+    )
+    yield case(
+        "chunks/bit",
+        "One bit of a chunk object",
+        ("UCP-R-018",),
+        "UCP-E-CHECKSUM",
+        flipped(CHUNK, 3),
+        "plain",
+        at=CHUNK,
+        **read,
+    )
+    yield case(
+        "chunks/zero-entry-object",
+        "An object for a chunk with a zero entry",
+        ("UCP-D-042", "UCP-V-007"),
+        "UCP-E-LENGTH",
+        after(lambda f: f.update({"atoms/beta/master/c/0": bytes(36)})),
+        "plain",
+        at="atoms/beta/master/c/0",
+        ops=(),
+    )
+
+    def content(draft: Draft) -> None:
+        draft.parts[0].index["atoms"][0]["slots"]["value"]["content"] = "crc32c-tree:" + "5" * 64
+
+    for storage in ("plain", "packed"):
+        yield case(
+            f"chunks/content-{storage}",
+            f"Another content digest ({storage})",
+            ("UCP-D-033", "UCP-V-003"),
+            "UCP-E-CONTENT",
+            content,
+            storage,
+            ops=(),
+            at=INDEX,
+        )
+
+    def edge(draft: Draft) -> None:
+        data = bytearray(draft.objects[EDGE][:-4])
+        data[12] = 1
+        stored = bytes(data) + crc32c(bytes(data)).to_bytes(4, "little")
+        draft.objects[EDGE] = stored
+        draft.parts[0].table.checksums[5] = crc32c(stored[:-4])
+
+    yield case(
+        "chunks/edge-padding",
+        "Elements beyond the shape that are not zero",
+        ("UCP-D-041",),
+        "UCP-E-PADDING",
+        edge,
+        "plain",
+        at=EDGE,
+        ops=(),
+    )
+
+    def zarr_sum(draft: Draft) -> None:
+        stored = draft.objects[CHUNK][:-4] + b"\1\2\3\4"
+        draft.objects[CHUNK] = stored
+
+    yield case(
+        "chunks/codec-checksum",
+        "The checksum of the codec crc32c",
+        ("UCP-D-068", "UCP-V-008"),
+        "UCP-E-CODEC",
+        zarr_sum,
+        "plain",
+        at=CHUNK,
+        ops=(),
+    )
+
+    def unpadded(draft: Draft) -> None:
+        data = draft.objects[EDGE][:12]
+        stored = data + crc32c(data).to_bytes(4, "little")
+        draft.objects[EDGE] = stored
+        draft.parts[0].table.rows[5][3] = len(stored)
+        draft.parts[0].table.checksums[5] = crc32c(stored[:-4])
+
+    yield case(
+        "chunks/edge-clipped",
+        "An edge chunk that was clipped",
+        ("UCP-D-068", "UCP-D-037"),
+        "UCP-E-SEGMENT",
+        unpadded,
+        "plain",
+        ops=("read",),
+        also=True,
+        params={"atom": "alpha", "slot": "value"},
+    )
+    for dtype in ("bool", "int4", "float4_e2m1fn"):
+
+        def unused(draft: Draft, dtype: str = dtype) -> None:
+            slot = draft.parts[1].index["atoms"][0]["slots"]["master"]
+            slot["dtype"] = dtype
+            slot.pop("content")
+            data = bytes([0x12]) + bytes(19)
+            start = len(draft.pack_data[0]) + -len(draft.pack_data[0]) % 64
+            draft.pack_data[0] += bytes(start - len(draft.pack_data[0])) + data
+            assert draft.packs is not None
+            draft.packs["packs"][0]["length"] = len(draft.pack_data[0])
+            found = draft.parts[1].table
+            found.counts[0] = 1
+            found.rows.insert(0, [0, 0, start, 20, 0])
+            found.checksums.insert(0, crc32c(data))
+
+        yield case(
+            f"chunks/unused-bits-{dtype.replace('_', '-')}",
+            f"Bits that {dtype} does not use",
+            ("UCP-D-032",),
+            "UCP-E-PADDING",
+            unused,
+            ops=(),
+            level="full",
+        )
+
+
+def _zarr() -> Iterator[Case]:
+    group, array = "atoms/alpha/zarr.json", "atoms/alpha/value/zarr.json"
+
+    def text(key: str, old: bytes, new: bytes) -> Callable[[Draft], object]:
+        def change(files: Files) -> None:
+            if old not in files[key]:
+                raise AssertionError(f"{old!r} is not in {key}")
+            files[key] = files[key].replace(old, new)
+
+        return after(change)
+
+    changes = {
+        "fill-value": (array, b'"fill_value":0', b'"fill_value":1'), "fill-spelling": (array, b'"fill_value":0', b'"fill_value":0.0'),
+        "shape": (array, b"[5,3]", b"[6,3]"), "chunk-shape": (array, b"[2,3]", b"[3,3]"), "space": (array, b",", b", "),
+        "attributes": (group, b"{}", b'{"a":1}'), "root-attributes": ("atoms/zarr.json", b"{}", b'{"a":1}'), "codec": (array, b',{"name":"crc32c"}', b""),
+    }  # fmt: skip
+    for name, (key, old, new) in changes.items():
+        requirements = ("UCP-D-040", "UCP-V-004", *(("UCP-D-038",) if name.startswith("fill") else ()))
+        yield case(
+            f"zarr/{name}",
+            f"Zarr metadata: {name}",
+            requirements,
+            "UCP-E-ZARR",
+            text(key, old, new),
+            "plain",
+            at=key,
+            ops=(),
+        )
+    for name, key in {"array": array, "group": group, "root": "atoms/zarr.json"}.items():
+        yield case(
+            f"zarr/missing-{name}",
+            f"No zarr.json of the {name}",
+            ("UCP-D-040", "UCP-V-004"),
+            ["UCP-E-MISSING", "UCP-E-ZARR"],
+            without(key),
+            "plain",
+            at=key,
+            ops=(),
+        )
+
+
+def _compressed() -> Iterator[Case]:
+    raw = struct.pack("<6f", *range(1, 7))
+    stored = {
+        "more": frozen_encoder(GZIP, raw + b"\0"), "less": frozen_encoder(GZIP, raw[:-1]), "cut": frozen_encoder(GZIP, raw)[:-9],
+        "garbage": b"\x1f\x8b" + b"\x7e" * 30, "not-compressed": raw, "two-members": frozen_encoder(GZIP, raw[:12]) + frozen_encoder(GZIP, raw[12:]), "trailing": frozen_encoder(GZIP, raw) + b"\0", "bomb": frozen_encoder({"name": "gzip", "configuration": {"level": 9}}, bytes(1 << 24)),
+    }  # fmt: skip
+    for name, data in stored.items():
+
+        def mutate(draft: Draft, data: bytes = data) -> None:
+            pack = draft.pack_data[0]
+            start = len(pack) + -len(pack) % 64
+            row = draft.parts[0].table.rows[0]
+            pack[row[2] : row[2] + row[3]] = bytes(row[3])
+            pack += bytes(start - len(pack)) + data
+            assert draft.packs is not None
+            draft.packs["packs"][0]["length"] = len(pack)
+            row[2:4] = [start, len(data)]
+            draft.parts[0].table.checksums[0] = crc32c(data)
+
+        yield case(
+            f"codec/{name}",
+            f"A gzip chunk: {name}",
+            ("UCP-R-016", "UCP-S-003"),
+            "UCP-E-CODEC",
+            mutate,
+            "gzip-packed",
+            ops=("read",),
+            level="full",
+            also=False,
+        )

@@ -1,0 +1,308 @@
+"""Layouts: pieces by the definition, refusals, and reads under a layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from generate.cases import Case, refusal
+from generate.parents import floats
+from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+from ucp_conformance.oracle.layouts import local_bytes, lower, pieces, view_of
+
+__all__ = ["layout_cases", "lowered"]
+
+Step = dict[str, Any]
+
+
+def shard(axis: str, dim: int, rule: str | Sequence[int] = "ceil") -> Step:
+    """A shard step."""
+    how: Step = {"rule": rule} if isinstance(rule, str) else {"sizes": list(rule)}
+    return {"kind": "shard", "axis": axis, "dim": dim, **how}
+
+
+def blocks(dim: int, sizes: Sequence[int], steps: Any = None) -> Step:
+    """A blocks step."""
+    found: Step = {"kind": "blocks", "dim": dim, "sizes": list(sizes)}
+    return found if steps is None else {**found, "steps": steps}
+
+
+FLAT: Step = {"kind": "flatten"}
+
+
+def join(dim: int) -> Step:
+    """A join step."""
+    return {"kind": "join", "dim": dim}
+
+
+def only(axis: str, *places: int) -> Step:
+    """An only step."""
+    return {"kind": "only", "axis": axis, "coordinates": list(places)}
+
+
+def mesh(**axes: int) -> dict[str, Any]:
+    """A mesh by its sizes."""
+    return {"axes": [{"name": name, "size": size} for name, size in axes.items()]}
+
+
+def view(*shape: int) -> Step:
+    """A view step."""
+    return {"kind": "view", "shape": list(shape)}
+
+
+def permute(*order: int) -> Step:
+    """A permute step."""
+    return {"kind": "permute", "order": list(order)}
+
+
+def pad(dim: int, **how: int) -> Step:
+    """A pad step."""
+    return {"kind": "pad", "dim": dim, **how}
+
+
+def ragged(by: str, name: str, *sizes: int) -> dict[str, Any]:
+    """A mesh of two axes, the size of the second decided by the first."""
+    return {"axes": [{"name": by, "size": len(sizes)}, {"name": name, "by": by, "sizes": list(sizes)}]}
+
+
+GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
+    "no-axes": (mesh(), [], (2, 3)),
+    "replicated": (mesh(a=2), [], (2, 3)),
+    "scalar": (mesh(a=2), [], ()),
+    "scalar-flat": (mesh(a=2), [FLAT, shard("a", 0)], ()),
+    "ceil-even": (mesh(a=2), [shard("a", 0)], (4, 3)),
+    "ceil-uneven": (mesh(a=4), [shard("a", 0)], (5, 2)),
+    "ceil-more-ranks": (mesh(a=4), [shard("a", 0)], (2,)),
+    "ceil-empty": (mesh(a=2), [shard("a", 0)], (0, 3)),
+    "even": (mesh(a=3), [shard("a", 1, "even")], (2, 6)),
+    "even-zero": (mesh(a=3), [shard("a", 0, "even")], (0,)),
+    "balanced": (mesh(a=4), [shard("a", 0, "balanced")], (6, 2)),
+    "balanced-few": (mesh(a=4), [shard("a", 0, "balanced")], (2,)),
+    "sizes": (mesh(a=3), [shard("a", 0, [3, 0, 2])], (5,)),
+    "two-dims": (mesh(a=2, b=2), [shard("a", 0), shard("b", 1)], (3, 5)),
+    "same-dim-twice": (mesh(a=2, b=3), [shard("a", 0), shard("b", 0)], (7, 2)),
+    "same-dim-other-order": (mesh(a=2, b=3), [shard("b", 0), shard("a", 0)], (7, 2)),
+    "middle-dim": (mesh(a=2), [shard("a", 1)], (2, 4, 2)),
+    "blocks": (mesh(a=2), [blocks(0, [4, 2, 2]), shard("a", 0)], (8, 2)),
+    "blocks-uneven": (mesh(a=2), [blocks(0, [3, 1, 0]), shard("a", 0)], (4, 2)),
+    "blocks-last-dim": (mesh(a=2), [blocks(1, [2, 2]), shard("a", 1)], (2, 4)),
+    "blocks-own": (mesh(a=2), [blocks(0, [4, 2, 2], [[shard("a", 0)], [], None]), shard("a", 0)], (8,)),
+    "blocks-replicated": (mesh(a=2), [blocks(0, [4, 2], [[shard("a", 0)], []])], (6,)),
+    "blocks-join": (mesh(a=2, b=2), [blocks(0, [4, 4]), shard("a", 0), join(0), shard("b", 0)], (8,)),
+    "strided": (mesh(a=2, b=2), [blocks(0, [2, 2, 2, 2]), shard("b", 0), join(0), shard("a", 0)], (8, 2)),
+    "blocks-then-blocks": (mesh(a=2), [blocks(0, [4, 4]), shard("a", 0), join(0), blocks(0, [2, 2])], (8,)),
+    "flatten": (mesh(a=3), [FLAT, shard("a", 0)], (4, 3)),
+    "flatten-uneven": (mesh(a=4), [FLAT, shard("a", 0)], (3, 5)),
+    "flatten-cube": (mesh(a=5), [FLAT, shard("a", 0, "balanced")], (3, 2, 4)),
+    "flatten-of-shard": (mesh(t=2, d=2), [shard("t", 1), FLAT, shard("d", 0)], (3, 4)),
+    "flatten-of-blocks": (mesh(t=2, d=2), [blocks(0, [4, 2]), shard("t", 0), FLAT, shard("d", 0)], (6, 2)),
+    "flatten-blocks": (mesh(d=2), [FLAT, blocks(0, [5, 7]), shard("d", 0)], (4, 3)),
+    "only": (mesh(p=3), [only("p", 1)], (2,)),
+    "only-two": (mesh(p=3, t=2), [only("p", 0, 2), shard("t", 0)], (4,)),
+    "ones": (mesh(a=2), [shard("a", 2)], (1, 1, 2)),
+    "four-dims": (mesh(a=2, b=2), [shard("a", 1), shard("b", 3)], (2, 3, 1, 4)),
+    "view-experts": (mesh(a=2), [view(3, 2, 4), shard("a", 1)], (6, 4)),
+    "view-join": (mesh(a=2), [view(12), shard("a", 0)], (3, 4)),
+    "view-heads": (mesh(a=2), [view(3, 2, 2, 2), permute(1, 0, 2, 3), view(12, 2), shard("a", 0)], (12, 2)),
+    "view-empty": (mesh(a=2), [view(0, 5), shard("a", 1)], (2, 0)),
+    "view-scalar": (mesh(a=2), [view(1, 1)], ()),
+    "view-only": (mesh(p=2, a=2), [only("p", 1), view(2, 3), shard("a", 0)], (6,)),
+    "permute": (mesh(a=2), [permute(1, 0), shard("a", 0)], (3, 4)),
+    "permute-cube": (mesh(a=2), [permute(2, 0, 1), shard("a", 1)], (2, 3, 2)),
+    "permute-flatten": (mesh(a=3), [permute(1, 0), FLAT, shard("a", 0)], (3, 4)),
+    "pad-multiple": (mesh(a=2), [pad(0, multiple=4), shard("a", 0, "even")], (5, 2)),
+    "pad-to": (mesh(a=3), [pad(1, to=6), shard("a", 1, "even")], (2, 4)),
+    "pad-zero": (mesh(a=2), [pad(0, multiple=4), shard("a", 0, "even")], (0, 2)),
+    "pad-flat": (mesh(a=4), [FLAT, pad(0, multiple=4), shard("a", 0, "even")], (3, 3)),
+    "pad-after-shard": (mesh(a=2, b=2), [shard("a", 0), pad(0, multiple=2), shard("b", 0, "even")], (5,)),
+    "blocks-rule": (
+        mesh(a=2, b=2),
+        [shard("a", 0), {"kind": "blocks", "dim": 0, "rule": "ceil", "count": 2}, shard("b", 0), join(0)],
+        (7,),
+    ),
+    "ragged": (ragged("p", "t", 1, 3), [only("p", 1), shard("t", 0)], (5, 2)),
+    "ragged-both": (ragged("p", "t", 2, 1), [shard("p", 0), shard("t", 0)], (7,)),
+    "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
+}
+
+BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
+    "axis-unknown": (mesh(a=2), [shard("b", 0)], (4,), "UCP-D-062"),
+    "axis-twice": (mesh(a=2), [shard("a", 0), shard("a", 1)], (4, 4), "UCP-D-063"),
+    "axis-by-only-and-shard": (mesh(a=2), [only("a", 0), shard("a", 0)], (4,), "UCP-D-063"),
+    "axis-in-other-blocks": (
+        mesh(a=2),
+        [blocks(0, [2, 2], [[shard("a", 0)], None]), shard("a", 1)],
+        (4, 4),
+        "UCP-D-063",
+    ),
+    "dim-too-large": (mesh(a=2), [shard("a", 1)], (4,), "UCP-D-062"),
+    "dim-of-flat": (mesh(a=2), [FLAT, shard("a", 1)], (4, 2), "UCP-D-062"),
+    "position-too-large": (mesh(a=2), [only("a", 2)], (4,), "UCP-D-062"),
+    "sizes-count": (mesh(a=2), [shard("a", 0, [4])], (4,), "UCP-D-064"),
+    "sizes-sum": (mesh(a=2), [shard("a", 0, [2, 1])], (4,), "UCP-D-064"),
+    "blocks-sum": (mesh(a=2), [blocks(0, [2, 1])], (4,), "UCP-D-064"),
+    "even-indivisible": (mesh(a=2), [shard("a", 0, "even")], (5,), "UCP-D-064"),
+    "even-at-one-coordinate": (
+        mesh(a=2, b=2),
+        [shard("a", 0, "ceil"), shard("b", 0, "even")],
+        (7,),
+        "UCP-D-064",
+    ),
+    "blocks-at-one-coordinate": (mesh(a=2), [shard("a", 0), blocks(0, [2, 1])], (5,), "UCP-D-064"),
+    "blocks-in-blocks": (mesh(a=2), [blocks(0, [2, 2]), blocks(0, [2, 2])], (4,), "UCP-D-065"),
+    "shard-of-own-blocks": (
+        mesh(a=2, b=2),
+        [blocks(0, [2, 2], [[shard("a", 0)], []]), shard("b", 0)],
+        (4,),
+        "UCP-D-077",
+    ),
+    "blocks-steps-count": (mesh(a=2), [blocks(0, [2, 2], [None])], (4,), "UCP-D-078"),
+    "blocks-steps-dim": (mesh(a=2), [blocks(0, [2, 2], [[shard("a", 1)], None])], (4, 4), "UCP-D-078"),
+    "join-without-blocks": (mesh(a=2), [join(0)], (4,), "UCP-D-079"),
+    "join-twice": (mesh(a=2), [blocks(0, [2, 2]), join(0), join(0)], (4,), "UCP-D-079"),
+    "only-descending": (mesh(a=3), [only("a", 2, 0)], (4,), "UCP-D-080"),
+    "only-twice": (mesh(a=3), [only("a", 1, 1)], (4,), "UCP-D-080"),
+    "by-unknown": (
+        {"axes": [{"name": "t", "by": "p", "sizes": [1]}, {"name": "p", "size": 1}]},
+        [],
+        (4,),
+        "UCP-D-082",
+    ),
+    "by-ragged": (
+        {"axes": [*ragged("p", "t", 1, 1)["axes"], {"name": "u", "by": "t", "sizes": [1]}]},
+        [],
+        (4,),
+        "UCP-D-082",
+    ),
+    "by-sizes-count": (
+        {"axes": [{"name": "p", "size": 3}, {"name": "t", "by": "p", "sizes": [1, 2]}]},
+        [],
+        (4,),
+        "UCP-D-083",
+    ),
+    "by-after": (ragged("p", "t", 1, 2), [shard("t", 0), shard("p", 0)], (4,), "UCP-D-084"),
+    "ragged-sizes": (ragged("p", "t", 2, 2), [shard("t", 0, [2, 2])], (4,), "UCP-D-085"),
+    "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-085"),
+    "view-late": (mesh(a=2), [shard("a", 0), view(2)], (4,), "UCP-D-086"),
+    "permute-late": (mesh(a=2), [FLAT, permute(0)], (4,), "UCP-D-086"),
+    "order-short": (mesh(a=2), [permute(0)], (2, 2), "UCP-D-087"),
+    "order-twice": (mesh(a=2), [permute(0, 0)], (2, 2), "UCP-D-087"),
+    "view-count": (mesh(a=2), [view(5)], (4,), "UCP-D-088"),
+    "view-across": (mesh(a=2), [permute(1, 0), view(2, 6)], (4, 3), "UCP-D-088"),
+    "pad-short": (mesh(a=2), [pad(0, to=3)], (4,), "UCP-D-089"),
+    "pad-blocks": (mesh(a=2), [blocks(0, [2, 2]), pad(0, to=4)], (4,), "UCP-D-065"),
+    "flatten-twice": (mesh(a=2), [FLAT, FLAT], (4,), "UCP-D-066"),
+    "axis-name-empty": ({"axes": [{"name": "", "size": 2}]}, [], (4,), "UCP-D-059"),
+    "axis-name-twice": (
+        {"axes": [{"name": "a", "size": 2}, {"name": "a", "size": 1}]},
+        [],
+        (4,),
+        "UCP-D-059",
+    ),
+    "ranks-count": ({**mesh(a=2), "ranks": [0]}, [], (4,), "UCP-D-060"),
+    "ranks-twice": ({**mesh(a=2), "ranks": [1, 1]}, [], (4,), "UCP-D-060"),
+}
+
+
+def ruled(dim: int, count: int) -> Step:
+    """Blocks by a rule."""
+    return {"kind": "blocks", "dim": dim, "rule": "even", "count": count}
+
+
+TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
+    "blocks": (mesh(a=2), [ruled(0, 2**20 + 1)], (2**20 + 1,), "UCP-D-090"),
+    "boxes": (
+        mesh(a=2, b=2), [ruled(0, 2048), shard("a", 0), ruled(1, 2048), shard("b", 1)], (8192, 8192), "UCP-D-091",
+    ),
+}  # fmt: skip
+
+
+def lowered(mesh_: dict[str, Any], steps: list[Step], shape: Sequence[int]) -> dict[str, Any]:
+    """The result of the protocol's ``lower``."""
+    return {
+        "locals": [
+            {
+                "coordinate": list(coordinate),
+                "shape": None if local is None else list(local.shape),
+                "pieces": [] if local is None else pieces(local, view_of(steps, shape)),
+            }
+            for coordinate, local in lower(mesh_, steps, shape).items()
+        ]
+    }
+
+
+def layout_cases() -> Iterator[Case]:
+    """Good and bad ones."""
+    for name, (mesh_, steps, shape) in GOOD.items():
+        params = {"mesh": mesh_, "steps": steps, "shape": list(shape)}
+        result = lowered(mesh_, steps, shape)
+        count = 1
+        for extent in shape:
+            count *= extent
+        data = floats(count)
+        expected = {"lower.json": json.dumps(result).encode() + b"\n"}
+        files = []
+        for number, (coordinate, local) in enumerate(lower(mesh_, steps, shape).items()):
+            entry: dict[str, Any] = {"coordinate": list(coordinate), "shape": None, "file": None}
+            if local is not None:
+                entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
+                expected[entry["file"]] = local_bytes(data, 4, local)
+            files.append(entry)
+        checks: list[dict[str, Any]] = [
+            {"name": "lower", "role": "reader", "level": "reshard", "op": "lower", "params": params, "expect": {"file": "lower.json"}},
+            {
+                "name": "read", "role": "reader", "level": "reshard", "op": "read",
+                "params": {"atom": "w", "slot": "value", "mesh": mesh_, "steps": steps},
+                "expect": {"dtype": "float32", "locals": files},
+            },
+            {
+                "name": "write", "role": "writer", "level": "reshard", "op": "write",
+                "params": {
+                    "storage": "packed", "chunk_bytes": 16,
+                    "atoms": [{"name": "w", "slots": {"value": {
+                        "dtype": "float32", "shape": list(shape), "mesh": mesh_, "steps": steps,
+                        "ins": [{"coordinate": f["coordinate"], "in": f["file"]} for f in files if f["file"]],
+                    }}}],
+                },
+                "expect": {"written": {"w/value": "whole.bin"}},
+            },
+        ]  # fmt: skip
+        expected["whole.bin"] = data
+        draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", shape, data)})], chunk_bytes=16)
+        requirements = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", "UCP-D-070")
+        yield Case(f"good/layouts/{name}", f"Layout: {name}", requirements, checks, draft.files(), expected)
+    for name, (mesh_, steps, shape, requirement) in TOO_MANY.items():
+        check = refusal(
+            "lower",
+            ["UCP-E-LIMIT"],
+            level="reshard",
+            params={"mesh": mesh_, "steps": steps, "shape": list(shape)},
+        )
+        yield Case(
+            f"bad/limits/layout-{name}", f"A layout with too many {name}", (requirement, "UCP-R-002"), [check],
+            mutates="good/layouts/blocks-rule", mutation=name,
+        )  # fmt: skip
+    for name, (mesh_, steps, shape, requirement) in BAD.items():
+        params = {"mesh": mesh_, "steps": steps, "shape": list(shape)}
+        draft = Draft(
+            [AtomDraft("alpha", {"value": SlotDraft("uint8", shape, b"\1" * max(1, _size(shape)))})]
+        )
+        checks = [
+            refusal("lower", ["UCP-E-LAYOUT"], params=params, level="reshard"),
+            refusal(
+                "read", ["UCP-E-LAYOUT"], level="reshard",
+                params={"atom": "alpha", "slot": "value", "mesh": mesh_, "steps": steps},
+            ),
+        ]  # fmt: skip
+        yield Case(
+            f"bad/layouts/{name}", f"Layout: {name}", (requirement, "UCP-R-021"), checks, draft.files(),
+            mutates="good/layouts/replicated", mutation=f"Layout: {name}",
+        )  # fmt: skip
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

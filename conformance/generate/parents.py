@@ -1,0 +1,92 @@
+"""The good checkpoints that most others are mutations of."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+
+__all__ = ["GZIP", "LAYOUTS", "MESHES", "PARENTS", "floats", "packed", "plain"]
+
+GZIP: Final[dict[str, Any]] = {"name": "gzip", "configuration": {"level": 5}}
+MESHES: Final[list[Any]] = [{"axes": [{"name": "dp", "size": 2}, {"name": "tp", "size": 2}]}]
+LAYOUTS: Final[list[Any]] = [
+    {"mesh": 0, "steps": [{"kind": "shard", "axis": "tp", "dim": 0, "rule": "ceil"}]}
+]
+STATE: Final[dict[str, Any]] = {
+    "values": {"epoch": 3, "lr": 0.1},
+    "optimizers": {"optim": {"groups": [{"atoms": ["alpha", "beta"], "options": {"lr": 0.1}}]}},
+}
+
+
+def floats(count: int, start: float = 1) -> bytes:
+    """Little-endian float32 that count upwards."""
+    return struct.pack(f"<{count}f", *(start + number for number in range(count)))
+
+
+def atoms() -> list[AtomDraft]:
+    """Two atoms: chunks that do not divide the shape, a layout, a zero entry, an alias."""
+    return [
+        AtomDraft(
+            "alpha",
+            {
+                "exp_avg": SlotDraft("float32", (5, 3), floats(15, 0.5), layout=0),
+                "value": SlotDraft("float32", (5, 3), floats(15), layout=0),
+            },
+        ),
+        AtomDraft(
+            "beta",
+            {"master": SlotDraft("uint8", (40,), bytes(40)), "value": SlotDraft("int32", (), b"\x07\0\0\0")},
+            aliases=("beta.tied",),
+        ),
+    ]
+
+
+def parent(storage: str) -> Draft:
+    """A checkpoint of two parts in chunks of 32 bytes, with state and a blob."""
+    return Draft(
+        atoms(),
+        storage=storage,
+        chunk_bytes=32,
+        per_part=1,
+        root={"meshes": MESHES, "layouts": LAYOUTS, "progress": {"step": 12}},
+        state=STATE,
+        blobs={"extra": ("application/octet-stream", b"\x80\x04N.\0")},
+    )
+
+
+def plain() -> Draft:
+    """In storage plain."""
+    return parent("plain")
+
+
+def packed() -> Draft:
+    """In storage packed."""
+    return parent("packed")
+
+
+def boxed() -> Draft:
+    """Packed, the first chunk in two segments with boxes."""
+    slot = SlotDraft("float32", (4, 3), floats(12), boxes={(0, 0): [((0, 0), (2, 1)), ((0, 1), (2, 2))]})
+    return Draft([AtomDraft("alpha", {"value": slot})], chunk_bytes=32)
+
+
+def zipped(storage: str) -> Draft:
+    """One slot with the compressor gzip."""
+    from generate.cases import frozen_encoder
+
+    slot = SlotDraft("float32", (5, 3), floats(15), compressor=GZIP)
+    return Draft(
+        [AtomDraft("alpha", {"value": slot})], storage=storage, chunk_bytes=32, encoder=frozen_encoder
+    )
+
+
+PARENTS: Final[dict[str, Callable[[], Draft]]] = {
+    "plain": plain,
+    "packed": packed,
+    "boxed": boxed,
+    "gzip-plain": lambda: zipped("plain"),
+    "gzip-packed": lambda: zipped("packed"),
+}

@@ -1,0 +1,174 @@
+"""``ucp-conformance``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ucp_conformance import __version__
+from ucp_conformance.connection import Connection, DriverError
+from ucp_conformance.generated import replay as replay_case
+from ucp_conformance.generated import run_pairs
+from ucp_conformance.promote import promote as promote_case
+from ucp_conformance.report import Stream, make_report, markdown, suite_document, write_reports
+from ucp_conformance.resources import protocol_validator
+from ucp_conformance.results import BAD, Result, apply_expected, read_expected
+from ucp_conformance.stateful import run_stateful
+from ucp_conformance.static import run_static
+
+__all__ = ["main"]
+
+PROFILES: Final = {"quick": (30, 2), "default": (300, 10), "nightly": (3000, 200)}
+"""Examples per pair, and sequences."""
+
+
+@click.group()
+@click.version_option(__version__)
+def main() -> None:
+    """Find out whether an implementation of the universal checkpoint format conforms."""
+
+
+def _connections(drivers: Sequence[str], timeout: float) -> list[Connection]:
+    found: list[Connection] = []
+    for number, text in enumerate(drivers):
+        label, sign, command = text.partition("=")
+        named = bool(sign) and label.replace("-", "").replace("_", "").isalnum()
+        found.append(
+            Connection(
+                command if named else text, label=label if named else f"driver{number}", timeout=timeout
+            )
+        )
+    if len({connection.label for connection in found}) < len(found):
+        raise click.UsageError("give every driver a name of its own: --driver NAME=COMMAND")
+    return found
+
+
+_driver = click.option(
+    "--driver", "drivers", multiple=True, required=True, help="Command that starts a driver, or NAME=COMMAND."
+)
+_timeout = click.option("--timeout", default=30.0, show_default=True, help="Seconds that a reply may take.")
+
+
+@main.command()
+@_driver
+@_timeout
+@click.option("--profile", type=click.Choice(sorted(PROFILES)), default="default", show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of generated cases and sequences.")
+@click.option("--only", default="", help="Static cases whose id contains this text, and no other mode.")
+@click.option(
+    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Folder for reports."
+)
+@click.option(
+    "--xfail", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Expected failures."
+)
+def run(
+    drivers: tuple[str, ...],
+    timeout: float,
+    profile: str,
+    seed: int,
+    only: str,
+    folder: Path | None,
+    xfail: Path | None,
+) -> None:
+    """Run vectors, generated exchanges between all ordered pairs, and sequences. Exit code 1 for failures."""
+    connections = _connections(drivers, timeout)
+    expected = read_expected(xfail) if xfail is not None else []
+    examples, sequences = PROFILES[profile]
+    suite = suite_document(profile, seed)
+    results: list[Result] = []
+    with ExitStack() as stack:
+        for connection in connections:
+            stack.callback(connection.kill)
+        out = sys.stdout
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context((folder / "results.ndjson").open("w", encoding="utf-8"))
+        stream = Stream(out, suite)
+
+        def tell(result: Result) -> None:
+            stream.tell(apply_expected([result], expected)[0])
+
+        sound = [connection for connection in connections if _greets(connection, results, tell)]
+        for connection in sound:
+            results += run_static(connection, tell, only=only)
+        if not only:
+            lively = [connection for connection in sound if connection.failures_in_a_row == 0]
+            results += run_pairs(lively, tell, examples=examples, seed_=seed)
+            results += run_stateful(lively, tell, sequences=sequences, seed_=seed)
+        for connection in sound:
+            results.append(_farewell(connection))
+            tell(results[-1])
+        stream.close()
+    results = apply_expected(results, expected)
+    report = make_report(suite, connections, results)
+    if folder is not None:
+        write_reports(report, folder)
+    click.echo(markdown(report), err=folder is None)
+    sys.exit(1 if any(result.outcome in BAD for result in results) else 0)
+
+
+def _greets(connection: Connection, results: list[Result], tell: object) -> bool:
+    try:
+        connection.hello()
+    except DriverError as wrong:
+        result = Result(
+            "protocol/hello", connection.label, "reader", "inspect", "protocol", detail=str(wrong)[:2000]
+        )
+        results.append(result)
+        if callable(tell):
+            tell(result)
+        return False
+    return True
+
+
+def _farewell(connection: Connection) -> Result:
+    """The driver ends by itself when it is asked to."""
+    reset = connection.request("reset", {})
+    reply = connection.shutdown() if reset.kind == "result" else reset
+    outcome = (
+        "pass" if reply.kind == "result" else reply.kind if reply.kind in ("crash", "timeout") else "protocol"
+    )
+    roles = connection.claims.document["roles"] if connection.claims else []
+    role = next(iter(roles), "reader")
+    detail = "" if outcome == "pass" else str(reply.body)
+    return Result("protocol/shutdown", connection.label, role, "inspect", outcome, detail=detail, ms=reply.ms)
+
+
+@main.command()
+@_driver
+@_timeout
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def replay(drivers: tuple[str, ...], timeout: float, file: Path) -> None:
+    """Run the generated case in FILE again: the first driver writes, the last one reads."""
+    case = json.loads(file.read_bytes())
+    protocol_validator("exchange").validate(case)
+    connections = _connections(drivers, timeout)
+    try:
+        fault = replay_case(case, connections[0], connections[-1])
+    finally:
+        for connection in connections:
+            connection.kill()
+    if fault is None:
+        click.echo("no failure")
+        return
+    click.echo(f"{fault.role} {fault.blamed}: {fault.outcome}: {fault.why}")
+    sys.exit(1)
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("name")
+@click.option(
+    "--vectors", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of vectors."
+)
+def promote(file: Path, name: str, vectors: Path) -> None:
+    """Make the generated case in FILE the static case good/promoted/NAME below the folder of vectors."""
+    case = json.loads(file.read_bytes())
+    protocol_validator("exchange").validate(case)
+    click.echo(promote_case(case["plan"], name, vectors))

@@ -1,0 +1,196 @@
+"""An exchange: one implementation writes, another reads, and the oracle says who is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ucp_conformance.connection import Connection, Reply
+from ucp_conformance.judge import judge_written
+from ucp_conformance.oracle.bytes_of import CORE_DTYPES, ITEM_BYTES, unused_bits
+from ucp_conformance.oracle.examine import examine
+from ucp_conformance.oracle.layouts import local_bytes, lower, pieces, view_of
+from ucp_conformance.oracle.strict_json import same
+from ucp_conformance.workplace import Workplace
+
+__all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "plan_data"]
+
+REQUIREMENTS = (
+    "UCP-D-026", "UCP-D-031", "UCP-D-037", "UCP-D-039", "UCP-D-041", "UCP-D-044", "UCP-D-062", "UCP-D-063",
+    "UCP-D-064", "UCP-D-070", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-W-007",
+)  # fmt: skip
+"""What exchanges hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Who is wrong, in which role, how, and why."""
+
+    blamed: str
+    role: str
+    outcome: str
+    why: str
+    stderr: str = ""
+
+
+def plan_data(plan: Mapping[str, Any]) -> bytes:
+    """The logical bytes of a plan: a counter, so that what is misplaced shows, or bits from a seed."""
+    item, count = ITEM_BYTES[plan["dtype"]], math.prod(plan["shape"])
+    mask = 0xFF & ~unused_bits(plan["dtype"])
+    kind, _, seed = plan["data"].partition(":")
+    if kind == "zeros":
+        return bytes(item * count)
+    if kind == "counter":
+        # The element's number plus 1 in its first bytes: zero is what is forgotten.
+        wide = ((number + 1).to_bytes(8, "little")[:item].ljust(item, b"\0") for number in range(count))
+        return bytes(byte & mask for byte in b"".join(wide))
+    return bytes(byte & mask for byte in Random(int(seed)).randbytes(item * count))  # noqa: S311 - no secret
+
+
+def level_of_plan(plan: Mapping[str, Any]) -> str:
+    """The level at which both sides have to master a plan."""
+    if plan["dtype"] not in CORE_DTYPES or plan["compressor"] is not None:
+        return "full"
+    return "reshard" if plan["source"] or plan["target"] else "dense"
+
+
+def exchange(writer: Connection, reader: Connection, plan: Mapping[str, Any]) -> Fault | None:
+    """Run a plan; None if everybody is right."""
+    place = Workplace()
+    try:
+        return _exchange(writer, reader, plan, place)
+    finally:
+        place.close()
+
+
+def _failed(connection: Connection, role: str, reply: Reply, what: str) -> Fault | None:
+    if reply.kind == "result":
+        return None
+    outcome = reply.kind if reply.kind in ("crash", "timeout") else "fail" if reply.is_answer else "protocol"
+    log = connection.stderr() if outcome != "fail" else ""
+    return Fault(connection.label, role, outcome, f"{what}: {reply.kind} {reply.body}", log)
+
+
+def _exchange(
+    writer: Connection, reader: Connection, plan: Mapping[str, Any], place: Workplace
+) -> Fault | None:
+    data, item = plan_data(plan), ITEM_BYTES[plan["dtype"]]
+    slot: dict[str, Any] = {"dtype": plan["dtype"], "shape": plan["shape"]}
+    if plan["compressor"] is not None:
+        slot["compressor"] = plan["compressor"]
+    if plan["source"] is None:
+        slot["in"] = place.put(data)
+    else:
+        found = lower(plan["source"]["mesh"], plan["source"]["steps"], plan["shape"])
+        slot |= plan["source"]
+        slot["ins"] = [
+            {"coordinate": list(coordinate), "in": place.put(local_bytes(data, item, local))}
+            for coordinate, local in found.items()
+            if local is not None
+        ]
+    path = place.fresh()
+    params = {
+        "path": str(path),
+        "storage": plan["storage"],
+        "chunk_bytes": plan["chunk_bytes"],
+        "atoms": [{"name": "w", "slots": {"value": slot}}],
+    }
+    reply = writer.request("write", params)
+    fault = _failed(writer, "writer", reply, "write")
+    if fault is not None:
+        return fault
+    outcome, why = judge_written(path, params, {"w/value": data}, reply.body["digest"])
+    if outcome != "pass":
+        return Fault(writer.label, "writer", outcome, why)
+    # The oracle has found what was written right: from here on the reader is to blame.
+    return _read(reader, path, plan, data, place) or _rewrite(reader, path, plan, data, place)
+
+
+def _read(
+    reader: Connection, path: Path, plan: Mapping[str, Any], data: bytes, place: Workplace
+) -> Fault | None:
+    item = ITEM_BYTES[plan["dtype"]]
+
+    def wrong(role: str, why: str) -> Fault:
+        return Fault(reader.label, role, "fail", why)
+
+    roles = reader.hello().document["roles"]
+    if "validator" in roles:
+        reply = reader.request("validate", {"path": str(path), "level": "integrity"})
+        fault = _failed(reader, "validator", reply, "validate")
+        if fault is not None:
+            return fault
+        if reply.body["problems"]:
+            return wrong("validator", f"reported {reply.body['problems'][:3]}; there is no problem")
+    if "reader" not in roles:
+        return None
+    out = place.fresh()
+    if plan["target"] is None:
+        reply = reader.request("read", {"path": str(path), "atom": "w", "slot": "value", "out": str(out)})
+        fault = _failed(reader, "reader", reply, "read")
+        if fault is not None:
+            return fault
+        if not same(reply.body, {"dtype": plan["dtype"], "shape": plan["shape"]}):
+            return wrong("reader", f"another description: {reply.body}")
+        return None if out.exists() and out.read_bytes() == data else wrong("reader", "the bytes are others")
+    target = plan["target"]
+    expected = lower(target["mesh"], target["steps"], plan["shape"])
+    reply = reader.request("lower", {**target, "shape": plan["shape"]})
+    fault = _failed(reader, "reader", reply, "lower")
+    if fault is not None:
+        return fault
+    wanted = [
+        {
+            "coordinate": list(coordinate),
+            "shape": None if local is None else list(local.shape),
+            "pieces": [] if local is None else pieces(local, view_of(target["steps"], plan["shape"])),
+        }
+        for coordinate, local in expected.items()
+    ]
+    if not same(reply.body["locals"], wanted):
+        return wrong("reader", f"other pieces: {reply.body['locals']} and not {wanted}"[:1500])
+    outs = [(coordinate, place.fresh()) for coordinate in expected]
+    params = {
+        "path": str(path), "atom": "w", "slot": "value", **target,
+        "outs": [{"coordinate": list(coordinate), "out": str(file)} for coordinate, file in outs],
+    }  # fmt: skip
+    reply = reader.request("read", params)
+    fault = _failed(reader, "reader", reply, "read under a layout")
+    if fault is not None:
+        return fault
+    for (coordinate, file), answer in zip(outs, reply.body.get("locals", []), strict=False):
+        local = expected[coordinate]
+        shape = None if local is None else list(local.shape)
+        if answer != {"coordinate": list(coordinate), "shape": shape}:
+            return wrong("reader", f"at {coordinate}: {answer} and not the shape {shape}")
+        if local is not None and (not file.exists() or file.read_bytes() != local_bytes(data, item, local)):
+            return wrong("reader", f"at {coordinate}: the bytes are others")
+    return (
+        None
+        if len(reply.body.get("locals", [])) == len(outs)
+        else wrong("reader", "some coordinates are missing")
+    )
+
+
+def _rewrite(
+    rewriter: Connection, path: Path, plan: Mapping[str, Any], data: bytes, place: Workplace
+) -> Fault | None:
+    if plan["rewrite"] is None or "rewriter" not in rewriter.hello().document["roles"]:
+        return None
+    target = place.fresh()
+    params = {"source": str(path), "path": str(target), "storage": plan["rewrite"]}
+    fault = _failed(rewriter, "rewriter", rewriter.request("rewrite", params), "rewrite")
+    if fault is not None:
+        return fault
+    seen = examine(target)
+    if seen.errors or seen.logical is None:
+        return Fault(
+            rewriter.label, "rewriter", "fail", f"what was rewritten is not good: {seen.problems[:3]}"
+        )
+    if seen.logical.data.get(("w", "value"), data) != data:
+        return Fault(rewriter.label, "rewriter", "fail", "the rewritten bytes are others")
+    return None

@@ -1,0 +1,427 @@
+"""Layouts, lowered cell by cell (SPEC 12), and canonical pieces by their definition (SPEC 13).
+
+Every element of the local tensor is followed on its own: small shapes only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from typing import Any
+
+from ucp_conformance.oracle.bytes_of import linear
+from ucp_conformance.oracle.problem import RefusalError
+
+__all__ = ["Local", "check_mesh", "coordinates", "holdings", "local_bytes", "lower", "pieces", "view_of"]
+
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a coordinate holds: the local shape, and the logical position of each local element."""
+
+    shape: tuple[int, ...]
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A local tensor on its way; ``blocks`` of a dimension are ``(extent, free, axes of own steps)``."""
+
+    shape: tuple[int, ...]
+    cells: tuple[int, ...]
+    blocks: Mapping[int, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+
+
+def _wrong(why: str) -> RefusalError:
+    return RefusalError("UCP-E-LAYOUT", "", why)
+
+
+def check_mesh(mesh: Mapping[str, Any]) -> None:
+    """UCP-D-059, UCP-D-060, UCP-D-071."""
+    names = [axis["name"] for axis in mesh["axes"]]
+    if len(set(names)) < len(names) or "" in names:
+        raise _wrong("axis names are not unique or empty")
+    earlier: dict[str, int] = {}
+    for axis in mesh["axes"]:
+        if "size" in axis:
+            earlier[axis["name"]] = axis["size"]
+        elif axis["by"] not in earlier or len(axis["sizes"]) != earlier[axis["by"]]:
+            raise _wrong("an axis whose sizes do not fit the axis that decides them")
+    size = 1
+    for name, positions in earlier.items():
+        deciding = [axis["sizes"] for axis in mesh["axes"] if axis.get("by") == name]
+        size *= (
+            sum(math.prod(sizes[at] for sizes in deciding) for at in range(positions))
+            if deciding
+            else positions
+        )
+    if size > _MOST:
+        raise RefusalError("UCP-E-LIMIT", "", "too many coordinates")
+    ranks = mesh.get("ranks")
+    if ranks is not None and (len(ranks) != size or len(set(ranks)) != size):
+        raise _wrong("ranks are not one per coordinate, or not distinct")
+
+
+def coordinates(mesh: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+    """All coordinates, row-major."""
+
+    def beginnings(axes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, ...]]:
+        if not axes:
+            yield ()
+            return
+        names = [axis["name"] for axis in axes]
+        for start in beginnings(axes[:-1]):
+            where = dict(zip(names, start, strict=False))
+            yield from ((*start, at) for at in range(_positions(mesh, names[-1], where)))
+
+    return beginnings(mesh["axes"])
+
+
+def _positions(mesh: Mapping[str, Any], name: str, where: Mapping[str, int]) -> int:
+    """How many positions an axis has at a coordinate."""
+    axis = next(axis for axis in mesh["axes"] if axis["name"] == name)
+    return int(axis["size"] if "size" in axis else axis["sizes"][where[axis["by"]]])
+
+
+def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
+    """What can be said of steps without a shape (UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066)."""
+    sizes = {axis["name"]: axis.get("size", 0) or min(axis["sizes"]) for axis in mesh["axes"]}
+    ragged = {axis["name"]: axis["by"] for axis in mesh["axes"] if "by" in axis}
+    placed = False
+    boxes = 1  # no more than the blocks of all dimensions make together
+    used: set[str] = set()
+    own: dict[
+        int, tuple[set[str], bool]
+    ] = {}  # open blocks of a dimension: axes of own steps, any free block
+    flat = False
+
+    def take(axis: str, taken: set[str]) -> int:
+        if axis not in sizes:
+            raise _wrong(f"no axis {axis!r}")
+        if axis in taken:
+            raise _wrong(f"axis {axis!r} is used twice")
+        if any(ragged.get(other) == axis for other in used.union(*(axes for axes, _ in own.values()))):
+            raise _wrong(f"axis {axis!r} decides the size of one that is used already")
+        return int(sizes[axis])
+
+    def elsewhere(dim: int | None) -> set[str]:
+        return used.union(*(axes for other, (axes, _) in own.items() if other != dim))
+
+    def rule(step: Mapping[str, Any], size: int) -> None:
+        if "sizes" in step and step["axis"] in ragged:
+            raise _wrong("sizes for an axis whose size differs")
+        if "sizes" in step and len(step["sizes"]) != size:
+            raise _wrong("sizes are not one per position")
+
+    for step in steps:
+        kind = step["kind"]
+        if kind in ("view", "permute"):
+            if placed:
+                raise _wrong("views and permutations come first")
+            if kind == "permute" and sorted(step["order"]) != list(range(len(step["order"]))):
+                raise _wrong("the order does not name every dimension once")
+            continue
+        placed = placed or kind != "only"
+        if flat and step.get("dim", 0) != 0:
+            raise _wrong("a flat tensor has one dimension")
+        if kind == "shard":
+            dim = step["dim"]
+            if dim in own and not own[dim][1]:
+                raise _wrong("no block is left to this step")
+            rule(step, take(step["axis"], elsewhere(dim)))
+            used.add(step["axis"])
+        elif kind == "blocks":
+            dim = step["dim"]
+            if dim in own:
+                raise _wrong("blocks within blocks")
+            count = len(step["sizes"]) if "sizes" in step else step["count"]
+            if count > _MOST:
+                raise RefusalError("UCP-E-LIMIT", "", "too many blocks")
+            boxes *= count
+            if boxes > _MOST:
+                raise RefusalError("UCP-E-LIMIT", "", "too many boxes")
+            entries = step.get("steps", [None] * count)
+            if len(entries) != count:
+                raise _wrong("steps are not one per block")
+            axes: set[str] = set()
+            for entry in entries:
+                mine: set[str] = set()
+                for shard in entry or ():
+                    if shard["dim"] != dim:
+                        raise _wrong("a block's own step splits another dimension")
+                    rule(shard, take(shard["axis"], elsewhere(None) | mine))
+                    mine.add(shard["axis"])
+                axes |= mine
+            own[dim] = axes, None in entries
+        elif kind == "pad":
+            if step["dim"] in own:
+                raise _wrong("padding a dimension with open blocks")
+        elif kind == "join":
+            if step["dim"] not in own:
+                raise _wrong("there are no blocks to join")
+            used |= own.pop(step["dim"])[0]
+        elif kind == "flatten":
+            if flat:
+                raise _wrong("flatten occurs twice")
+            flat = True
+            for axes, _ in own.values():
+                used |= axes
+            own.clear()
+        elif kind == "only":
+            size = take(step["axis"], elsewhere(None))
+            places = step["coordinates"]
+            if any(place >= size for place in places) or any(b <= a for a, b in pairwise(places)):
+                raise _wrong("positions are not ascending positions of the axis")
+            used.add(step["axis"])
+        else:
+            raise _wrong(f"unknown step {kind!r}")
+
+
+def lower(
+    mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]
+) -> dict[tuple[int, ...], Local | None]:
+    """What every coordinate holds; refuses with UCP-E-LAYOUT what does not fit at some coordinate."""
+    check_mesh(mesh)
+    check_steps(mesh, steps)
+    view_of(steps, shape)
+    names = [axis["name"] for axis in mesh["axes"]]
+    whole = _Tensor(tuple(shape), tuple(range(math.prod(shape))))
+    found: dict[tuple[int, ...], Local | None] = {}
+    for coordinate in coordinates(mesh):
+        where = dict(zip(names, coordinate, strict=True))
+        tensor = whole
+        absent = False
+        for step in steps:
+            if step["kind"] == "only":
+                absent = absent or where[step["axis"]] not in step["coordinates"]
+            else:
+                tensor = _apply(tensor, step, mesh, where)
+        found[coordinate] = None if absent else Local(tensor.shape, tensor.cells)
+    return found
+
+
+def _apply(
+    tensor: _Tensor, step: Mapping[str, Any], mesh: Mapping[str, Any], where: Mapping[str, int]
+) -> _Tensor:
+    if step["kind"] == "flatten":
+        return _Tensor((len(tensor.cells),), tensor.cells)
+    if step["kind"] == "view":
+        return _Tensor(tuple(step["shape"]), tensor.cells)
+    if step["kind"] == "permute":
+        order = step["order"]
+        shape = tuple(tensor.shape[dim] for dim in order)
+        places = (
+            [index[order.index(dim)] for dim in range(len(order))] for index in product(*map(range, shape))
+        )
+        return _Tensor(shape, tuple(tensor.cells[linear(place, tensor.shape)] for place in places))
+    dim = step["dim"]
+    if dim >= len(tensor.shape):
+        raise _wrong(f"there is no dimension {dim}")
+    if step["kind"] == "join":
+        return replace(tensor, blocks={at: found for at, found in tensor.blocks.items() if at != dim})
+    if step["kind"] == "pad":
+        extent = tensor.shape[dim]
+        to = step["to"] if "to" in step else -(-extent // step["multiple"]) * step["multiple"]
+        if to < extent:
+            raise _wrong("padding to less than the extent")
+        return _take(tensor, dim, [*range(extent), *[-1] * (to - extent)])
+    if step["kind"] == "shard":
+        blocks = tensor.blocks.get(dim, ((tensor.shape[dim], True),))
+        kept: list[int] = []
+        left, start = [], 0
+        for extent, free in blocks:
+            first, last = _part(extent, step, mesh, where) if free else (0, extent)
+            kept += range(start + first, start + last)
+            left.append((last - first, free))
+            start += extent
+        taken = _take(tensor, dim, kept)
+        return replace(
+            taken, blocks={**tensor.blocks, dim: tuple(left)} if dim in tensor.blocks else tensor.blocks
+        )
+    sizes = step["sizes"] if "sizes" in step else _sizes(tensor.shape[dim], step["count"], step["rule"])
+    if sum(sizes) != tensor.shape[dim]:
+        raise _wrong("the sizes of blocks do not sum to the extent")
+    kept = []
+    left, start = [], 0
+    for extent, entry in zip(sizes, step.get("steps", [None] * len(sizes)), strict=True):
+        first, last = 0, extent
+        for shard in entry or ():
+            low, high = _part(last - first, shard, mesh, where)
+            first, last = first + low, first + high
+        kept += range(start + first, start + last)
+        left.append((last - first, entry is None))
+        start += extent
+    return replace(_take(tensor, dim, kept), blocks={**tensor.blocks, dim: tuple(left)})
+
+
+def _take(tensor: _Tensor, dim: int, kept: Sequence[int]) -> _Tensor:
+    shape = (*tensor.shape[:dim], len(kept), *tensor.shape[dim + 1 :])
+    spans: list[Sequence[int]] = [range(extent) for extent in tensor.shape]
+    spans[dim] = kept
+    # The index -1 is that of an element that is padding.
+    cells = tuple(
+        -1 if index[dim] < 0 else tensor.cells[linear(index, tensor.shape)] for index in product(*spans)
+    )
+    return _Tensor(shape, cells, tensor.blocks)
+
+
+def _part(
+    extent: int, step: Mapping[str, Any], mesh: Mapping[str, Any], where: Mapping[str, int]
+) -> tuple[int, int]:
+    """Where the part of this position begins and ends."""
+    n = _positions(mesh, step["axis"], where)
+    i = where[step["axis"]]
+    if "sizes" in step:
+        if sum(step["sizes"]) != extent:
+            raise _wrong("the sizes of a shard do not sum to the extent")
+        start = sum(step["sizes"][:i])
+        return start, start + step["sizes"][i]
+    lengths = _sizes(extent, n, step["rule"])
+    return sum(lengths[:i]), sum(lengths[: i + 1])
+
+
+def _sizes(extent: int, n: int, rule: str) -> list[int]:
+    """The extents of ``n`` parts under a rule."""
+    if rule == "even":
+        if extent % n:
+            raise _wrong("an even split does not divide the extent")
+        return [extent // n] * n
+    if rule == "ceil":
+        c = -(-extent // n)
+        return [min(extent, (at + 1) * c) - min(extent, at * c) for at in range(n)]
+    return [extent // n + (1 if at < extent % n else 0) for at in range(n)]
+
+
+Digit = tuple[int, int]
+
+
+def view_of(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> tuple[int, ...]:
+    """The view of the logical tensor in which pieces are listed (section 13), from the digits of its index."""
+    logical = tuple(shape)
+    count = math.prod(logical)
+    weights = [math.prod(logical[dim + 1 :]) for dim in range(len(logical))]
+    dims: list[list[Digit]] = [[(e, w)] if e != 1 else [] for e, w in zip(logical, weights, strict=True)]
+    changed = False
+    for step in steps:
+        if step["kind"] == "permute":
+            if len(step["order"]) != len(dims):
+                raise _wrong("the order does not name every dimension once")
+            dims = [dims[dim] for dim in step["order"]]
+            changed = True
+        elif step["kind"] == "view":
+            if math.prod(step["shape"]) != count:
+                raise _wrong("a view with another number of elements")
+            dims = _regrouped(dims, step["shape"]) if count else [[] for _ in step["shape"]]
+            changed = True
+    if not changed or count == 0:
+        return logical
+    digits = sorted((digit for dim in dims for digit in dim), key=lambda digit: -digit[1])
+    marks = sorted({w for _, w in digits if w > 1} | {w for w in weights if 1 < w < count})
+    if any(b % a for a, b in pairwise(marks)):
+        return tuple(radix for radix, _ in digits)
+    view: list[int] = []
+    for extent, weight in zip(logical, weights, strict=True):
+        inside = [mark for mark in marks if weight < mark < weight * extent]
+        edges = [weight, *inside, weight * extent]
+        view += [high // low for low, high in reversed(list(pairwise(edges)))]
+    return tuple(view)
+
+
+def _regrouped(dims: Sequence[Sequence[Digit]], shape: Sequence[int]) -> list[list[Digit]]:
+    """Rule 3: the digits in order, neighbours joined, taken by the extents of the new shape."""
+    rest: list[Digit] = []
+    for radix, weight in (digit for dim in dims for digit in dim):
+        if rest and rest[-1][1] == weight * radix:
+            rest[-1] = rest[-1][0] * radix, weight
+        else:
+            rest.append((radix, weight))
+    found: list[list[Digit]] = []
+    for lacking in shape:
+        taken: list[Digit] = []
+        while lacking > 1:
+            radix, weight = rest.pop(0)
+            if lacking % radix == 0:
+                taken.append((radix, weight))
+                lacking //= radix
+            elif radix % lacking == 0:
+                taken.append((lacking, weight * radix // lacking))
+                rest.insert(0, (radix // lacking, weight))
+                lacking = 1
+            else:
+                raise _wrong("a view whose extents do not fit")
+        found.append(taken)
+    return found
+
+
+def holdings(lowered: Mapping[tuple[int, ...], Local | None]) -> set[int]:
+    """Every logical element that some coordinate holds."""
+    return {cell for local in lowered.values() if local is not None for cell in local.cells if cell >= 0}
+
+
+def local_bytes(data: bytes, item: int, local: Local) -> bytes:
+    """The elements of a local tensor out of those of the whole one; padding is zero."""
+    return b"".join(
+        data[item * cell : item * cell + item] if cell >= 0 else bytes(item) for cell in local.cells
+    )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    local: int
+
+    def structure(self) -> tuple[tuple[int, ...], ...]:
+        return self.offset, self.shape, self.strides
+
+
+def pieces(local: Local, view: Sequence[int]) -> list[dict[str, Any]]:
+    """The canonical list of pieces, as the protocol shows it."""
+    return [
+        {"offset": list(p.offset), "shape": list(p.shape), "local": p.local, "strides": list(p.strides)}
+        for p in _canonical({c: place for place, c in enumerate(local.cells) if c >= 0}, tuple(view), 0)
+    ]
+
+
+def _canonical(held: Mapping[int, int], shape: tuple[int, ...], base: int) -> list[_Piece]:
+    """Section 13, rule by rule; ``base`` is the logical position of the first element of this sub-tensor."""
+    if not shape:
+        return [_Piece((), (), (), held[base])] if base in held else []
+    width = math.prod(shape[1:])
+    groups: list[tuple[int, list[list[_Piece]]]] = []
+    before: list[_Piece] = []
+    for i in range(shape[0]):
+        now = _canonical(held, shape[1:], base + i * width)
+        if now:
+            if before and groups and _joins(groups[-1][1], now):
+                groups[-1][1].append(now)
+            else:
+                groups.append((i, [now]))
+        before = now
+    found = []
+    for start, members in groups:
+        for number, piece in enumerate(members[0]):
+            step = members[1][number].local - piece.local if len(members) > 1 else 0
+            found.append(
+                _Piece(
+                    (start, *piece.offset), (len(members), *piece.shape), (step, *piece.strides), piece.local
+                )
+            )
+    return found
+
+
+def _joins(group: list[list[_Piece]], now: list[_Piece]) -> bool:
+    last = group[-1]
+    if [piece.structure() for piece in now] != [piece.structure() for piece in last]:
+        return False
+    steps = [new.local - old.local for new, old in zip(now, last, strict=True)]
+    if any(step < 1 for step in steps):
+        return False
+    if len(group) < 2:
+        return True
+    return steps == [new.local - old.local for new, old in zip(group[1], group[0], strict=True)]

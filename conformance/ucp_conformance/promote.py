@@ -1,0 +1,92 @@
+"""A generated case becomes a static one: a checkpoint, what its reader is asked, and what is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+from ucp_conformance.exchange import level_of_plan, plan_data
+from ucp_conformance.oracle.bytes_of import ITEM_BYTES
+from ucp_conformance.oracle.layouts import local_bytes, lower
+from ucp_conformance.resources import protocol_validator
+
+__all__ = ["promote"]
+
+
+def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
+    """Write the case; returns its folder, which must not exist."""
+    folder = vectors / "good" / "promoted" / name
+    data, item = plan_data(plan), ITEM_BYTES[plan["dtype"]]
+    slot = SlotDraft(plan["dtype"], tuple(plan["shape"]), data, compressor=plan["compressor"])
+    storage, size = plan["storage"], plan["chunk_bytes"]
+    draft = Draft([AtomDraft("w", {"value": slot})], storage=storage, chunk_bytes=size)
+    expected = {"whole.bin": data}
+    level = level_of_plan(plan)
+    whole = {"dtype": plan["dtype"], "shape": plan["shape"]}
+    checks: list[dict[str, Any]] = [
+        {
+            "name": "read", "role": "reader", "level": level, "op": "read",
+            "params": {"atom": "w", "slot": "value"}, "expect": {"tensor": whole, "file": "whole.bin"},
+        }
+    ]  # fmt: skip
+    if plan["target"] is not None:
+        locals_: list[dict[str, Any]] = []
+        for number, (place, local) in enumerate(lower(**plan["target"], shape=plan["shape"]).items()):
+            entry: dict[str, Any] = {"coordinate": list(place), "shape": None, "file": None}
+            if local is not None:
+                entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
+                expected[entry["file"]] = local_bytes(data, item, local)
+            locals_.append(entry)
+        checks.append(
+            {
+                "name": "read-layout", "role": "reader", "level": level, "op": "read",
+                "params": {"atom": "w", "slot": "value", **plan["target"]},
+                "expect": {"dtype": plan["dtype"], "locals": locals_},
+            }
+        )  # fmt: skip
+    checks.append(_write_check(plan, level, expected))
+    case = {
+        "id": f"good/promoted/{name}",
+        "title": f"Promoted: {name}"[:75],
+        "requirements": ["UCP-R-022"] if plan["target"] is not None else ["UCP-D-037"],
+        "features": [],
+        "checks": checks,
+    }
+    protocol_validator("case").validate(case)
+    folder.mkdir(parents=True)
+    (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    draft.write(folder / "checkpoint")
+    (folder / "expected").mkdir()
+    for file, content in expected.items():
+        (folder / "expected" / file).write_bytes(content)
+    return folder
+
+
+def _write_check(plan: Mapping[str, Any], level: str, expected: dict[str, bytes]) -> dict[str, Any]:
+    """The same tensor, to be written; the local tensors of the source layout go to ``expected``."""
+    slot: dict[str, Any] = {"dtype": plan["dtype"], "shape": plan["shape"]}
+    if plan["compressor"] is not None:
+        slot["compressor"] = plan["compressor"]
+    if plan["source"] is None:
+        slot["in"] = "whole.bin"
+    else:
+        item = ITEM_BYTES[plan["dtype"]]
+        data = expected["whole.bin"]
+        slot |= {**plan["source"], "ins": []}
+        for number, (place, local) in enumerate(lower(**plan["source"], shape=plan["shape"]).items()):
+            if local is not None:
+                file = f"source-{number}.bin"
+                expected[file] = local_bytes(data, item, local)
+                slot["ins"].append({"coordinate": list(place), "in": file})
+    params = {
+        "storage": plan["storage"],
+        "chunk_bytes": plan["chunk_bytes"],
+        "atoms": [{"name": "w", "slots": {"value": slot}}],
+    }
+    return {
+        "name": "write", "role": "writer", "level": level, "op": "write", "params": params,
+        "expect": {"written": {"w/value": "whole.bin"}},
+    }  # fmt: skip

@@ -1,0 +1,117 @@
+"""Reports: a stream of lines, one JSON document, Markdown, and a badge."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ucp_conformance import __version__
+from ucp_conformance.connection import Connection
+from ucp_conformance.page import page
+from ucp_conformance.resources import protocol_validator
+from ucp_conformance.results import BAD, ROLES, Result, badge, classes
+from ucp_conformance.static import vectors_digest
+
+__all__ = ["Stream", "make_report", "markdown", "write_reports"]
+
+
+class Stream:
+    """Newline-delimited JSON: a header, results as they come, a footer; without a footer it is not whole."""
+
+    def __init__(self, out: IO[str], header: dict[str, Any]) -> None:
+        self.out = out
+        self.count = 0
+        self._line({"header": header})
+
+    def _line(self, value: dict[str, Any]) -> None:
+        self.out.write(json.dumps(value) + "\n")
+        self.out.flush()
+
+    def tell(self, result: Result) -> None:
+        """One result."""
+        self.count += 1
+        self._line({"result": result.to_json()})
+
+    def close(self) -> None:
+        """The footer."""
+        self._line({"footer": {"results": self.count}})
+
+
+def suite_document(profile: str, seed: int) -> dict[str, Any]:
+    """What was run."""
+    return {
+        "name": "ucp-conformance",
+        "version": __version__,
+        "vectors": vectors_digest(),
+        "profile": profile,
+        "seed": seed,
+    }
+
+
+def make_report(
+    suite: dict[str, Any], connections: Sequence[Connection], results: Sequence[Result]
+) -> dict[str, Any]:
+    """The whole report as a document that meets `report.schema.json`."""
+    drivers = []
+    for connection in connections:
+        hello = connection.claims.document if connection.claims is not None else {"roles": []}
+        earned = classes(results, connection.label, hello["roles"])
+        drivers.append({"label": connection.label, "hello": hello, "classes": earned, "badge": badge(earned)})
+    report = {
+        "suite": suite,
+        "drivers": drivers,
+        "results": [result.to_json() for result in results],
+        "totals": dict(sorted(Counter(result.outcome for result in results).items())),
+    }
+    protocol_validator("report").validate(report)
+    return report
+
+
+def markdown(report: dict[str, Any], *, most: int = 50) -> str:
+    """A summary for a job's page."""
+    lines = ["# UCP conformance", ""]
+    lines += [
+        f"Vectors `{report['suite']['vectors'][:19]}`, profile {report['suite']['profile']}, "
+        f"seed {report['suite']['seed']}: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in report["totals"].items()),
+        "",
+        "| implementation | " + " | ".join(ROLES) + " | badge |",
+        "|---" * (len(ROLES) + 2) + "|",
+    ]
+    for driver in report["drivers"]:
+        cells = [str(driver["classes"].get(role) or "-") for role in ROLES]
+        lines.append(f"| {driver['label']} | " + " | ".join(cells) + f" | {driver['badge']['message']} |")
+    bad = [result for result in report["results"] if result["outcome"] in BAD]
+    if bad:
+        lines += [
+            "",
+            f"## Failures ({len(bad)})",
+            "",
+            "| case | implementation | outcome | detail |",
+            "|---|---|---|---|",
+        ]
+        for result in bad[:most]:
+            detail = result["detail"].replace("|", "\\|").replace("\n", " ")[:200]
+            lines.append(f"| `{result['id']}` | {result['driver']} | {result['outcome']} | {detail} |")
+        if len(bad) > most:
+            lines.append(f"| ... and {len(bad) - most} more | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def write_reports(report: dict[str, Any], folder: Path) -> None:
+    """report.json, summary.md, index.html, a badge per driver, and failed exchanges as files of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (folder / "summary.md").write_text(markdown(report), encoding="utf-8")
+    (folder / "index.html").write_text(page(report), encoding="utf-8")
+    for driver in report["drivers"]:
+        (folder / f"badge-{driver['label']}.json").write_text(
+            json.dumps(driver["badge"]) + "\n", encoding="utf-8"
+        )
+    for number, result in enumerate(result for result in report["results"] if "case" in result):
+        (folder / f"case-{number}.json").write_text(
+            json.dumps(result["case"], indent=1) + "\n", encoding="utf-8"
+        )

@@ -1,0 +1,197 @@
+"""What generated cases are drawn from; alternatives stand simple first, so that shrinking ends there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ucp_conformance.connection import Claims
+from ucp_conformance.oracle.bytes_of import ITEM_BYTES
+from ucp_conformance.oracle.layouts import lower
+from ucp_conformance.oracle.problem import RefusalError
+
+__all__ = ["plans"]
+
+EXTENTS = (1, 2, 3, 4, 5, 0, 6, 7, 8, 9, 11)
+MOST_ELEMENTS = 400
+KINDS = ("shard", "shard", "shard", "flatten", "blocks", "join", "only", "pad", "permute", "view")
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> list[int]:
+    """Up to four dimensions, few elements; 0, 1 and primes among the extents."""
+    shape: list[int] = []
+    size = 1
+    for _ in range(draw(st.sampled_from([1, 2, 0, 3, 4]))):
+        extent = draw(st.sampled_from([extent for extent in EXTENTS if size * extent <= MOST_ELEMENTS]))
+        size *= max(1, extent)
+        shape.append(extent)
+    return shape
+
+
+@st.composite
+def splits(draw: st.DrawFn, extent: int, parts: int) -> list[int]:
+    """Sizes that sum to an extent, zeros among them."""
+    cuts = sorted(draw(st.lists(st.integers(0, extent), min_size=parts - 1, max_size=parts - 1)))
+    return [stop - start for start, stop in zip([0, *cuts], [*cuts, extent], strict=True)]
+
+
+@st.composite
+def shards(draw: st.DrawFn, axis: str, size: int, dim: int, extent: int) -> dict[str, Any]:
+    """A shard step whose rule fits the extent."""
+    rule = draw(st.sampled_from(["ceil", "ceil", "balanced", "even", "sizes"]))
+    step: dict[str, Any] = {"kind": "shard", "axis": axis, "dim": dim}
+    if rule == "sizes":
+        return {**step, "sizes": draw(splits(extent, size))}
+    return {**step, "rule": rule}
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict[str, Any]:
+    """A mesh of at most eight ranks, and steps that lower; those that would not are left out."""
+    axes: list[dict[str, Any]] = [
+        {"name": name, "size": size}
+        for name, size in zip(
+            "abc",
+            draw(st.lists(st.sampled_from([2, 3, 1, 4]), min_size=draw(st.sampled_from([1, 0])), max_size=3)),
+            strict=False,
+        )
+    ]
+    while _product(axes) > 8:
+        axes.pop()
+    if "pad" in kinds and len(axes) > 1 and draw(st.sampled_from([False, False, True])):
+        # Axes whose size differs came into the format together with padding.
+        sizes = [draw(st.integers(1, 3)) for _ in range(axes[0]["size"])]
+        axes[1] = {"name": axes[1]["name"], "by": axes[0]["name"], "sizes": sizes}
+    mesh = {"axes": axes}
+    steps: list[dict[str, Any]] = []
+    for _ in range(draw(st.sampled_from([1, 2, 0, 3, 4]))):
+        step = draw(_step(mesh, shape, steps, kinds))
+        if step is not None and _lowers(mesh, [*steps, step], shape):
+            steps.append(step)
+    return {"mesh": mesh, "steps": steps}
+
+
+def _product(axes: Sequence[dict[str, Any]]) -> int:
+    size = 1
+    for axis in axes:
+        size *= axis["size"]
+    return size
+
+
+def _lowers(mesh: dict[str, Any], steps: list[dict[str, Any]], shape: Sequence[int]) -> bool:
+    try:
+        lower(mesh, steps, shape)
+    except RefusalError:
+        return False
+    return True
+
+
+@st.composite
+def _reshaped(draw: st.DrawFn, shape: Sequence[int]) -> list[int]:
+    """Another shape of as many elements: neighbours joined, or an extent split by a factor."""
+    found = list(shape)
+    for _ in range(draw(st.integers(1, 2))):
+        if len(found) > 1 and draw(st.booleans()):
+            at = draw(st.integers(0, len(found) - 2))
+            found[at : at + 2] = [found[at] * found[at + 1]]
+        elif found:
+            at = draw(st.integers(0, len(found) - 1))
+            factor = draw(st.sampled_from([f for f in (1, 2, 3, 4) if found[at] % f == 0]))
+            found[at : at + 1] = [found[at] // factor, factor]
+    return found
+
+
+@st.composite
+def _step(
+    draw: st.DrawFn,
+    mesh: dict[str, Any],
+    shape: Sequence[int],
+    steps: list[dict[str, Any]],
+    kinds: Sequence[str],
+) -> dict[str, Any] | None:
+    kind = draw(st.sampled_from([kind for kind in KINDS if kind in kinds]))
+    flat = any(step["kind"] == "flatten" for step in steps)
+    if kind == "flatten":
+        return {"kind": "flatten"}
+    if kind == "only":
+        if not mesh["axes"]:
+            return None
+        axis = draw(st.sampled_from(mesh["axes"]))
+        least = axis.get("size", 0) or min(axis["sizes"])
+        places = draw(st.lists(st.integers(0, least - 1), min_size=1, unique=True))
+        return {"kind": "only", "axis": axis["name"], "coordinates": sorted(places)}
+    # The shape as the steps before have left it, at the first coordinate that holds anything.
+    seen = next((local.shape for local in lower(mesh, steps, shape).values() if local is not None), ())
+    if kind == "permute":
+        return {"kind": "permute", "order": draw(st.permutations(range(len(seen))))}
+    if kind == "view":
+        return {"kind": "view", "shape": draw(_reshaped(seen))}
+    dims = 1 if flat else len(seen)
+    if dims == 0:
+        return None
+    dim = draw(st.integers(0, dims - 1))
+    extent = seen[dim] if dim < len(seen) else 0
+    if kind == "pad":
+        if draw(st.booleans()):
+            return {"kind": "pad", "dim": dim, "multiple": draw(st.integers(1, 5))}
+        return {"kind": "pad", "dim": dim, "to": extent + draw(st.integers(0, 3))}
+    if kind == "join":
+        return {"kind": "join", "dim": dim}
+    if kind == "blocks":
+        if "pad" in kinds and draw(st.sampled_from([False, False, True])):
+            rule = draw(st.sampled_from(["ceil", "balanced", "even"]))
+            return {"kind": "blocks", "dim": dim, "rule": rule, "count": draw(st.integers(1, 4))}
+        sizes = draw(splits(extent, draw(st.integers(1, 4))))
+        step: dict[str, Any] = {"kind": "blocks", "dim": dim, "sizes": sizes}
+        if mesh["axes"] and draw(st.booleans()):
+            axis = draw(st.sampled_from(mesh["axes"]))
+            own = [draw(st.sampled_from([None, "keep", "split"])) for _ in sizes]
+            step["steps"] = [
+                None
+                if how is None
+                else []
+                if how == "keep"
+                else [draw(shards(axis["name"], axis.get("size", 1), dim, size))]
+                for how, size in zip(own, sizes, strict=True)
+            ]
+        return step
+    if not mesh["axes"]:
+        return None
+    axis = draw(st.sampled_from(mesh["axes"]))
+    return draw(shards(axis["name"], axis.get("size", 1), dim, extent))
+
+
+@st.composite
+def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
+    """A plan that both sides claim to master."""
+    both = {
+        member: [value for value in writer.document[member] if value in reader.document[member]]
+        for member in ("storages", "dtypes", "steps")
+    }
+    shape = draw(shapes())
+    order = list(ITEM_BYTES)
+    # Mostly layouts: whole tensors have few ways to be wrong.
+    maybe = st.one_of(st.none(), *[layouts(shape, both["steps"])] * 3)
+    source, target = draw(maybe), draw(maybe)
+    dtypes = sorted(
+        both["dtypes"], key=lambda name: (name != "uint8", order.index(name) if name in order else 99)
+    )
+    dtype = draw(st.sampled_from([name for name in dtypes if name in ITEM_BYTES]))
+    gzip = writer.writes_compressor("gzip") and "gzip" in reader.document["compressors"]
+    level = draw(st.none() | st.integers(0, 9)) if gzip else None
+    return {
+        "storage": draw(st.sampled_from(sorted(both["storages"]))),
+        "chunk_bytes": draw(st.sampled_from([1 << 20, 16, 17, 24, 64, 100])),
+        "dtype": dtype,
+        "shape": shape,
+        "data": draw(
+            st.sampled_from(["counter", "zeros"]) | st.integers(0, 2**32).map(lambda seed: f"random:{seed}")
+        ),
+        "compressor": None if level is None else {"name": "gzip", "configuration": {"level": level}},
+        "source": source,
+        "target": target,
+        "rewrite": draw(st.none() | st.sampled_from(sorted(both["storages"]))),
+    }

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ucpformat
+from tests.cli.conftest import Ucp
+from tests.frameworks.torch_dcp.cases import DcpCase
+from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.torch_dcp import DcpDirectory
+
+pytestmark = pytest.mark.distributed
+
+
+def test_the_kind_is_detected_and_the_other_one_written(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+    case = dcp_case("fsdp_2")
+    source, middle, back = case.path, tmp_path / "ucp", tmp_path / "dcp"
+    result = ucp("convert", source, middle)
+    assert (result.exit_code, result.stderr) == (0, "")
+    with ucpformat.open(middle) as checkpoint:
+        size = "36.62 KiB"
+        assert result.stdout == (
+            f"{source} (dcp) -> {middle} (ucp): 32 tensors, {size}, 17 values\ndigest {checkpoint.root.digest}\n"
+        )
+        assert checkpoint.root.storage == "packed"
+    result = ucp("convert", middle, back)
+    assert result.exit_code == 0
+    assert (
+        result.stdout == f"{middle} (ucp) -> {back} (dcp): 32 tensors, {size}, {len(case.objects)} values\n"
+    )
+    assert detect_kind(back) == "dcp"
+
+
+def test_kinds_that_are_given(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+    source = dcp_case("fsdp_2").path
+    assert ucp("convert", source, tmp_path / "a", "--from", "dcp", "--to", "ucp").exit_code == 0
+    result = ucp("convert", tmp_path / "a", tmp_path / "b", "--to", "ucp", "--storage", "plain")
+    assert result.exit_code == 0
+    assert ucp("diff", tmp_path / "a", tmp_path / "b").exit_code == 0
+    with ucpformat.open(tmp_path / "b") as checkpoint:
+        assert checkpoint.root.storage == "plain"
+    refused = ucp("convert", source, tmp_path / "c", "--from", "ucp")
+    assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-NOT-FOUND")
+    refused = ucp("convert", source, tmp_path / "c", "--to", "dcp")
+    assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-SOURCE:")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("compressor", ["gzip", "zstd"])
+def test_compressors(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path, compressor: str) -> None:
+    """UCP-D-009: what is used is declared."""
+    assert ucp("convert", dcp_case("tp_2").path, tmp_path / "a", "--compressor", compressor).exit_code == 0
+    with ucpformat.open(tmp_path / "a") as checkpoint:
+        assert {stored.slot.compressor.name for stored in checkpoint.slots() if stored.slot.compressor} == {
+            compressor
+        }
+        assert checkpoint.root.envelope.read_features == (("zstd",) if compressor == "zstd" else ())
+    assert ucp("validate", tmp_path / "a").exit_code == 0
+
+
+def test_foreign_objects(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+    source = dcp_case("odd").path
+    refused = ucp("convert", source, tmp_path / "a")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"error UCP-E-OBJECT at {source}#objects.")
+    assert refused.stderr.count("\n") == 1
+    assert ucp("convert", source, tmp_path / "a", "--foreign-objects", "opaque").exit_code == 0
+    assert ucp("convert", tmp_path / "a", tmp_path / "b").exit_code == 0
+    first, second = DcpDirectory.open(source), DcpDirectory.open(tmp_path / "b")
+    for key in ("objects.text", "objects.numpy", "objects.time"):
+        assert first.read_object_bytes(key) == second.read_object_bytes(key)
+
+
+def test_the_number_of_shards(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+    source = dcp_case("hf_shards_4").path
+    refused = ucp("convert", source, tmp_path / "a")
+    assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-SOURCE")
+    assert ucp("convert", source, tmp_path / "a", "--shards", 4).exit_code == 0
+    assert ucp("convert", source, tmp_path / "b", "--shards", 0).exit_code == 2
+
+
+def test_destinations_that_exist(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+    """UCP-W-004."""
+    assert ucp("convert", dcp_case("tp_2").path, tmp_path / "a").exit_code == 0
+    before = (tmp_path / "a" / "ucp.json").read_bytes()
+    refused = ucp("convert", dcp_case("tp_2").path, tmp_path / "a")
+    assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-EXISTS")
+    assert (tmp_path / "a" / "ucp.json").read_bytes() == before
+
+
+def test_a_place_without_a_checkpoint(ucp: Ucp, tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "none", "memory://none"):
+        refused = ucp("convert", source, tmp_path / "a")
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith(f"error UCP-E-SOURCE at {source}: ")

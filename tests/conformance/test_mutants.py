@@ -1,0 +1,112 @@
+"""Every deliberately wrong driver is caught, and one that is right is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from ucp_conformance.connection import Connection, DriverError
+from ucp_conformance.generated import run_pair, run_pairs
+from ucp_conformance.results import BAD, Result
+from ucp_conformance.stateful import run_stateful
+from ucp_conformance.static import run_static
+
+from tests.conformance.suite import CONFORMANCE, ORACLE, mutant
+
+Run = Callable[[Connection], Iterator[Result]]
+
+
+def ignore(_: Result) -> None:
+    """Nobody listens."""
+
+
+def static(only: str) -> Run:
+    return lambda connection: run_static(connection, ignore, only=only)
+
+
+def generated(connection: Connection) -> Iterator[Result]:
+    return run_pairs([connection], ignore, examples=200, seed_=0)
+
+
+def sequences(connection: Connection) -> Iterator[Result]:
+    return run_stateful([connection], ignore, sequences=6, seed_=0)
+
+
+CAUGHT_BY: dict[str, Run] = {
+    "accepts-all": static("bad/digest"),
+    "refuses-all": static("good/parents"),
+    "floor-division": generated,
+    "transposes": static("good/grid/matrix"),
+    "drops-piece": static("good/layouts"),
+    "ignores-features": static("forward/feature"),
+    "skips-checksums": static("bad/chunks"),
+    "skips-digests": static("bad/digest"),
+    "wrong-place": static("bad/names"),
+    "crashes": static("good/parents"),
+    "hangs": static("good/grid/cube"),
+    "prints-noise": static("good/basic"),
+    "wrong-id": static("good/basic"),
+    "tears-writes": sequences,
+    "overwrites": static("bad/write"),
+    "copies-extensions": static("forward/rewrite"),
+    "executes": static("good/state"),
+    "peeks": generated,
+}
+
+
+def outcomes(command: str, run: Run) -> set[str]:
+    connection = Connection(command, label="x", timeout=1.0)
+    try:
+        return {result.outcome for result in run(connection)}
+    except DriverError:
+        return {"protocol"}
+    finally:
+        connection.kill()
+
+
+def test_every_mutant_is_listed() -> None:
+    text = (CONFORMANCE / "mutants" / "__main__.py").read_text(encoding="utf-8")
+    listed = text.partition("MUTANTS: dict")[2]
+    assert all(f'"{name}":' in listed for name in CAUGHT_BY)
+    assert listed.partition("}")[0].count('":') == len(CAUGHT_BY)
+
+
+@pytest.mark.parametrize("name", CAUGHT_BY)
+def test_mutant_is_caught(name: str) -> None:
+    assert outcomes(mutant(name), CAUGHT_BY[name]) & BAD
+
+
+@pytest.mark.parametrize("name", sorted({"accepts-all", "drops-piece", "tears-writes", "peeks", "executes"}))
+def test_what_catches_mutants_spares_the_driver_they_derive_from(name: str) -> None:
+    assert outcomes(ORACLE, CAUGHT_BY[name]) <= {"pass", "unclaimed"}
+
+
+def test_the_mutant_that_peeks_knows_the_vectors_that_it_has_seen() -> None:
+    """Otherwise it would be caught for another reason."""
+    connection = Connection(mutant("peeks"), label="x", timeout=5.0)
+    try:
+        found = [
+            result.outcome
+            for result in run_static(connection, ignore, only="bad/digest")
+            if ":validate" in result.id
+        ]
+    finally:
+        connection.kill()
+    assert found.count("pass") > len(found) / 2
+
+
+def test_a_planted_fault_shrinks_to_a_small_case_and_is_blamed_on_its_side() -> None:
+    right = Connection(ORACLE, label="right", timeout=5.0)
+    wrong = Connection(mutant("floor-division"), label="wrong", timeout=5.0)
+    try:
+        found = run_pair(right, wrong, examples=200, seed_=0) + run_pair(wrong, right, examples=200, seed_=0)
+    finally:
+        right.kill()
+        wrong.kill()
+    bad = {result.id: result for result in found if result.outcome in BAD}
+    assert bad.keys() == {"generated/right-to-wrong:reader", "generated/wrong-to-right:writer"}
+    assert {result.driver for result in bad.values()} == {"wrong"}
+    read = bad["generated/right-to-wrong:reader"]
+    assert read.case is not None
+    assert sum(read.case["plan"]["shape"]) <= 3
+    assert len(read.case["plan"]["target"]["steps"]) == 1

@@ -1,0 +1,186 @@
+"""Whole runs: the oracle's driver and the reference, reports, replay, promotion, expected failures."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from ucp_conformance.resources import protocol_validator
+from ucp_conformance.results import Result, apply_expected, badge, classes, read_expected
+
+from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, TEMPLATE, mutant, ucp_conformance
+
+# One worker for the tests of one run, so that it is made once.
+of_the_reference = pytest.mark.xdist_group("conformance-reference")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports of a quick run of the reference against the oracle's driver."""
+    folder = tmp_path_factory.mktemp("reference")
+    known = Path(__file__).with_name("known.toml")
+    done = ucp_conformance(
+        "run",
+        "--profile",
+        "quick",
+        "--report",
+        folder,
+        "--xfail",
+        known,
+        "--driver",
+        f"reference={REFERENCE}",
+    )
+    (folder / "exit").write_text(f"{done.returncode}")
+    (folder / "stdout").write_text(done.stdout + done.stderr)
+    return folder
+
+
+@of_the_reference
+def test_the_reference_passes_but_for_what_is_known(reference: Path) -> None:
+    assert (reference / "exit").read_text() == "0", (reference / "stdout").read_text()[-6000:]
+
+
+@of_the_reference
+def test_reports_are_whole(reference: Path) -> None:
+    report = json.loads((reference / "report.json").read_bytes())
+    protocol_validator("report").validate(report)
+    lines = [json.loads(line) for line in (reference / "results.ndjson").read_text().splitlines()]
+    assert [next(iter(line)) for line in (lines[0], lines[-1])] == ["header", "footer"]
+    assert lines[-1]["footer"]["results"] == len(lines) - 2 == len(report["results"])
+    assert "| reference |" in (reference / "summary.md").read_text()
+    assert "generated/reference-to-reference" in (reference / "results.ndjson").read_text()
+    assert "UCP-D-037" in (reference / "index.html").read_text()
+    assert set(json.loads((reference / "badge-reference.json").read_bytes())) == {
+        "schemaVersion", "label", "message", "color",
+    }  # fmt: skip
+
+
+def test_the_oracle_s_driver_earns_full_without_the_reference(tmp_path: Path) -> None:
+    done = ucp_conformance("run", "--profile", "quick", "--report", tmp_path, "--driver", f"oracle={ORACLE}")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    message = json.loads((tmp_path / "badge-oracle.json").read_bytes())["message"]
+    assert message == "Full validator/reader/writer/rewriter"
+
+
+def test_the_template_talks_and_earns_nothing(tmp_path: Path) -> None:
+    arguments = ["--driver", f"mine={TEMPLATE}", "--only", "good/basic", "--report", str(tmp_path)]
+    done = ucp_conformance("run", *arguments)
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert done.returncode == 0
+    assert report["totals"].keys() == {"pass", "unclaimed", "unsupported"}
+    assert json.loads((tmp_path / "badge-mine.json").read_bytes())["message"] == "no class"
+
+
+def test_a_driver_that_cannot_be_started_fails_the_run(tmp_path: Path) -> None:
+    done = ucp_conformance("run", "--driver", "none=/nowhere/driver", "--report", tmp_path)
+    assert done.returncode == 1
+    assert "protocol/hello" in (tmp_path / "summary.md").read_text()
+
+
+PLAN = {
+    "storage": "packed", "chunk_bytes": 16, "dtype": "uint8", "shape": [3], "data": "counter", "compressor": None,
+    "source": None, "rewrite": None,
+    "target": {
+        "mesh": {"axes": [{"name": "a", "size": 2}]},
+        "steps": [{"kind": "shard", "axis": "a", "dim": 0, "rule": "ceil"}],
+    },
+}  # fmt: skip
+
+
+def test_a_case_is_replayed_and_promoted(tmp_path: Path) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps({"kind": "exchange", "writer": "a", "reader": "b", "plan": PLAN}))
+    assert ucp_conformance("replay", file, "--driver", f"o={ORACLE}").returncode == 0
+    found = ucp_conformance(
+        "replay", file, "--driver", f"o={ORACLE}", "--driver", f"m={mutant('floor-division')}"
+    )
+    assert found.returncode == 1
+    assert "reader m" in found.stdout
+    done = ucp_conformance("promote", file, "three-over-two", "--vectors", tmp_path / "vectors")
+    assert done.returncode == 0, done.stderr
+    case = json.loads((tmp_path / "vectors/good/promoted/three-over-two/case.json").read_bytes())
+    protocol_validator("case").validate(case)
+    assert (tmp_path / "vectors/good/promoted/three-over-two/expected/local-1.bin").read_bytes() == b"\3"
+
+
+def test_examples_of_the_protocol_meet_their_schemas() -> None:
+    text = (CONFORMANCE / "PROTOCOL.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```json schema=([a-z-]+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(examples) >= 6
+    for name, example in examples:
+        protocol_validator(name).validate(json.loads(example))
+
+
+@pytest.mark.wheel
+@pytest.mark.xdist_group("wheel")
+def test_the_wheel_runs_alone(tmp_path: Path) -> None:
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(tmp_path),
+        str(CONFORMANCE),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    program = "import sys; sys.modules['ucpformat'] = None; sys.path.insert(0, sys.argv.pop(1))\n"
+    program += "import ucp_conformance.cli as cli; assert 'installed' in cli.__file__; cli.main()"
+    template = tmp_path / "installed/ucp_conformance/_data/drivers/template/driver.py"
+    options = [
+        "run",
+        "--driver",
+        f"mine={sys.executable} {template}",
+        "--only",
+        "good/",
+        "--report",
+        str(tmp_path / "r"),
+    ]
+    command = [sys.executable, "-I", "-c", program, str(tmp_path / "installed"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "r/report.json").read_bytes())["totals"]["unsupported"] > 50
+
+
+def results(*outcomes: tuple[str, str]) -> list[Result]:
+    return [Result(f"c{n}", "d", "reader", level, outcome) for n, (level, outcome) in enumerate(outcomes)]
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        ([("inspect", "pass"), ("dense", "pass")], "dense"),
+        ([("inspect", "pass"), ("dense", "fail")], "inspect"),
+        ([("inspect", "pass"), ("dense", "xfail")], "inspect"),
+        ([("inspect", "pass"), ("dense", "unsupported")], "inspect"),
+        ([("inspect", "fail"), ("dense", "pass")], None),
+    ],
+)
+def test_a_class_takes_every_case_at_or_below_its_level(
+    found: list[tuple[str, str]], level: str | None
+) -> None:
+    assert classes(results(*found), "d", ["reader"])["reader"] == level
+
+
+def test_badges_state_the_class_in_words() -> None:
+    earned = {"validator": "full", "reader": "full", "writer": "dense", "rewriter": None, "+zstd": True}
+    assert badge(earned)["message"] == "Full validator/reader, Dense writer +zstd"
+
+
+def test_expected_failures_need_reasons_and_must_fail(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('[[expected]]\nid = "c0"\nreason = "not done yet"\n')
+    expected = read_expected(file)
+    assert apply_expected(results(("dense", "fail")), expected)[0].outcome == "xfail"
+    assert apply_expected(results(("dense", "pass")), expected)[0].outcome == "xpass"
+    file.write_text('[[expected]]\nid = "c0"\nreason = "later"\n')
+    with pytest.raises(ValueError, match="reason"):
+        read_expected(file)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry import model
+from tests.geometry.strategies import boxes, nonempty_boxes, shapes, tilings
+from ucpformat.errors import LayoutError
+from ucpformat.geometry import (
+    Blocks,
+    Box,
+    BoxIndex,
+    CoverFault,
+    Layout,
+    Mesh,
+    MeshAxis,
+    Shard,
+    check_cover,
+    covers,
+    distinct_boxes,
+    exact_cover,
+    first_gap,
+    first_overlap,
+    lower,
+)
+
+SOLID = shapes(max_elements=200).filter(lambda shape: 0 not in shape)
+
+
+@given(st.data(), SOLID)
+def test_tilings_cover_exactly(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    parts = data.draw(tilings(Box.whole(shape)))
+    assert exact_cover(parts, shape) is None
+    check_cover(parts, shape)
+    assert covers(parts + parts, shape) is None
+
+
+@given(st.data(), SOLID)
+def test_a_missing_part_is_a_gap(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    missing, *parts = data.draw(tilings(Box.whole(shape)))
+    for fault in (exact_cover(parts, shape), covers(parts, shape)):
+        assert fault is not None
+        assert fault.kind == "gap"
+        assert missing.contains(fault.box)
+        assert not fault.box.is_empty
+
+
+@given(st.data(), SOLID)
+def test_an_extra_part_is_an_overlap(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    parts = data.draw(tilings(Box.whole(shape)))
+    extra = data.draw(nonempty_boxes(shape))
+    fault = exact_cover([*parts, extra], shape)
+    assert fault is not None
+    assert fault.kind == "overlap"
+    assert extra.contains(fault.box)
+    assert covers([*parts, extra], shape) is None
+
+
+@given(st.data(), shapes(max_elements=200))
+def test_verdicts_are_those_of_counting_cells(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    some = data.draw(st.lists(boxes(shape), max_size=6))
+    count = model.marked(some, shape)
+    assert (first_overlap(some) is None) == bool((count <= 1).all())
+    assert (exact_cover(some, shape) is None) == bool((count == 1).all())
+    assert (covers(some, shape) is None) == bool((count >= 1).all())
+    gap = first_gap(some, shape)
+    if gap is None:
+        assert (count >= 1).all()
+    else:
+        assert (count[model.slices(gap)] == 0).all()
+        assert gap.offset == tuple(np.argwhere(count == 0)[0].tolist())
+
+
+@given(st.data(), shapes(max_elements=200))
+def test_the_index_finds_what_a_scan_finds(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    some = data.draw(st.lists(boxes(shape), max_size=8))
+    wanted = data.draw(boxes(shape))
+    expected = [place for place, box in enumerate(some) if box.intersect(wanted) is not None]
+    assert BoxIndex(some).overlapping(wanted) == expected
+
+
+def test_a_grid_of_thousands_is_no_effort() -> None:
+    grid = [Box((row * 3, column * 5), (3, 5)) for row in range(60) for column in range(60)]
+    assert exact_cover(grid, (180, 300)) is None
+    assert exact_cover(grid[:1234] + grid[1235:], (180, 300)) == CoverFault("gap", grid[1234])
+
+
+def test_boxes_that_leave_the_tensor() -> None:
+    outside = Box((1,), (2,))
+    assert exact_cover([outside], (2,)) == CoverFault("outside", outside)
+    assert covers([Box((0,), (2,)), outside], (2,)) == CoverFault("outside", outside)
+
+
+def test_the_error_names_the_place() -> None:
+    with pytest.raises(LayoutError, match="gap at") as caught:
+        check_cover([Box((0,), (1,))], (2,), at="/segments/3")
+    assert (caught.value.code, caught.value.at) == ("UCP-E-COVER", "/segments/3")
+
+
+def test_unequal_overlaps_are_for_sources_alone() -> None:
+    mesh = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 2)))
+    plain = distinct_boxes(lower(Layout(mesh, (Shard("tp", 0),)), (4,)))
+    assert plain == [Box((0,), (2,)), Box((2,), (2,))]
+    assert exact_cover(plain, (4,)) is None
+    replicated = distinct_boxes(lower(Layout(mesh, (Blocks(0, (4, 2), (None, ())), Shard("tp", 0))), (6,)))
+    assert exact_cover(replicated, (6,)) == CoverFault("overlap", Box((4,), (2,)))
+    assert covers(replicated, (6,)) is None

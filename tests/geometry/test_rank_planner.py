@@ -1,0 +1,65 @@
+"""A rank's part in moving a whole model: it agrees with the others', and follows kinds and not sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.geometry.giant import Size, Spread, spread
+from ucpformat.geometry import Exchange, RankPlan, RankPlanner, element_count, lower
+
+
+def parts(rank: int, source: Spread, target: Spread) -> list[RankPlan | None]:
+    planner = RankPlanner(rank, source.layouts, target.layouts)
+    return [
+        planner.plan(before, after, shape)
+        for (before, shape), (after, _) in zip(source.tensors, target.tensors, strict=True)
+    ]
+
+
+def test_the_parts_of_all_ranks_fit_together() -> None:
+    size = Size(layers=4, experts=4, hidden=8, inner=12)
+    source = spread(size, pp=2, edp=2, ep=2, tp=2)
+    target = spread(size, pp=4, edp=1, ep=1, tp=4)
+    plans = [parts(rank, source, target) for rank in range(16)]
+    for number, ((before, shape), (after, _)) in enumerate(zip(source.tensors, target.tensors, strict=True)):
+        mine = [found for found in (plan[number] for plan in plans) if found is not None]
+        sent = Counter(copy for part in mine for copy in part.sends)
+        received = Counter(copy for part in mine for copy in part.receives)
+        assert sent == received
+        kept = [copy for part in mine for copy in part.keeps]
+        whole = Exchange(lower(source.layouts[before], shape), lower(target.layouts[after], shape))
+        assert Counter(whole.plan().copies) == received + Counter(kept)
+        assert sum(copy.size * count for copy, count in sent.items()) == whole.lower_bound()
+
+
+def test_a_rank_of_another_job_takes_no_part() -> None:
+    size = Size(layers=1, experts=1, hidden=2, inner=2)
+    one = spread(size, pp=1, edp=1, ep=1, tp=2)
+    assert parts(2, one, one) == [None] * len(one.tensors)
+
+
+def copies(size: Size) -> int:
+    """How many copies rank 9 handles, each kind once, from one arrangement of 64 ranks to another."""
+    source, target = spread(size, pp=4, edp=2, ep=2, tp=4), spread(size, pp=2, edp=4, ep=4, tp=2)
+    distinct = {id(part): part for part in parts(9, source, target) if part is not None}
+    return sum(len(part.keeps) + len(part.receives) + len(part.sends) for part in distinct.values())
+
+
+def test_work_follows_kinds_and_not_sizes() -> None:
+    small = copies(Size(layers=8, experts=8, hidden=64, inner=128))
+    assert copies(Size(layers=8, experts=8, hidden=4096, inner=16384)) == small
+    assert copies(Size(layers=64, experts=64, hidden=64, inner=128)) == small
+
+
+def test_a_trillion_parameters_on_8192_ranks() -> None:
+    """One rank of 8192 plans its part of 142 thousand tensors out of a few kinds."""
+    size = Size(layers=92, experts=256, hidden=4096, inner=3584)
+    source, target = spread(size, pp=16, edp=8, ep=8, tp=8), spread(size, pp=8, edp=16, ep=16, tp=4)
+    assert sum(element_count(shape) for _, shape in source.tensors) > 3e12
+    assert len(source.layouts) + len(target.layouts) < 1200
+    found = [part for part in parts(1234, source, target) if part is not None]
+    distinct = {id(part): part for part in found}
+    assert len(found) > 1000
+    assert len(distinct) < 50
+    most = max(len(piece.keeps) + len(piece.receives) + len(piece.sends) for piece in distinct.values())
+    assert most < 300

@@ -1,0 +1,118 @@
+"""Meshes and layouts as JSON (SPEC 12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat import jsonio, schema
+from ucpformat.errors import UcpError
+from ucpformat.geometry import (
+    BlockRule,
+    Blocks,
+    Concat,
+    Flatten,
+    Join,
+    Layout,
+    Mesh,
+    MeshAxis,
+    Only,
+    Pad,
+    Permute,
+    RaggedAxis,
+    Shard,
+    Step,
+    View,
+)
+from ucpformat.model.layout_json import (
+    LayoutRecord,
+    MeshRecord,
+    layout_to_json,
+    mesh_to_json,
+    resolve,
+    step_from_json,
+    step_to_json,
+)
+
+extents = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
+shards = st.builds(
+    Shard, st.sampled_from("abc"), st.integers(0, 3), st.sampled_from(["ceil", "even", "balanced"]) | extents
+)
+own_steps = st.none() | st.lists(st.none() | st.lists(shards, max_size=2).map(tuple), max_size=3).map(tuple)
+rules = st.builds(BlockRule, st.sampled_from(["ceil", "even", "balanced"]), st.integers(1, 9))
+steps: st.SearchStrategy[Step] = (
+    shards
+    | st.just(Flatten())
+    | st.builds(Join, st.integers(0, 3))
+    | st.builds(Only, st.sampled_from("abc"), extents)
+    | st.builds(Blocks, st.integers(0, 3), extents | rules, own_steps)
+    | st.builds(View, st.lists(st.integers(0, 9), max_size=3).map(tuple))
+    | st.builds(Permute, st.lists(st.integers(0, 3), max_size=3).map(tuple))
+    | st.builds(lambda dim, to: Pad(dim, to=to), st.integers(0, 3), st.integers(0, 9))
+    | st.builds(lambda dim, multiple: Pad(dim, multiple=multiple), st.integers(0, 3), st.integers(1, 9))
+)
+
+
+def again(value: Any) -> Any:
+    return jsonio.loads(jsonio.dumps_canonical(value), at="x")
+
+
+@given(steps)
+def test_a_step_survives_the_way_through_json(step: Step) -> None:
+    value = again(step_to_json(step))
+    assert step_from_json(value, at="x") == step
+    assert list(schema.problems("layout", {"mesh": 0, "steps": [value]}, "x")) == []
+
+
+@given(st.permutations(range(6)), st.booleans())
+def test_a_mesh_survives_the_way_through_json(ranks: list[int], explicit: bool) -> None:
+    mesh = Mesh((MeshAxis("a", 2), MeshAxis("b", 3)), tuple(ranks) if explicit else None)
+    record = MeshRecord.from_json(again(mesh_to_json(mesh)), at="x")
+    assert resolve([record], [], at="x").meshes == (mesh,)
+
+
+def test_a_ragged_mesh_survives_the_way_through_json() -> None:
+    mesh = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))), (3, 2, 1, 0))
+    record = MeshRecord.from_json(again(mesh_to_json(mesh)), at="x")
+    assert resolve([record], [], at="x").meshes == (mesh,)
+
+
+def test_a_layout_refers_to_its_mesh_by_index() -> None:
+    meshes = (Mesh(()), Mesh((MeshAxis("a", 2),)))
+    layout = Layout(meshes[1], (Shard("a", 0),))
+    record = LayoutRecord.from_json(again(layout_to_json(layout, meshes)), at="x")
+    assert record.mesh == 1
+    records = [MeshRecord(mesh.axes, mesh.ranks) for mesh in meshes]
+    resolved = resolve(records, [record], at="x")
+    assert (resolved.layouts, resolved.problems) == ((layout,), ())
+
+
+def test_a_layout_on_a_mesh_that_is_not_stored_is_refused() -> None:
+    with pytest.raises(UcpError, match="UCP-E-REFERENCE"):
+        layout_to_json(Layout(Mesh(())), ())
+
+
+def test_a_reserved_primitive_is_not_stored() -> None:
+    with pytest.raises(UcpError, match=r"UCP-E-LAYOUT.*Concat"):
+        step_to_json(Concat("group"))
+
+
+def test_every_problem_of_meshes_and_layouts_is_found() -> None:
+    """UCP-D-059, UCP-D-061, UCP-D-062, UCP-R-021."""
+    meshes = [MeshRecord((MeshAxis("a", 2), MeshAxis("a", 2)), None), MeshRecord((MeshAxis("a", 2),), None)]
+    layouts = [
+        LayoutRecord(0, ()),
+        LayoutRecord(2, ()),
+        LayoutRecord(1, (Flatten(), Shard("b", 0))),
+        LayoutRecord(1, ()),
+    ]
+    resolved = resolve(meshes, layouts, at="ucp.json")
+    assert [(problem.code, problem.at) for problem in resolved.problems] == [
+        ("UCP-E-LAYOUT", "ucp.json#/meshes/0/axes/1/name"),
+        ("UCP-E-REFERENCE", "ucp.json#/layouts/1/mesh"),
+        ("UCP-E-LAYOUT", "ucp.json#/layouts/2/steps/1/axis"),
+    ]
+    assert len(resolved.meshes) == len(resolved.layouts) == 1

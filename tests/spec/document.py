@@ -1,0 +1,84 @@
+"""SPEC.md taken apart: fences, requirements, tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENT = re.compile(r"\*\*\[(UCP-[DRWVS]-[0-9]{3})\]\*\* (.+)")
+_NAMED = re.compile(r"UCP-([DRWVS])-([0-9]{3})(?: to UCP-\1-([0-9]{3}))?")
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block: the words after the backticks, the text, and the line it starts in, from 1."""
+
+    info: tuple[str, ...]
+    text: str
+    line: int
+
+    def option(self, name: str) -> str | None:
+        """The value of ``name=value`` among the words."""
+        return next((word.partition("=")[2] for word in self.info if word.startswith(f"{name}=")), None)
+
+
+@cache
+def lines() -> tuple[str, ...]:
+    return tuple((ROOT / "SPEC.md").read_text(encoding="utf-8").splitlines())
+
+
+@cache
+def fences() -> tuple[Fence, ...]:
+    found: list[Fence] = []
+    start = None
+    for number, line in enumerate(lines()):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+        else:
+            info = tuple(lines()[start].removeprefix("```").split())
+            found.append(Fence(info, "\n".join(lines()[start + 1 : number]) + "\n", start + 1))
+            start = None
+    if start is not None:
+        raise AssertionError(f"the fence in line {start + 1} is not closed")
+    return tuple(found)
+
+
+@cache
+def prose() -> tuple[tuple[int, str], ...]:
+    """Numbered lines outside fences."""
+    inside = {
+        number for fence in fences() for number in range(fence.line, fence.line + fence.text.count("\n") + 2)
+    }
+    return tuple((number, line) for number, line in enumerate(lines(), 1) if number not in inside)
+
+
+@cache
+def requirements() -> tuple[tuple[str, str], ...]:
+    """Identifier and text of every requirement, in order."""
+    found = (REQUIREMENT.match(line) for _, line in prose())
+    return tuple((match[1], match[2]) for match in found if match)
+
+
+def table(header: str) -> list[list[str]]:
+    """The cells of the table whose header line is ``header``, without the backticks around a cell."""
+    start = lines().index(header) + 2
+    rows = []
+    for line in lines()[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def identifiers(text: str) -> set[str]:
+    """Every requirement that ``text`` names, ranges (``UCP-D-001 to UCP-D-003``) included."""
+    return {
+        f"UCP-{letter}-{number:03}"
+        for letter, first, last in _NAMED.findall(text)
+        for number in range(int(first), int(last or first) + 1)
+    }

@@ -1,0 +1,83 @@
+"""Requirements of SPEC.md: one MUST each, an identifier that is never reused, and nothing demanded outside."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from tests.spec.document import ROOT, identifiers, lines, prose, requirements
+
+HISTORY = ROOT / "tests" / "spec" / "requirement_ids.txt"
+KEY_WORDS = re.compile(r"\b(?:MUST|REQUIRED|SHALL|SHOULD|RECOMMENDED|MAY|OPTIONAL)\b")
+SUBJECTS = {
+    "D": re.compile(r"(?!A (reader|writer|rewriter|validator)\b)"),
+    "R": re.compile(r"A reader\b"),
+    "W": re.compile(r"A (writer|rewriter)\b"),
+    "V": re.compile(r"A validator\b"),
+    "S": re.compile(r"A (reader|writer)\b|Software\b"),
+}
+
+
+def history() -> dict[str, str]:
+    """Every identifier there ever was, with ``withdrawn`` after those that are gone."""
+    rows = (line.split(maxsplit=1) for line in HISTORY.read_text(encoding="utf-8").splitlines())
+    return {row[0]: row[1] if len(row) > 1 else "" for row in rows}
+
+
+def test_identifiers_are_unique() -> None:
+    found = [identifier for identifier, _ in requirements()]
+    assert sorted(found) == sorted(set(found))
+
+
+@pytest.mark.parametrize(("identifier", "text"), requirements(), ids=[name for name, _ in requirements()])
+class TestRequirement:
+    def test_it_demands_one_thing(self, identifier: str, text: str) -> None:
+        assert len(KEY_WORDS.findall(text)) == text.count("MUST") == 1
+
+    def test_it_is_one_sentence(self, identifier: str, text: str) -> None:
+        assert text.endswith(".")
+        assert ". " not in text
+
+    def test_its_letter_says_who_is_bound(self, identifier: str, text: str) -> None:
+        assert SUBJECTS[identifier[4]].match(text)
+
+
+def test_an_identifier_in_bold_begins_a_requirement() -> None:
+    for number, line in prose():
+        if "**[UCP-" in line and number != example_line():
+            assert line.startswith("**[UCP-"), f"line {number}"
+
+
+def example_line() -> int:
+    """The line of the conventions that shows what an identifier looks like."""
+    return next(number for number, line in prose() if line.startswith("Every MUST stands in a requirement"))
+
+
+def test_nothing_is_demanded_outside_requirements() -> None:
+    for number, line in prose():
+        if line.startswith(("**[UCP-", "The key words MUST, MUST NOT")) or number == example_line():
+            continue
+        assert not KEY_WORDS.search(line), f"line {number} demands something without an identifier: {line}"
+
+
+def test_identifiers_are_never_dropped_or_reused() -> None:
+    """A new requirement is added to the list; one that goes stays there, as ``withdrawn``."""
+    current = [identifier for identifier, _ in requirements()]
+    known = history()
+    assert set(known.values()) <= {"", "withdrawn"}
+    assert sorted(current) == sorted(name for name, state in known.items() if not state)
+
+
+def test_numbers_of_the_history_have_no_gaps() -> None:
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for identifier in history():
+        numbers[identifier[4]].append(int(identifier[6:]))
+    assert list(history()) == sorted(history())
+    for found in numbers.values():
+        assert sorted(found) == list(range(1, len(found) + 1))
+
+
+def test_every_identifier_that_is_mentioned_exists() -> None:
+    assert identifiers("\n".join(lines())) <= set(history())

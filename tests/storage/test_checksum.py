@@ -1,0 +1,106 @@
+"""CRC-32C arithmetic against crc32c itself (SPEC 11.3, 16.5)."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat.storage import checksum
+from ucpformat.storage.checksum import (
+    ContentDigest,
+    block_checksums,
+    checksum_run,
+    combine,
+    zero_cuts,
+    zeros_checksum,
+)
+
+BLOCK = 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks() -> object:
+    """Blocks of 16 bytes, so that small data have many."""
+    with patch.object(checksum, "BLOCK_BYTES", BLOCK):
+        checksum.zeros_checksum.cache_clear()
+        yield
+    checksum.zeros_checksum.cache_clear()
+
+
+def blocks_of(data: bytes) -> list[int]:
+    return [crc32c(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)]
+
+
+@given(st.binary(max_size=99), st.binary(max_size=99))
+def test_combination_is_the_checksum_of_the_concatenation(first: bytes, second: bytes) -> None:
+    assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+@given(st.integers(0, 200))
+def test_zeros(length: int) -> None:
+    assert zeros_checksum(length) == crc32c(bytes(length))
+
+
+@given(st.lists(st.binary(max_size=50)))
+def test_blocks_run_across_buffers(buffers: list[bytes]) -> None:
+    assert block_checksums([memoryview(buffer) for buffer in buffers]).tolist() == blocks_of(
+        b"".join(buffers)
+    )
+
+
+@given(st.binary(max_size=120), st.integers(0, 100))
+def test_one_pass_gives_blocks_total_and_cuts(data: bytes, start: int) -> None:
+    run = checksum_run(memoryview(data), start)
+    assert run.blocks.tolist() == blocks_of(data)
+    assert run.total == crc32c(data)
+    position, place = start, 0
+    for crc, length in run.cuts:
+        assert length > 0
+        assert position // BLOCK == (position + length - 1) // BLOCK
+        assert crc == crc32c(data[place : place + length])
+        position, place = position + length, place + length
+    assert place == len(data)
+    assert all(
+        (start + sum(cut.length for cut in run.cuts[:n])) % BLOCK == 0 for n in range(1, len(run.cuts))
+    )
+
+
+@given(st.binary(max_size=60), st.lists(st.binary(max_size=40), max_size=3))
+def test_a_run_is_extended_without_reading_it_again(data: bytes, tail: list[bytes]) -> None:
+    run = checksum_run(memoryview(data), 0)
+    found = run.extended([memoryview(part) for part in tail], len(data))
+    assert found.tolist() == blocks_of(data + b"".join(tail))
+
+
+@given(st.integers(1, 120), st.integers(0, 100))
+def test_zero_cuts_are_those_of_zeros(size: int, start: int) -> None:
+    assert zero_cuts(size, start) == checksum_run(memoryview(bytes(size)), start).cuts
+
+
+@given(st.binary(max_size=150), st.data())
+def test_runs_in_any_order_make_one_digest(data: bytes, draw: st.DataObject) -> None:
+    """UCP-D-033."""
+    inner = draw.draw(st.lists(st.integers(1, max(1, len(data) - 1)), max_size=5))
+    edges = sorted({0, len(data), *(edge for edge in inner if edge < len(data))})
+    runs = list(pairwise(edges))
+    digest = ContentDigest(len(data))
+    for number, (start, stop) in enumerate(draw.draw(st.permutations(runs))):
+        assert digest.value() is None, number
+        digest.add(start, checksum_run(memoryview(data)[start:stop], start).cuts)
+    values = np.array(blocks_of(data), "<u4").tobytes()
+    assert digest.value() == "crc32c-tree:" + hashlib.sha256(values).hexdigest()
+
+
+def test_a_run_twice_makes_no_digest() -> None:
+    digest = ContentDigest(4)
+    cuts = checksum_run(memoryview(b"abcd"), 0).cuts
+    digest.add(0, cuts)
+    digest.add(0, cuts)
+    assert digest.value() is None

@@ -1,0 +1,44 @@
+"""ucpformat: the open format for distributed training checkpoints.
+
+`open` reads a checkpoint lazily, `save` and `load` keep a state dict, `validate` finds every problem,
+`CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr. SPEC.md is the format.
+"""
+
+from importlib.metadata import version
+
+from ucpformat.errors import Problem, UcpError
+from ucpformat.frameworks.state_dict import load, save
+from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
+from ucpformat.model.compressor import Compressor
+from ucpformat.reader import Checkpoint
+from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
+from ucpformat.validate import validate
+from ucpformat.views import AtomView, SlotView
+from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
+from ucpformat.zarr_view import zarr_store
+
+__version__ = version("ucpformat")
+
+__all__ = [
+    "AtomSpec",
+    "AtomView",
+    "Blocks",
+    "Checkpoint",
+    "CheckpointWriter",
+    "Compressor",
+    "Flatten",
+    "Layout",
+    "Mesh",
+    "MeshAxis",
+    "Only",
+    "Problem",
+    "Shard",
+    "SlotSpec",
+    "SlotView",
+    "UcpError",
+    "load",
+    "open",
+    "save",
+    "validate",
+    "zarr_store",
+]

@@ -1,0 +1,141 @@
+"""``ucp inspect``."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import click
+
+from ucpformat.cli.report import format_option, human_bytes, printable, table
+from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
+from ucpformat.reader import open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.reader import AtomView, Checkpoint
+
+__all__ = ["brief_layout", "inspect"]
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option(
+    "--atoms", default="*", show_default=True, metavar="GLOB", help="Only atoms whose name matches."
+)
+@format_option
+def inspect(checkpoint: str, atoms: str, output: str) -> None:
+    """Show what CHECKPOINT holds: documents are read, data are not."""
+    with open_checkpoint(checkpoint) as opened:
+        chosen = [view for name, view in opened.items() if fnmatchcase(name, atoms)]
+        if output == "json":
+            click.echo(json.dumps(_as_json(opened, chosen), indent=2))
+        else:
+            _print(opened, chosen)
+
+
+def _as_json(opened: Checkpoint, atoms: list[AtomView]) -> dict[str, object]:
+    root = opened.root
+    return {
+        "format_version": root.envelope.format_version,
+        "digest": root.digest,
+        "storage": root.storage,
+        "chunk_bytes": root.chunk_bytes,
+        "read_features": list(root.envelope.read_features),
+        "write_features": list(root.envelope.write_features),
+        "producer": None if root.producer is None else root.producer.to_json(),
+        "step": None if root.progress is None else root.progress.step,
+        "atoms": [
+            {
+                "name": view.atom.name,
+                "key": view.atom.key,
+                "aliases": list(view.atom.aliases),
+                "slots": {
+                    name: {
+                        "dtype": slot.dtype.name,
+                        "shape": list(slot.shape),
+                        "nbytes": slot.nbytes,
+                        "chunk_shape": list(slot.chunk_shape),
+                        "chunks": slot.stored.grid.count,
+                        "layout": slot.stored.slot.layout,
+                        "content": slot.stored.slot.content,
+                    }
+                    for name, slot in view.items()
+                },
+            }
+            for view in atoms
+        ],
+        "values": dict(opened.state.values),
+        "optimizers": {name: optimizer.to_json() for name, optimizer in opened.state.optimizers.items()},
+        "blobs": {name: blob.to_json() for name, blob in opened.state.blobs.items()},
+    }
+
+
+def _print(opened: Checkpoint, atoms: list[AtomView]) -> None:
+    for line in _lines(opened, atoms):
+        click.echo(printable(line))
+
+
+def _lines(opened: Checkpoint, atoms: list[AtomView]) -> Iterator[str]:
+    root = opened.root
+    slots = [slot for view in atoms for slot in view.values()]
+    producer = "" if root.producer is None else f", by {root.producer.name} {root.producer.version}"
+    step = "" if root.progress is None else f", step {root.progress.step}"
+    yield f"universal checkpoint, version {root.envelope.format_version}, {root.storage}{step}{producer}"
+    yield f"digest {root.digest}"
+    yield f"{len(atoms)} atoms, {len(slots)} slots, {human_bytes(sum(slot.nbytes for slot in slots))}"
+    headings = ("atom", "slot", "dtype", "shape", "layout", "size", "chunks")
+    yield from table(headings, list(_rows(atoms)), right=frozenset({"size", "chunks"}))
+    for view in atoms:
+        if view.atom.aliases:
+            yield f"{view.atom.name} is also {', '.join(view.atom.aliases)}"
+    for name, optimizer in opened.state.optimizers.items():
+        for number, group in enumerate(optimizer.groups):
+            options = ", ".join(f"{key}={_brief(value)}" for key, value in group.options.items())
+            yield f"optimizer {name}, group {number}: {len(group.atoms)} atoms; {options}"
+    for name, value in opened.state.values.items():
+        yield f"value {name} = {_brief(value)}"
+    for name, blob in opened.state.blobs.items():
+        yield f"blob {name}: {blob.media_type}, {human_bytes(blob.object.length)}"
+
+
+def _rows(atoms: list[AtomView]) -> Iterator[tuple[str, ...]]:
+    for view in atoms:
+        for position, (name, slot) in enumerate(view.items()):
+            yield (
+                view.atom.name if position == 0 else "",
+                name,
+                slot.dtype.name,
+                "x".join(map(str, slot.shape)) or "scalar",
+                "" if slot.layout is None else brief_layout(slot.layout),
+                human_bytes(slot.nbytes),
+                str(slot.stored.grid.count),
+            )
+
+
+def _brief(value: JsonValue) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def brief_layout(layout: Layout) -> str:
+    """A layout in a word per step: ``tp/0`` splits dim 0 over the axis tp.
+
+    ``dim0:4`` is the axis of an importer that knew no more than that dim 0 was in 4 parts.
+    """
+    sizes = {axis.name: axis.size for axis in layout.mesh.axes}
+    words = []
+    for step in layout.steps:
+        match step:
+            case Shard(axis, dim):
+                words.append(f"{axis}:{sizes[axis]}" if axis == f"dim{dim}" else f"{axis}/{dim}")
+            case Only(axis, coordinates):
+                words.append(f"{axis}={','.join(map(str, coordinates))}")
+            case Blocks(dim=dim) | Join(dim=dim):
+                words.append(f"{type(step).__name__.lower()}/{dim}")
+            case _:
+                words.append(type(step).__name__.lower())
+    return " ".join(words) or "replicated"

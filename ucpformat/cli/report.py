@@ -1,0 +1,112 @@
+"""What the commands share: the output option, progress bars, tables and sizes for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+__all__ = ["Bar", "format_option", "human_bytes", "printable", "progress_bar", "table", "wants_json"]
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_OUTPUT: Final = "ucpformat.output"
+
+
+def _remember(context: click.Context, _: click.Parameter, output: str) -> str:
+    # Contexts of a group and of its commands share `meta`: so the group knows when it reports an error.
+    context.meta[_OUTPUT] = output
+    return output
+
+
+format_option = click.option(
+    "--format",
+    "output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    callback=_remember,
+    is_eager=True,
+    help="For people, or for programs.",
+)
+
+
+def wants_json(context: click.Context) -> bool:
+    """Whether the command that ran was told ``--format json``."""
+    return context.meta.get(_OUTPUT) == "json"
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, with what speaks to a terminal instead of a reader written as an escape."""
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
+        for sign in text
+    )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
+    """Lines of aligned columns, as wide as their content: names are neither cut nor interpreted."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        cells = [
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for heading, cell, width in zip(headings, row, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with a binary unit, three digits or so: ``1.50 GiB``."""
+    size, unit = float(count), 0
+    while size >= 1024 and unit + 1 < len(_UNITS):
+        size, unit = size / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.2f} {_UNITS[unit]}"
+
+
+class Bar:
+    """What advances a bar by bytes when it is called; shows nothing without one."""
+
+    def __init__(self, bar: Progress | None = None, title: str = "", total: int | None = None) -> None:
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task(title, total=total)
+
+    def __call__(self, done: int) -> None:
+        """Advance by so many bytes."""
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, done)
+
+    def expect(self, total: int) -> None:
+        """Say how many bytes there will be, once that is known."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=total)
+
+
+@contextmanager
+def progress_bar(title: str, total: Callable[[], int] | None = None) -> Iterator[Bar]:
+    """Yield a bar of bytes; silent where standard error is not a terminal.
+
+    ``total`` is asked only where there is a bar.
+    """
+    if not sys.stderr.isatty():
+        yield Bar()
+        return
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        DownloadColumn(True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield Bar(bar, title, None if total is None else total())

@@ -1,0 +1,61 @@
+"""``ucp validate``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import cast
+
+import click
+
+from ucpformat.cli.report import format_option, printable, progress_bar
+from ucpformat.errors import UcpError
+from ucpformat.reader import open_checkpoint
+from ucpformat.validate import LEVELS, Level
+from ucpformat.validate import validate as validate_checkpoint
+
+__all__ = ["validate"]
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="integrity",
+    show_default=True,
+    help="structure: JSON Schemas; semantics: documents and tables agree; integrity: every stored byte.",
+)
+@format_option
+@click.pass_context
+def validate(context: click.Context, checkpoint: str, level: str, output: str) -> None:
+    """Say every problem of CHECKPOINT, a path or an fsspec URL. Warnings do not fail."""
+    with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
+        problems = validate_checkpoint(checkpoint, cast("Level", level), progress=progress)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if output == "json":
+        report = {
+            "checkpoint": checkpoint,
+            "level": level,
+            "valid": not errors,
+            "problems": [problem.to_json() for problem in problems],
+        }
+        click.echo(json.dumps(report, indent=2))
+    else:
+        for problem in problems:
+            click.echo(printable(f"{problem.severity} {problem.code} at {problem.at}: {problem.message}"))
+        verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
+        warnings = len(problems) - len(errors)
+        tail = f", {warnings} warnings" if warnings else ""
+        click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")
+    if errors:
+        context.exit(1)
+
+
+def _stored_bytes(checkpoint: str) -> int:
+    """Roughly what integrity reads, for the bar alone: a broken checkpoint has no total."""
+    try:
+        with open_checkpoint(checkpoint) as opened:
+            return sum(stored.nbytes for stored in opened.slots())
+    except UcpError:
+        return 0

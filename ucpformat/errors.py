@@ -1,0 +1,156 @@
+"""The error registry (SPEC section 18): every refusal has a code, a place and a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = [
+    "REGISTRY",
+    "ImportRefusedError",
+    "IntegrityError",
+    "InvalidCheckpointError",
+    "LayoutError",
+    "MismatchError",
+    "Problem",
+    "StoreError",
+    "UcpError",
+    "UnsupportedError",
+    "error",
+]
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding of the validator: data, not an exception.
+
+    ``at`` is a place: a store key, ``#``, and an RFC 6901 JSON pointer into that document
+    (``ucp.json#/layouts/0/mesh``); the part after ``#`` is left out where the whole object is meant.
+    """
+
+    code: str
+    at: str
+    message: str
+
+    @property
+    def severity(self) -> Severity:
+        """``warning`` for codes that start with ``UCP-W-``, else ``error``."""
+        return "warning" if self.code.startswith("UCP-W-") else "error"
+
+    def to_json(self) -> dict[str, str]:
+        """The object that ``ucp validate --format json`` prints."""
+        return {"code": self.code, "at": self.at, "severity": self.severity, "message": self.message}
+
+
+class UcpError(Exception):
+    """Base of every error this library raises on purpose.
+
+    ``code`` is a registry code, ``at`` the place (see `Problem`), ``message`` says what is wrong and what to do.
+    """
+
+    def __init__(self, code: str, message: str, *, at: str = "") -> None:
+        if code not in REGISTRY:
+            raise AssertionError(f"{code} is not in the error registry")
+        self.code = code
+        self.at = at
+        self.message = message
+        super().__init__(f"{code} at {at}: {message}" if at else f"{code}: {message}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way back from a worker process with code and place intact."""
+        return (_rebuild, (type(self), self.code, self.message, self.at))
+
+    def problem(self) -> Problem:
+        """The same finding as data."""
+        return Problem(self.code, self.at, self.message)
+
+
+def _rebuild(kind: type[UcpError], code: str, message: str, at: str) -> UcpError:
+    return kind(code, message, at=at)
+
+
+class InvalidCheckpointError(UcpError):
+    """A document or table breaks the specification."""
+
+
+class UnsupportedError(UcpError):
+    """The checkpoint may be good, but this reader must refuse it: version, feature, extension, data type."""
+
+
+class IntegrityError(UcpError):
+    """Bytes are missing, changed or in the wrong place."""
+
+
+class StoreError(UcpError):
+    """The store refused an operation, or holds what a checkpoint must not contain."""
+
+
+class LayoutError(UcpError):
+    """A mesh or layout cannot be lowered, or two layouts do not fit."""
+
+
+class MismatchError(UcpError):
+    """What was asked for and what the checkpoint holds differ: names, shapes, data types."""
+
+
+class ImportRefusedError(UcpError):
+    """A foreign checkpoint cannot be read safely and completely."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kind: type[UcpError]
+    title: str
+
+
+# In order of precedence: where several apply, `open` raises the first (SPEC 18).
+REGISTRY: Final[dict[str, _Entry]] = {
+    "UCP-E-NOT-FOUND": _Entry(StoreError, "there is no root document: not a checkpoint, or not committed"),
+    "UCP-E-LINK": _Entry(StoreError, "a symbolic link or special file lies where a plain file must be"),
+    "UCP-E-STORE": _Entry(StoreError, "the store failed"),
+    "UCP-E-LIMIT": _Entry(InvalidCheckpointError, "a limit of the specification is exceeded"),
+    "UCP-E-JSON": _Entry(InvalidCheckpointError, "a document is not strict JSON"),
+    "UCP-E-FORMAT": _Entry(InvalidCheckpointError, "the envelope is not that of this format"),
+    "UCP-E-VERSION": _Entry(UnsupportedError, "the format version is not supported"),
+    "UCP-E-DIGEST": _Entry(IntegrityError, "a document does not match its recorded digest"),
+    "UCP-E-FEATURE": _Entry(UnsupportedError, "a required feature is not supported"),
+    "UCP-E-EXTENSION": _Entry(UnsupportedError, "an extension that must be understood is not supported"),
+    "UCP-E-SCHEMA": _Entry(InvalidCheckpointError, "a document breaks its schema"),
+    "UCP-E-KEY": _Entry(InvalidCheckpointError, "a store key is unsafe or not unique"),
+    "UCP-E-NAME": _Entry(InvalidCheckpointError, "names are duplicated, unsorted or ambiguous"),
+    "UCP-E-REFERENCE": _Entry(InvalidCheckpointError, "a reference points at nothing"),
+    "UCP-E-FEATURE-SET": _Entry(
+        InvalidCheckpointError, "declared features differ from those the content needs"
+    ),
+    "UCP-E-DTYPE": _Entry(UnsupportedError, "the data type is not supported"),
+    "UCP-E-SHAPE": _Entry(InvalidCheckpointError, "a shape is impossible or too large"),
+    "UCP-E-LAYOUT": _Entry(LayoutError, "a mesh or layout is malformed"),
+    "UCP-E-COVER": _Entry(LayoutError, "pieces do not cover the tensor exactly"),
+    "UCP-E-VALUE": _Entry(InvalidCheckpointError, "a tagged value is malformed"),
+    "UCP-E-TABLE": _Entry(InvalidCheckpointError, "a chunk table is malformed"),
+    "UCP-E-SEGMENT": _Entry(
+        InvalidCheckpointError, "segments leave their container, overlap or do not tile a chunk"
+    ),
+    "UCP-E-ZARR": _Entry(InvalidCheckpointError, "Zarr metadata differ from the derived document"),
+    "UCP-E-MISSING": _Entry(IntegrityError, "an object that the root reaches is missing"),
+    "UCP-E-LENGTH": _Entry(IntegrityError, "an object has another length than recorded"),
+    "UCP-E-CHECKSUM": _Entry(IntegrityError, "stored bytes do not match their checksum"),
+    "UCP-E-CODEC": _Entry(IntegrityError, "a chunk does not decode to its size"),
+    "UCP-E-PADDING": _Entry(IntegrityError, "bytes that must be zero are not"),
+    "UCP-E-CONTENT": _Entry(IntegrityError, "logical bytes do not match the slot's content digest"),
+    "UCP-E-EXISTS": _Entry(StoreError, "the destination exists and is never overwritten in place"),
+    "UCP-E-MISMATCH": _Entry(MismatchError, "what was asked for differs from what the checkpoint holds"),
+    "UCP-E-SOURCE": _Entry(
+        ImportRefusedError, "a foreign checkpoint is damaged, incomplete or of an unknown kind"
+    ),
+    "UCP-E-PICKLE": _Entry(ImportRefusedError, "a pickle asks for code that is not on the allow-list"),
+    "UCP-E-OBJECT": _Entry(ImportRefusedError, "an object cannot be expressed as a tagged value"),
+    "UCP-W-UNREFERENCED": _Entry(StoreError, "an object lies in the store that the root does not reach"),
+}
+
+
+def error(code: str, message: str, *, at: str = "") -> UcpError:
+    """The registered exception for ``code``, ready to be raised."""
+    return REGISTRY[code].kind(code, message, at=at)

@@ -1,0 +1,176 @@
+"""Directories of DCP's ``HuggingFaceStorageWriter``: safetensors files, whole or one per rank.
+
+``model-<i>-of-<n>.safetensors`` hold whole tensors; ``shard-<r>-model-<i>-of-<n>.safetensors`` hold what rank
+``r - 1`` had of each, with its offset under ``DCP_SHARDING_INFO``. Consolidating leaves the shards in
+``sharded/``. Nothing in a shard says how many ranks there were: without the last one an evenly sharded tensor
+only looks smaller. So shards are read only where consolidated files beside them tell the shapes, or where the
+caller knows the number. Where both are there the shards are read: torch 2.13 writes zero for 0-d tensors when
+it consolidates. Source: hf_storage.py, _hf_utils.py and _consolidate_hf_safetensors.py of
+torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpTensor, Fragment, check_covers
+from ucpformat.frameworks.torch_dcp.safetensors_header import (
+    SafetensorsEntry,
+    SafetensorsHeader,
+    parse_object,
+    read_header,
+    sizes,
+)
+
+__all__ = ["SHARDING_INFO", "is_shard", "is_whole", "read_hugging_face"]
+
+SHARDING_INFO: Final = "DCP_SHARDING_INFO"
+_INDEX: Final = "model.safetensors.index.json"
+_FOLDER: Final = "sharded"
+_WHOLE: Final = re.compile(r"model-(\d{5,})-of-(\d{5,})\.safetensors")
+_SHARD: Final = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
+_MAX_INDEX: Final = 256 << 20
+
+
+def is_whole(name: str) -> bool:
+    """Return whether ``name`` is that of a file with whole tensors."""
+    return _WHOLE.fullmatch(name) is not None
+
+
+def is_shard(name: str) -> bool:
+    """Return whether ``name`` is that of one rank's file."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def read_hugging_face(files: CheckpointFiles, shard_count: int | None) -> Catalogue:
+    """Return the tensors of the directory, checked; ``shard_count`` is the number of ranks that saved it.
+
+    Raises ``UCP-E-SOURCE`` where files are missing, damaged or not provably all.
+    """
+    names = files.names()
+    whole = [name for name in names if is_whole(name)]
+    shards = [name for name in names if is_shard(name)]
+    inner = [f"{_FOLDER}/{name}" for name in files.names(_FOLDER) if is_shard(name)]
+    if shards and (whole or inner):
+        raise _refused("rank files and other files lie side by side; keep one of them", shards[0])
+    tensors = _whole_tensors(files, whole) if whole else None
+    if shards or inner:
+        tensors = _shard_tensors(files, shards or inner, tensors, shard_count)
+    if tensors is None:
+        raise _refused("there are no model or shard files", "")
+    check_covers(tensors, "")
+    return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
+
+
+def _refused(message: str, at: str) -> UcpError:
+    return error("UCP-E-SOURCE", message, at=at)
+
+
+def _whole_tensors(files: CheckpointFiles, names: Sequence[str]) -> dict[str, DcpTensor]:
+    _check_numbers([(match[1], match[2]) for name in names if (match := _WHOLE.fullmatch(name))], names[0])
+    tensors: dict[str, DcpTensor] = {}
+    places: dict[str, str] = {}
+    for name in names:
+        header = read_header(files, name)
+        for key, entry in header.entries.items():
+            offset = (
+                _offset(header, key, entry, name)
+                if SHARDING_INFO in header.metadata
+                else (0,) * len(entry.shape)
+            )
+            if key in tensors or any(offset):
+                raise _refused(f"{key!r} is stored twice or in part in a file of whole tensors", name)
+            fragment = Fragment(offset, entry.shape, entry.location, "raw")
+            tensors[key] = DcpTensor(key, None, entry.dtype, entry.shape, (fragment,))
+            places[key] = name
+    _check_index(files, places)
+    return tensors
+
+
+def _check_index(files: CheckpointFiles, places: Mapping[str, str]) -> None:
+    if _INDEX not in files.names():
+        return
+    weight_map = parse_object(files.read(_INDEX, _MAX_INDEX), _INDEX).get("weight_map")
+    if weight_map != places:
+        raise _refused("the index and the files do not name the same tensors in the same files", _INDEX)
+
+
+def _shard_tensors(
+    files: CheckpointFiles,
+    names: Sequence[str],
+    whole: Mapping[str, DcpTensor] | None,
+    shard_count: int | None,
+) -> dict[str, DcpTensor]:
+    matches = [match for name in names if (match := _SHARD.fullmatch(name.rpartition("/")[2]))]
+    _check_numbers([(match[2], match[3]) for match in matches], names[0])
+    ranks = {int(match[1]) for match in matches}
+    count = max(ranks) if shard_count is None else shard_count
+    missing = set(range(1, count + 1)) ^ ranks
+    if missing:
+        raise _refused(
+            f"the files of shard {min(missing)} are missing, or there are more than expected", names[0]
+        )
+    if whole is None and shard_count is None:
+        raise _refused(
+            "shards do not say how many there are, so a missing last one could not be seen: give the"
+            " number of ranks that saved them (shard_count), or keep them in `sharded` beside the"
+            " consolidated files",
+            names[0],
+        )
+    pieces: dict[str, list[tuple[tuple[int, ...], SafetensorsEntry]]] = {}
+    for name in names:
+        header = read_header(files, name)
+        for key, entry in header.entries.items():
+            pieces.setdefault(key, []).append((_offset(header, key, entry, name), entry))
+    if whole is not None and whole.keys() != pieces.keys():
+        raise _refused("the shards and the consolidated files do not name the same tensors", names[0])
+    return {key: _joined(key, parts, whole) for key, parts in pieces.items()}
+
+
+def _joined(
+    key: str,
+    parts: Sequence[tuple[tuple[int, ...], SafetensorsEntry]],
+    whole: Mapping[str, DcpTensor] | None,
+) -> DcpTensor:
+    first = parts[0][1]
+    at = first.location.file
+    if any(entry.dtype != first.dtype or len(entry.shape) != len(first.shape) for _, entry in parts):
+        raise _refused(f"the shards disagree about the data type or the dimensions of {key!r}", at)
+    ends = [
+        [start + size for start, size in zip(offset, entry.shape, strict=True)] for offset, entry in parts
+    ]
+    shape = tuple(map(max, *ends)) if len(ends) > 1 else tuple(ends[0])
+    if whole is not None and (whole[key].shape, whole[key].dtype) != (shape, first.dtype):
+        raise _refused(
+            f"{key!r} has another shape or data type in the consolidated files: a shard is missing", at
+        )
+    fragments = tuple(
+        Fragment(offset, entry.shape, entry.location, "raw") for offset, entry in parts if all(entry.shape)
+    )
+    return DcpTensor(key, None, first.dtype, shape, fragments)
+
+
+def _offset(header: SafetensorsHeader, key: str, entry: SafetensorsEntry, name: str) -> tuple[int, ...]:
+    text = header.metadata.get(SHARDING_INFO)
+    if text is None:
+        raise _refused(f"the shard has no {SHARDING_INFO}", name)
+    info = parse_object(text.encode("utf-8", "surrogatepass"), name).get(key)
+    offset = sizes(info.get("saved_offsets") if isinstance(info, dict) else None, name)
+    if len(offset) != len(entry.shape):
+        raise _refused(f"the offset of {key!r} has another number of dimensions than its shape", name)
+    return offset
+
+
+def _check_numbers(numbers: Iterable[tuple[str, str]], at: str) -> None:
+    """Refuse where the files ``i`` of ``n`` are not 1 to n with one n."""
+    pairs = [(int(index), int(count)) for index, count in numbers]
+    counts = {count for _, count in pairs}
+    if len(counts) != 1:
+        raise _refused("the files come from checkpoints of different numbers of files", at)
+    missing = set(range(1, min(counts.pop(), 1_000_000) + 1)) ^ {index for index, _ in pairs}
+    if missing:
+        raise _refused(f"file {min(missing)} of the checkpoint is missing", at)

@@ -1,0 +1,173 @@
+"""DCP to universal checkpoint (SPEC appendix A.1): atoms by parameter, groups and values, original keys kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.origins import slot_annotations, state_annotations
+from ucpformat.frameworks.state_groups import gather_groups
+from ucpformat.frameworks.state_names import recognise
+from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
+from ucpformat.frameworks.torch_dcp.tagged import encode
+from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
+from ucpformat.model.state import StateDocument
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ucpformat.frameworks.torch_dcp.items import DcpTensor
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["PICKLE", "ForeignObjects", "import_dcp"]
+
+PICKLE: Final = "application/x-pytorch-dcp-object"
+"""Media type of blobs that hold an object's stored bytes."""
+
+ForeignObjects = Literal["refuse", "opaque"]
+"""What becomes of objects that tagged values cannot express."""
+
+
+class Once:
+    """Does something at the first call; other threads wait for it, and meet the same error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = False
+
+    def do(self, action: Callable[[str], None], argument: str) -> None:
+        """Call ``action`` unless that was done."""
+        with self._lock:
+            if not self._done:
+                action(argument)
+                self._done = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A DCP tensor as a source of boxes."""
+
+    directory: DcpDirectory
+    tensor: DcpTensor
+    verified: Once
+
+    def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill ``out``, contiguous, with a box; the first call checks what torch never does, its CRC-32."""
+        self.verified.do(self.directory.verify, self.tensor.key)
+        self.directory.read_box(self.tensor.key, box.offset, box.shape, out.reshape(-1).view(np.uint8))
+
+
+def import_dcp(
+    path: str | os.PathLike[str],
+    *,
+    foreign_objects: ForeignObjects = "refuse",
+    shard_count: int | None = None,
+) -> Job:
+    """Plan the conversion of a DCP directory; nothing in it is executed, no tensor is read yet.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged or incomplete, ``UCP-E-PICKLE`` and
+            ``UCP-E-OBJECT``, naming the key, for objects that are not plain data, unless ``foreign_objects`` is
+            ``opaque``: their bytes are then carried as blobs. ``shard_count`` is the number of ranks that saved
+            a Hugging Face directory of shards, which does not record it.
+    """
+    directory = DcpDirectory.open(path, shard_count=shard_count)
+    tensors = {key: tensor.path for key, tensor in directory.tensors.items()}
+    paths = {key: item.path for key, item in directory.objects.items()}
+    encoded, blobs = _objects(directory, foreign_objects)
+    names = recognise(tensors, paths)
+
+    slots: dict[str, dict[str, SlotSpec]] = {}
+    sources: list[SlotSource] = []
+    for key, tensor in directory.tensors.items():
+        place = names.assignments[key]
+        spec = SlotSpec(
+            tensor.dtype,
+            tensor.shape,
+            grid_layout([(part.offset, part.shape) for part in tensor.fragments], tensor.shape),
+            annotations=slot_annotations(tensor.path or (key,)),
+        )
+        slots.setdefault(place.name, {})[place.slot] = spec
+        sources.append(SlotSource(place.name, place.slot, _Tensor(directory, tensor, Once())))
+
+    optimizers = {}
+    origins = {}
+    for found in names.optimizers:
+        gathered = gather_groups(found, encoded, paths, frozenset(slots))
+        if gathered is not None:
+            optimizers[found.name] = gathered
+            origins[found.name] = (found.path, found.form)
+            for group in found.groups:
+                for _, key in group.options:
+                    del encoded[key]
+    kept = {key: path for key, path in paths.items() if key in encoded or key in blobs}
+    state = StateDocument(encoded, optimizers, {}, state_annotations(directory.kind, origins, kept))
+    return Job(
+        atoms=[AtomSpec(name, found) for name, found in slots.items()],
+        sources=sources,
+        state=state,
+        blobs={key: (PICKLE, data) for key, data in blobs.items()},
+    )
+
+
+def grid_layout(
+    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
+) -> Layout | None:
+    """The layout of fragments (offset, shape) that form a grid: one axis ``dim<d>`` for every split dimension.
+
+    DCP records boxes and neither mesh nor ranks, so that this is all that is known. None for a single fragment,
+    or where the fragments form no grid.
+    """
+    if len(boxes) < 2 or 0 in shape:
+        return None
+    edges = [
+        sorted({offset[dim] for offset, extent in boxes if 0 not in extent}) for dim in range(len(shape))
+    ]
+    if math.prod(map(len, edges)) != sum(0 not in extent for _, extent in boxes):
+        return None
+    split = [dim for dim in range(len(shape)) if len(edges[dim]) > 1]
+    if not split:
+        return None
+    # Boxes cover exactly, so that as many of them as the edges have cells must be the cells.
+    sizes = {dim: tuple(stop - start for start, stop in pairwise((*edges[dim], shape[dim]))) for dim in split}
+    mesh = Mesh(tuple(MeshAxis(f"dim{dim}", len(sizes[dim])) for dim in split))
+    return Layout(mesh, tuple(Shard(f"dim{dim}", dim, sizes[dim]) for dim in split))
+
+
+def _objects(
+    directory: DcpDirectory, foreign_objects: ForeignObjects
+) -> tuple[dict[str, JsonValue], dict[str, bytes]]:
+    """Objects as tagged values, and those that are carried as bytes."""
+    encoded: dict[str, JsonValue] = {}
+    blobs: dict[str, bytes] = {}
+    for key, item in directory.objects.items():
+        if len(item.locations) > 1:
+            raise error(
+                "UCP-E-SOURCE",
+                f"each rank saved another value of {key!r}, and DCP does not say which counts; "
+                "save with use_collectives=True",
+                at=f"{directory.path}#{key}",
+            )
+        directory.verify(key)
+        try:
+            encoded[key] = encode(directory.read_object(key), at=key)
+        except UcpError as refusal:
+            if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT"):
+                raise
+            if foreign_objects == "refuse":
+                remedy = "carry it as opaque bytes (--foreign-objects opaque), or save without it"
+                raise error(
+                    refusal.code, f"{refusal.message}; {remedy}", at=f"{directory.path}#{key}"
+                ) from refusal
+            blobs[key] = directory.read_object_bytes(key)
+    return encoded, blobs

@@ -1,0 +1,224 @@
+"""Reading a ``torch.save`` archive without torch: tensors as byte ranges, objects as plain data.
+
+An archive is a zip of stored records: ``<name>/data.pkl`` (a pickle of protocol 2 whose persistent ids name
+storages), ``<name>/data/<key>`` (the storages), ``<name>/byteorder``. Source: torch/serialization.py and
+torch/_utils.py of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.frameworks.torch_dcp.allowed import OBJECT_GLOBALS, StorageKind
+from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
+from ucpformat.frameworks.torch_dcp.numpy_values import integers
+from ucpformat.frameworks.torch_dcp.object_tree import Limits, check_tree, refused
+from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, TorchDtype, item_size
+from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
+from ucpformat.frameworks.torch_dcp.unpickle import Constructor, unpickle
+from ucpformat.frameworks.torch_dcp.zip_records import (
+    ZipRecord,
+    check_crc,
+    read_record,
+    record_start,
+    zip_records,
+)
+
+__all__ = ["StoredTensor", "TorchArchive", "swap_bytes"]
+
+# The pickled magic number that older torch.save files start with.
+_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_TENSOR_LIMITS: Final = Limits(pickle_bytes=1 << 20, nodes=1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor inside an archive. ``start`` is the byte of its first element, ``strides`` count elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    storage: ZipRecord
+    byteorder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    record: ZipRecord
+    dtype: str
+
+
+class TorchArchive:
+    """One ``torch.save`` archive that fills a byte source. Raises ``UCP-E-SOURCE`` where it is none."""
+
+    def __init__(self, source: ByteSource) -> None:
+        if source.read(0, min(len(_LEGACY), source.size)) == _LEGACY:
+            raise error(
+                "UCP-E-SOURCE",
+                "the item is in torch's old format without a zip archive; load and save it again with"
+                " PyTorch 1.6 or newer",
+                at=source.at,
+            )
+        self._source = source
+        self._records = zip_records(source)
+        pickles = [name for name in self._records if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise error(
+                "UCP-E-SOURCE", "the archive has no data.pkl: not written by torch.save", at=source.at
+            )
+        self._prefix = pickles[0].removesuffix("data.pkl")
+        self.byteorder = self._read_byteorder()
+        self.has_checksums = self._records[pickles[0]].crc != 0
+
+    def _read_byteorder(self) -> str:
+        record = self._records.get(f"{self._prefix}byteorder")
+        text = b"little" if record is None else read_record(self._source, record, 16)
+        if text not in (b"little", b"big"):
+            raise error("UCP-E-SOURCE", "the archive's byte order is unknown", at=self._source.at)
+        return text.decode()
+
+    def tensor(self) -> StoredTensor:
+        """Return where the one tensor of the archive lies; reads none of its data.
+
+        Raises ``UCP-E-SOURCE`` where the archive holds something else, ``UCP-E-PICKLE``, ``UCP-E-DTYPE``.
+        """
+        found = self._load(self._stored, _TENSOR_LIMITS)
+        if not isinstance(found, StoredTensor):
+            raise error(
+                "UCP-E-SOURCE", f"the item holds a {type(found).__name__}, not a tensor", at=self._source.at
+            )
+        return found
+
+    def read_object(self, limits: Limits) -> object:
+        """Return the object of the archive as plain data (see `objects`), tensors inside it in full.
+
+        Raises ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-SOURCE``, ``UCP-E-DTYPE``.
+        """
+
+        def value(*parts: Any) -> TensorValue:
+            return self._value(self._stored(*parts), limits)
+
+        found = self._load(value, limits)
+        check_tree((found,), at=self._source.at, limits=limits)
+        return found
+
+    def check(self) -> None:
+        """Compare every record with its checksum, where there are checksums. Raises ``UCP-E-SOURCE``."""
+        if self.has_checksums:
+            for record in self._records.values():
+                check_crc(self._source, record)
+
+    def _load(self, rebuild: Callable[..., object], limits: Limits) -> object:
+        record = self._records[f"{self._prefix}data.pkl"]
+        data = read_record(self._source, record, limits.pickle_bytes)
+        if self.has_checksums:
+            check_crc(self._source, record)
+        return unpickle(
+            data,
+            OBJECT_GLOBALS | _rebuilders(rebuild),  # type: ignore[operator]
+            at=self._source.at,
+            persistent=self._storage,
+            limits=limits,
+        )
+
+    def _storage(self, identifier: object) -> object:
+        # ("storage", class, key, location, number of elements); an untyped storage counts bytes.
+        if not isinstance(identifier, tuple) or len(identifier) != 5 or identifier[0] != "storage":
+            raise refused("the pickle refers to something that is not a storage", self._source.at)
+        _, kind, key, _, count = identifier
+        record = self._records.get(f"{self._prefix}data/{key}") if isinstance(key, str) else None
+        if not isinstance(kind, StorageKind) or record is None or type(count) is not int:
+            raise refused("the pickle refers to a storage that the archive does not hold", self._source.at)
+        dtype = str(kind)
+        if record.length != count * (item_size(dtype) if dtype else 1):
+            raise error(
+                "UCP-E-SOURCE", f"storage {key!r} has another length than recorded", at=self._source.at
+            )
+        return _Storage(record, dtype)
+
+    def _stored(
+        self, storage: object, dtype: str | None, offset: object, size: object, stride: object
+    ) -> StoredTensor:
+        if not isinstance(storage, _Storage) or type(offset) is not int:
+            raise refused("a tensor has no storage", self._source.at)
+        name = storage.dtype if dtype is None else dtype
+        if name not in TORCH_DTYPES:
+            raise error("UCP-E-DTYPE", f"the torch data type {name!r} is not supported", at=self._source.at)
+        shape, strides = integers(size), integers(stride)
+        width = item_size(name)
+        if len(shape) != len(strides):
+            raise refused("a tensor has another number of strides than dimensions", self._source.at)
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if math.prod(shape) and not 0 <= offset * width <= (last + 1) * width <= storage.record.length:
+            raise error("UCP-E-SOURCE", "a tensor leaves its storage", at=self._source.at)
+        start = record_start(self._source, storage.record) + offset * width
+        return StoredTensor(TORCH_DTYPES[name][0], shape, strides, start, storage.record, self.byteorder)
+
+    def _value(self, stored: StoredTensor, limits: Limits) -> TensorValue:
+        length = math.prod(stored.shape) * item_size(stored.dtype)
+        if length > limits.nodes * 16:
+            raise error("UCP-E-LIMIT", f"a tensor of {length} bytes inside an object", at=self._source.at)
+        data = np.zeros(length, dtype=np.uint8)
+        read_strided(
+            self._source,
+            stored.start,
+            stored.strides,
+            element_view(data, item_size(stored.dtype), stored.shape),
+        )
+        if stored.byteorder == "big":
+            swap_bytes(data, stored.dtype)
+        return TensorValue(stored.dtype, stored.shape, data.tobytes())
+
+
+def swap_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], dtype: str) -> None:
+    """Turn the byte order of ``data``, elements of ``dtype``, in place."""
+    width = item_size(dtype) // (2 if dtype.startswith("complex") else 1)
+    if width > 1:
+        data.reshape(-1).view(f"u{width}").byteswap(inplace=True)
+
+
+def _rebuilders(rebuild: Callable[..., object]) -> dict[tuple[str, str], object]:
+    """Return torch._utils' functions; ``rebuild(storage, dtype, offset, size, stride)`` does the work."""
+
+    def plain(parts: tuple[Any, ...], metadata: tuple[Any, ...]) -> None:
+        if len(parts) > 1 and parts[1]:
+            raise ValueError("a tensor with hooks")
+        if len(metadata) > 1 or any(metadata):
+            raise ValueError("a tensor that is conjugated or negated only by a mark")
+
+    def version_1(parts: tuple[Any, ...]) -> object:
+        storage, offset, size, stride = parts
+        return rebuild(storage, None, offset, size, stride)
+
+    def version_2(parts: tuple[Any, ...]) -> object:
+        storage, offset, size, stride = parts[:4]
+        plain(parts[4:6], parts[6:])
+        return rebuild(storage, None, offset, size, stride)
+
+    def version_3(parts: tuple[Any, ...]) -> object:
+        storage, offset, size, stride = parts[:4]
+        plain(parts[4:6], parts[7:])
+        if not isinstance(parts[6], TorchDtype):
+            raise ValueError("a tensor without a data type")
+        return rebuild(storage, parts[6].name, offset, size, stride)
+
+    def parameter(parts: tuple[Any, ...]) -> object:
+        data, *_ = parts
+        if not isinstance(data, StoredTensor | TensorValue):
+            raise ValueError("a parameter without a tensor")
+        return data
+
+    functions: dict[str, Callable[[tuple[Any, ...]], object]] = {
+        "_rebuild_tensor": version_1,
+        "_rebuild_tensor_v2": version_2,
+        "_rebuild_tensor_v3": version_3,
+        "_rebuild_parameter": parameter,
+    }
+    return {("torch._utils", name): Constructor(name, call) for name, call in functions.items()}

@@ -1,0 +1,150 @@
+"""Cover: whether boxes hold every cell of a tensor, and none twice (SPEC section 13).
+
+No cell is enumerated: boxes that lie inside the tensor, do not overlap and have its volume cover it exactly;
+gaps are found by a sweep over the edges of the boxes, dim by dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from ucpformat.errors import error
+from ucpformat.geometry.box import Box, element_count
+from ucpformat.geometry.box_index import BoxIndex
+from ucpformat.geometry.piece import Holdings
+
+__all__ = [
+    "CoverFault",
+    "check_cover",
+    "covers",
+    "distinct_boxes",
+    "exact_cover",
+    "first_gap",
+    "first_overlap",
+]
+
+_Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CoverFault:
+    """What keeps boxes from covering a tensor, and where: cells held by none, held twice, or nonexistent."""
+
+    kind: Literal["gap", "overlap", "outside"]
+    box: Box
+
+
+def exact_cover(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | None:
+    """Return the first reason why ``boxes`` do not hold every cell of ``shape`` exactly once, or None.
+
+    A box that leaves the tensor comes before overlaps, and they before gaps. Empty boxes hold nothing.
+    """
+    kept = [box for box in boxes if not box.is_empty]
+    fault = _first_outside(kept, shape)
+    if fault is not None:
+        return fault
+    overlap = first_overlap(kept)
+    if overlap is not None:
+        return CoverFault("overlap", overlap)
+    if sum(box.size for box in kept) == element_count(shape):
+        return None
+    return _gap_fault(kept, shape)
+
+
+def covers(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | None:
+    """Return the first reason why ``boxes`` do not hold every cell of ``shape`` at least once, or None.
+
+    Replicas and overlaps are legal here, as they are in the layout of a source.
+    """
+    kept = [box for box in dict.fromkeys(boxes) if not box.is_empty]
+    fault = _first_outside(kept, shape)
+    if fault is not None:
+        return fault
+    # Most covers are exact up to replicas, and that is cheaper to see than the absence of gaps.
+    if sum(box.size for box in kept) == element_count(shape) and first_overlap(kept) is None:
+        return None
+    return _gap_fault(kept, shape)
+
+
+def check_cover(boxes: Iterable[Box], shape: tuple[int, ...], *, at: str = "") -> None:
+    """Raise UCP-E-COVER, at ``at``, unless ``boxes`` hold every cell of ``shape`` exactly once."""
+    fault = exact_cover(boxes, shape)
+    if fault is not None:
+        raise error(
+            "UCP-E-COVER",
+            f"boxes must tile {shape}: {fault.kind} at {fault.box.offset} of shape {fault.box.shape}",
+            at=at,
+        )
+
+
+def distinct_boxes(holdings: Holdings) -> list[Box]:
+    """Return the boxes that are held, in their view, with coordinates that hold the same cells counted once.
+
+    `exact_cover` of these on ``holdings.view`` says that unequal regions do not overlap; `covers` that no cell is lost.
+    """
+    regions = dict.fromkeys(
+        tuple(piece.box for piece in region.local_map.pieces) for region in holdings.regions()
+    )
+    return [box for boxes in regions for box in boxes]
+
+
+def first_overlap(boxes: Sequence[Box]) -> Box | None:
+    """Return the cells that the first box to overlap another, by offset, shares with it, or None."""
+    ordered = sorted(boxes, key=lambda box: (box.offset, box.shape))
+    index = BoxIndex(ordered)
+    for place, box in enumerate(ordered):
+        for other in index.overlapping(box):
+            if other != place:
+                return box.intersect(ordered[other])
+    return None
+
+
+def first_gap(boxes: Iterable[Box], shape: tuple[int, ...]) -> Box | None:
+    """Return a box of cells of ``shape`` that are in none of ``boxes``, with the first such cell, or None."""
+    if 0 in shape:
+        return None
+    spans = [tuple(zip(box.offset, box.stop, strict=True)) for box in boxes if not box.is_empty]
+    gap = _gap(spans, shape, 0)
+    if gap is None:
+        return None
+    return Box(tuple(low for low, _ in gap), tuple(high - low for low, high in gap))
+
+
+def _first_outside(boxes: list[Box], shape: tuple[int, ...]) -> CoverFault | None:
+    whole = Box.whole(shape)
+    return next((CoverFault("outside", box) for box in boxes if not whole.contains(box)), None)
+
+
+def _gap_fault(boxes: list[Box], shape: tuple[int, ...]) -> CoverFault | None:
+    gap = first_gap(boxes, shape)
+    return None if gap is None else CoverFault("gap", gap)
+
+
+def _gap(boxes: list[tuple[_Span, ...]], shape: tuple[int, ...], dim: int) -> tuple[_Span, ...] | None:
+    if not boxes:
+        return tuple((0, extent) for extent in shape[dim:])
+    if dim == len(shape):
+        return None
+    for slab, active in _slabs(boxes, shape[dim], dim):
+        inner = _gap(active, shape, dim + 1)
+        if inner is not None:
+            return slab, *inner
+    return None
+
+
+def _slabs(
+    boxes: list[tuple[_Span, ...]], extent: int, dim: int
+) -> Iterator[tuple[_Span, list[tuple[_Span, ...]]]]:
+    """Return the dim cut at every edge of a box; each slab with the boxes that span it."""
+    waiting = sorted(boxes, key=lambda box: box[dim][0], reverse=True)
+    edges = {0, extent}.union(*(box[dim] for box in boxes))
+    cuts = sorted(edges)
+    active: list[tuple[_Span, ...]] = []
+    for start, stop in pairwise(cuts):
+        active = [box for box in active if box[dim][1] > start]
+        while waiting and waiting[-1][dim][0] == start:
+            active.append(waiting.pop())
+        yield (start, stop), active

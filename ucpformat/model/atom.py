@@ -1,0 +1,280 @@
+"""Index parts: atoms and their slots (SPEC 11.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import Problem, UcpError, error
+from ucpformat.jsonio import MAX_INTEGER, pointer
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.dtype import dtype
+from ucpformat.model.fields import (
+    array,
+    below,
+    integer,
+    integers,
+    members,
+    object_,
+    raise_first,
+    relocated,
+    string,
+)
+from ucpformat.model.keys import case_problems, component_problems, name_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["MAX_NDIM", "MAX_SLOT_NAME", "Atom", "IndexPart", "Slot"]
+
+MAX_NDIM: Final = 32
+MAX_SLOT_NAME: Final = 64
+_CONTENT: Final = re.compile(r"crc32c-tree:[0-9a-f]{64}")
+_SLOT_REQUIRED: Final = frozenset({"dtype", "shape"})
+_SLOT_OPTIONAL: Final = frozenset({"layout", "compressor", "content", "annotations"})
+_ATOM_REQUIRED: Final = frozenset({"name", "key", "slots"})
+_ATOM_OPTIONAL: Final = frozenset({"aliases", "annotations"})
+_PART_REQUIRED: Final = frozenset({"atoms"})
+_NONE: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of an atom's state: its data type, its logical shape in elements, and how it is kept.
+
+    ``layout`` is an index into the root's layouts, ``content`` a content digest (SPEC 11.3).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: int | None = None
+    compressor: Compressor | None = None
+    content: str | None = None
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @classmethod
+    def _read(cls, name: str, value: JsonValue) -> Slot:
+        """Read the slot ``name``; raises ``UCP-E-SCHEMA`` at a place relative to it."""
+        found = members(value, _SLOT_REQUIRED, _SLOT_OPTIONAL, "")
+        dtype = string(found["dtype"], "#/dtype")
+        shape = integers(found["shape"], "#/shape")
+        if len(found) == 2:
+            return cls(name, dtype, shape)
+        layout = compressor = content = None
+        annotations: Mapping[str, JsonValue] = {}
+        if "layout" in found:
+            layout = integer(found["layout"], "#/layout")
+        if "compressor" in found:
+            compressor = Compressor.from_json(found["compressor"], at="#/compressor")
+        if "content" in found:
+            content = _content(found["content"])
+        if "annotations" in found:
+            annotations = object_(found["annotations"], "#/annotations")
+        return cls(name, dtype, shape, layout, compressor, content, annotations)
+
+    def problems(self) -> tuple[Problem, ...]:
+        """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
+        return _slot_problems(self.name, self.dtype, self.shape)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The JSON object that `from_json` reads; what is absent is left out."""
+        value: dict[str, JsonValue] = {"dtype": self.dtype, "shape": list(self.shape)}
+        if self.layout is not None:
+            value["layout"] = self.layout
+        if self.compressor is not None:
+            value["compressor"] = self.compressor.to_json()
+        if self.content is not None:
+            value["content"] = self.content
+        if self.annotations:
+            value["annotations"] = dict(self.annotations)
+        return value
+
+
+# The slots of a model repeat few names, types and shapes.
+@lru_cache(maxsize=4096)
+def _slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[Problem, ...]:
+    found = [*component_problems(name, "")]
+    if len(name) > MAX_SLOT_NAME:
+        found.append(Problem("UCP-E-KEY", "", f"a slot name has at most {MAX_SLOT_NAME} characters"))
+    item_bytes = 1
+    try:
+        item_bytes = dtype(dtype_name, at="#/dtype").item_bytes
+    except UcpError as refusal:
+        found.append(refusal.problem())
+    if len(shape) > MAX_NDIM:
+        message = f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}"
+        found.append(Problem("UCP-E-SHAPE", "#/shape", message))
+    elif prod(extent or 1 for extent in shape) * item_bytes > MAX_INTEGER:
+        message = "the slot would have more than 2**53 - 1 bytes, extents of 0 counted as 1"
+        found.append(Problem("UCP-E-SHAPE", "#/shape", message))
+    return tuple(found)
+
+
+def _content(value: JsonValue) -> str:
+    content = string(value, "#/content")
+    if not _CONTENT.fullmatch(content):
+        message = "a content digest is 'crc32c-tree:' and 64 lower-case hexadecimal digits"
+        raise error("UCP-E-SCHEMA", message, at="#/content")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """One parameter or buffer with all its slots, sorted by name."""
+
+    name: str
+    key: str
+    slots: tuple[Slot, ...]
+    aliases: tuple[str, ...] = ()
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def slot(self, name: str) -> Slot:
+        """The slot ``name``; raises ``KeyError``."""
+        for slot in self.slots:
+            if slot.name == name:
+                return slot
+        raise KeyError(name)
+
+    def alias_places(self) -> Iterator[tuple[str, str]]:
+        """Every alias after its place relative to the atom."""
+        return ((f"#/aliases/{index}", alias) for index, alias in enumerate(self.aliases))
+
+    def problems(self) -> Iterator[Problem]:
+        """``UCP-E-KEY``, ``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
+        yield from component_problems(self.key, "#/key")
+        yield from name_problems(self.name, "#/name")
+        for place, alias in self.alias_places():
+            yield from name_problems(alias, place)
+        for slot in self.slots:
+            if found := slot.problems():
+                yield from below(found, pointer("#/slots", slot.name))
+        if len({slot.name.lower() for slot in self.slots}) < len(self.slots):
+            yield from case_problems((slot.name, pointer("#/slots", slot.name)) for slot in self.slots)
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> Atom:
+        """Read an atom; raises ``UCP-E-SCHEMA``."""
+        try:
+            return cls._read(value)
+        except UcpError as refusal:
+            raise relocated(refusal, at) from None
+
+    @classmethod
+    def _read(cls, value: JsonValue) -> Atom:
+        found = members(value, _ATOM_REQUIRED, _ATOM_OPTIONAL, "")
+        name = string(found["name"], "#/name")
+        key = string(found["key"], "#/key")
+        slots: list[Slot] = []
+        slot_name = ""
+        items = object_(found["slots"], "#/slots").items()
+        if not items:
+            raise error("UCP-E-SCHEMA", "an atom has at least one slot", at="#/slots")
+        try:
+            for slot_name, slot in items:
+                slots.append(Slot._read(slot_name, slot))  # its name is the place of a refusal
+        except UcpError as refusal:
+            raise relocated(refusal, pointer("#/slots", slot_name)) from None
+        # Not every language keeps the order of members: what counts is the names' (UCP-D-026).
+        slots.sort(key=lambda slot: slot.name)
+        if len(found) == 3:
+            return cls(name, key, tuple(slots))
+        aliases = array(found.get("aliases", []), "#/aliases")
+        return cls(
+            name,
+            key,
+            tuple(slots),
+            tuple(string(alias, f"#/aliases/{index}") for index, alias in enumerate(aliases)),
+            object_(found.get("annotations", {}), "#/annotations"),
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The JSON object that `from_json` reads; what is absent is left out."""
+        value: dict[str, JsonValue] = {
+            "name": self.name,
+            "key": self.key,
+            "slots": {slot.name: slot.to_json() for slot in self.slots},
+        }
+        if self.aliases:
+            value["aliases"] = list(self.aliases)
+        if self.annotations:
+            value["annotations"] = dict(self.annotations)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPart:
+    """A run of atoms, sorted by the UTF-8 bytes of their names."""
+
+    atoms: tuple[Atom, ...]
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> IndexPart:
+        """Read an index part and check its content.
+
+        Raises the first by precedence: ``UCP-E-SCHEMA``, then what `problems` finds.
+        """
+        part = cls.structure(value, at=at)
+        raise_first(part.problems(at=at))
+        return part
+
+    @classmethod
+    def structure(cls, value: JsonValue, *, at: str) -> IndexPart:
+        """Read an index part without a look at its content; raises ``UCP-E-SCHEMA``."""
+        found = members(value, _PART_REQUIRED, _NONE, at)
+        items = array(found["atoms"], pointer(at, "atoms"), least=1)
+        atoms: list[Atom] = []
+        try:
+            for item in items:
+                atoms.append(Atom._read(item))  # noqa: PERF401  # its length is the place of a refusal
+        except UcpError as refusal:
+            raise relocated(refusal, pointer(at, "atoms", len(atoms))) from None
+        return cls(tuple(atoms))
+
+    def problems(self, *, at: str) -> Iterator[Problem]:
+        """What is wrong with the content: ``UCP-E-KEY``, ``UCP-E-NAME``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
+
+        What depends on other documents is not looked at: layouts, other parts, the root's `Part`.
+        """
+        names: set[str] = set()
+        owners: dict[str, str] = {}
+        before = ""
+        for index, atom in enumerate(self.atoms):
+            found = [*atom.problems()]
+            if index and atom.name <= before:
+                message = (
+                    f"{atom.name[:80]!r} must come after {before[:80]!r}: atoms are sorted by UTF-8 bytes"
+                )
+                found.append(Problem("UCP-E-NAME", "#/name", message))
+            folded = atom.key.lower()
+            if folded in owners:
+                message = f"the key is also that of {owners[folded][:80]!r}, if case is ignored"
+                found.append(Problem("UCP-E-KEY", "#/key", message))
+            owners[folded] = before = atom.name
+            for place, name in (("#/name", atom.name), *atom.alias_places()):
+                if name in names:
+                    found.append(Problem("UCP-E-NAME", place, f"the name {name[:80]!r} is used twice"))
+                names.add(name)
+            if found:
+                yield from below(found, pointer(at, "atoms", index))
+
+    def reference_problems(self, layouts: int, *, at: str) -> Iterator[Problem]:
+        """``UCP-E-REFERENCE`` for slots whose layout is not one of the root's ``layouts`` (UCP-D-028)."""
+        for index, atom in enumerate(self.atoms):
+            for slot in atom.slots:
+                if slot.layout is not None and slot.layout >= layouts:
+                    yield Problem(
+                        "UCP-E-REFERENCE",
+                        pointer(at, "atoms", index, "slots", slot.name, "layout"),
+                        f"the root has {layouts} layouts, and none with the index {slot.layout}",
+                    )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The JSON object that `from_json` reads."""
+        return {"atoms": [atom.to_json() for atom in self.atoms]}

@@ -1,0 +1,143 @@
+"""The envelope of the root document (SPEC 7.1) and its extensions (SPEC 20)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import Problem, error
+from ucpformat.jsonio import pointer
+from ucpformat.model.fields import boolean, members, object_
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.jsonio import JsonValue
+
+__all__ = [
+    "ENVELOPE_MEMBERS",
+    "FORMAT",
+    "FORMAT_VERSION",
+    "Envelope",
+    "Extension",
+    "check_envelope",
+]
+
+FORMAT: Final = "ucp"
+FORMAT_VERSION: Final = 0
+ENVELOPE_MEMBERS: Final = frozenset(
+    {"format", "format_version", "read_features", "write_features", "extensions", "annotations"}
+)
+_EXTENSION_MEMBERS: Final = frozenset({"must_understand", "safe_to_copy", "configuration"})
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One extension: whether a stranger has to refuse it, whether one may copy it, and what it says."""
+
+    must_understand: bool = True
+    safe_to_copy: bool = False
+    configuration: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> Extension:
+        """Read an extension object; raises ``UCP-E-SCHEMA``."""
+        found = members(value, frozenset(), _EXTENSION_MEMBERS, at)
+        return cls(
+            boolean(found.get("must_understand", True), pointer(at, "must_understand")),
+            boolean(found.get("safe_to_copy", False), pointer(at, "safe_to_copy")),
+            object_(found.get("configuration", {}), pointer(at, "configuration")),
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The JSON object that `from_json` reads, with all three members."""
+        return {
+            "must_understand": self.must_understand,
+            "safe_to_copy": self.safe_to_copy,
+            "configuration": dict(self.configuration),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The six members whose names and types never change."""
+
+    format_version: int = FORMAT_VERSION
+    read_features: tuple[str, ...] = ()
+    write_features: tuple[str, ...] = ()
+    extensions: Mapping[str, Extension] = field(default_factory=dict)
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> Envelope:
+        """Read the envelope out of a root document of any version; other members are passed over.
+
+        Raises ``UCP-E-FORMAT`` for the six members (UCP-D-006) and ``UCP-E-SCHEMA`` for what an extension
+        object says.
+        """
+        check_envelope(value, at=at)
+        found: dict[str, JsonValue] = value  # type: ignore[assignment]  # check_envelope has seen to the types
+        extensions = object_(found["extensions"], pointer(at, "extensions"))
+        return cls(
+            found["format_version"],  # type: ignore[arg-type]
+            tuple(found["read_features"]),  # type: ignore[arg-type]
+            tuple(found["write_features"]),  # type: ignore[arg-type]
+            {
+                name: Extension.from_json(extension, at=pointer(at, "extensions", name))
+                for name, extension in extensions.items()
+            },
+            object_(found["annotations"], pointer(at, "annotations")),
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The six members, in the order of the specification."""
+        return {
+            "format": FORMAT,
+            "format_version": self.format_version,
+            "read_features": list(self.read_features),
+            "write_features": list(self.write_features),
+            "extensions": {name: extension.to_json() for name, extension in self.extensions.items()},
+            "annotations": dict(self.annotations),
+        }
+
+    def problems(self, *, at: str) -> Iterator[Problem]:
+        """Feature lists that are unsorted, repeat themselves or share a feature (UCP-D-007, UCP-D-008)."""
+        for member, features in (
+            ("read_features", self.read_features),
+            ("write_features", self.write_features),
+        ):
+            if list(features) != sorted(set(features)):
+                yield Problem(
+                    "UCP-E-FEATURE-SET",
+                    pointer(at, member),
+                    "features must be sorted and free of duplicates",
+                )
+        for feature in sorted(set(self.read_features) & set(self.write_features)):
+            yield Problem(
+                "UCP-E-FEATURE-SET",
+                pointer(at, "write_features"),
+                f"{feature!r} is listed as a read feature already; a feature has one class",
+            )
+
+
+def check_envelope(value: JsonValue, *, at: str) -> None:
+    """Raise ``UCP-E-FORMAT`` unless the six members are there with their types, whatever the version."""
+    if type(value) is not dict:
+        raise error("UCP-E-FORMAT", "a root document is a JSON object", at=at)
+    missing = ENVELOPE_MEMBERS - value.keys()
+    if missing:
+        raise error("UCP-E-FORMAT", f"the envelope lacks {', '.join(sorted(missing))}", at=at)
+    if value["format"] != FORMAT:
+        raise error(
+            "UCP-E-FORMAT", f"'format' must be {FORMAT!r}: this is another format", at=pointer(at, "format")
+        )
+    if type(value["format_version"]) is not int:
+        raise error("UCP-E-FORMAT", "'format_version' must be an integer", at=pointer(at, "format_version"))
+    for member in ("read_features", "write_features"):
+        features = value[member]
+        if type(features) is not list or not all(type(feature) is str for feature in features):
+            raise error("UCP-E-FORMAT", f"{member!r} must be an array of strings", at=pointer(at, member))
+    for member in ("extensions", "annotations"):
+        if type(value[member]) is not dict:
+            raise error("UCP-E-FORMAT", f"{member!r} must be an object", at=pointer(at, member))

@@ -1,0 +1,138 @@
+"""Atom names and store keys (SPEC sections 9 and 11.1): what may be called what, and which key a name gets.
+
+A *name* is any Unicode text of 1 to 1024 bytes of UTF-8 without control characters; names are never
+normalised, and their order is that of their UTF-8 bytes, which is also Python's order of `str`. A *key* is a
+path in a store: components joined by ``/``. Keys are recorded beside the names, never derived by a reader;
+`assign_keys` is merely the choice that this library makes when it writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "MAX_COMPONENT_BYTES",
+    "MAX_NAME_BYTES",
+    "RESERVED_COMPONENTS",
+    "assign_keys",
+    "check_component",
+    "check_key",
+    "check_name",
+]
+
+MAX_COMPONENT_BYTES: Final = 200
+MAX_NAME_BYTES: Final = 1024
+
+# Zarr metadata lie beside the keys of arrays and groups.
+RESERVED_COMPONENTS: Final = frozenset({"zarr.json"})
+
+_COMPONENT: Final = re.compile(r"(?!\.|__)[A-Za-z0-9._-]{1,200}(?<!\.)")
+_OTHER: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+# How many hexadecimal digits of the name's sha256 its key may end in: none, readable, beyond doubt.
+_SUFFIX_DIGITS: Final = (0, 12, 64)
+# Devices that Windows opens whatever the extension: such a file could not be copied there.
+_DEVICES: Final = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+
+
+def check_component(text: str, at: str) -> None:
+    """Refuse what is not a component of a store key.
+
+    Raises UCP-E-KEY: not 1 to 200 of ``A-Z a-z 0-9 . _ -``, or starts with ``.`` or ``__``, or ends in ``.``.
+    """
+    if _COMPONENT.fullmatch(text) is None:
+        raise error(
+            "UCP-E-KEY",
+            f"{text[:80]!r} is not a key component: 1 to {MAX_COMPONENT_BYTES} of A-Z a-z 0-9 . _ -, "
+            "not starting with '.' or '__', not ending with '.'",
+            at=at,
+        )
+
+
+def check_key(text: str, at: str) -> None:
+    """Refuse what is not a whole store key: components joined by single slashes, none at the ends.
+
+    Raises UCP-E-KEY: a component is not one.
+    """
+    for component in text.split("/"):
+        check_component(component, at)
+
+
+def check_name(text: str, at: str) -> None:
+    """Refuse what cannot be the name of an atom.
+
+    Raises UCP-E-NAME: empty, over 1024 bytes of UTF-8, or with a control character or a lone surrogate.
+    """
+    if _SURROGATE.search(text):
+        raise error(
+            "UCP-E-NAME", f"the name {text[:80]!r} holds a lone surrogate, which is not Unicode text", at=at
+        )
+    if not 1 <= len(text.encode("utf-8")) <= MAX_NAME_BYTES:
+        raise error(
+            "UCP-E-NAME", f"the name {text[:80]!r} is empty or over {MAX_NAME_BYTES} bytes of UTF-8", at=at
+        )
+    if _CONTROL.search(text):
+        raise error("UCP-E-NAME", f"the name {text[:80]!r} holds a control character", at=at)
+
+
+def assign_keys(names: Iterable[str]) -> dict[str, str]:
+    """Choose a key component for every name, sorted by name; the same set of names gives the same keys.
+
+    A name that is a safe component and clashes with no other is its own key. Any other has each run of other
+    characters replaced by ``-`` and ends in ``-`` and 12 hexadecimal digits of the name's sha256. Keys are
+    unique when case is ignored.
+
+    Raises UCP-E-NAME: a name is not one, or occurs twice.
+    """
+    ordered = sorted(names)
+    for before, name in zip(["", *ordered], ordered, strict=False):
+        check_name(name, "")
+        if name == before:
+            raise error("UCP-E-NAME", f"the name {name[:80]!r} occurs twice")
+    stems = {name: _stem(name) for name in ordered}
+    levels = {name: int(stem != name) for name, stem in stems.items()}
+    keys = {name: _key(stem, name, levels[name]) for name, stem in stems.items()}
+    # A literal name may look like a suffixed key. All members of a clash step to the next level; full digests
+    # of different names differ, so this ends.
+    while clashing := _clashing(keys):
+        for name in clashing:
+            levels[name] = min(levels[name] + 1, len(_SUFFIX_DIGITS) - 1)
+            keys[name] = _key(stems[name], name, levels[name])
+    return keys
+
+
+def _stem(name: str) -> str:
+    """``name`` itself where it may be a key, else something readable that is another text."""
+    free = name.lower() not in RESERVED_COMPONENTS and _DEVICES.fullmatch(name) is None
+    if free and _COMPONENT.fullmatch(name) is not None:
+        return name
+    readable = _OTHER.sub("-", name).strip("-._") or "atom"
+    if _DEVICES.fullmatch(readable):
+        readable = f"-{readable}"
+    return readable if readable != name else f"{readable}-"
+
+
+def _key(stem: str, name: str, level: int) -> str:
+    digits = _SUFFIX_DIGITS[level]
+    if digits == 0:
+        return stem
+    suffix = hashlib.sha256(name.encode("utf-8")).hexdigest()[:digits]
+    return f"{stem[: MAX_COMPONENT_BYTES - digits - 1].rstrip('-')}-{suffix}"
+
+
+def _clashing(keys: dict[str, str]) -> list[str]:
+    """Return the names whose keys are equal when case is ignored."""
+    by_fold: defaultdict[str, list[str]] = defaultdict(list)
+    for name, key in keys.items():
+        by_fold[key.lower()].append(name)
+    return [name for group in by_fold.values() if len(group) > 1 for name in group]

@@ -1,0 +1,222 @@
+"""The chunk table: chunks, segments and checksums of one index part (SPEC section 16.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box
+from ucpformat.jsonio import MAX_INTEGER
+from ucpformat.model.root import MAX_TABLE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["BLOCK_BYTES", "OBJECT_TRAILER", "OWN_OBJECT", "ChunkTable", "Segment", "TableBuilder"]
+
+OWN_OBJECT: Final = 0xFFFFFFFF
+"""The container of a segment that is the chunk's own object (storage plain)."""
+BLOCK_BYTES: Final = 1 << 20
+"""Stored bytes that one checksum covers."""
+OBJECT_TRAILER: Final = 4
+"""Bytes of Zarr's ``crc32c`` codec at the end of such an object, which the table's checksums leave out."""
+
+_MAGIC: Final = b"UCPTABLE"
+_VERSION: Final = 0
+_HEADER: Final = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("block", "<u4"),
+        ("chunks", "<u8"),
+        ("segments", "<u8"),
+        ("words", "<u8"),
+        ("checksums", "<u8"),
+        ("zero", "<u8", (2,)),
+    ]
+)
+_ROW: Final = np.dtype(
+    [("container", "<u4"), ("zero", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("box", "<u8")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of stored bytes that holds a chunk, or a box of it in the chunk's coordinates.
+
+    ``offset`` and ``length`` in bytes of the container; ``checksums`` one CRC-32C per 1 MiB of `covered` bytes.
+    """
+
+    container: int
+    offset: int
+    length: int
+    box: Box | None
+    checksums: NDArray[np.uint32]
+
+    @property
+    def covered(self) -> int:
+        """How many bytes, from the first, the checksums cover: all but the trailer of a chunk's own object."""
+        return self.length - OBJECT_TRAILER if self.container == OWN_OBJECT else self.length
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """A parsed table. Rows are in derived order; all arrays are views of the file's bytes.
+
+    ``rows`` one structured row per segment; ``words`` the boxes; ``counts`` segments per chunk;
+    ``checksums`` one per 1 MiB of each segment; ``first_segment`` and ``first_checksum`` are prefix sums.
+    """
+
+    rows: NDArray[np.void]
+    words: NDArray[np.uint64]
+    counts: NDArray[np.uint32]
+    checksums: NDArray[np.uint32]
+    first_segment: NDArray[np.int64]
+    first_checksum: NDArray[np.int64]
+
+    @classmethod
+    def parse(cls, data: bytes, *, at: str) -> ChunkTable:
+        """Check everything that can be said of a table by itself.
+
+        Raises:
+            InvalidCheckpointError: ``UCP-E-TABLE`` or ``UCP-E-SEGMENT``; ``UCP-E-LIMIT`` over 1 GiB.
+        """
+        if len(data) > MAX_TABLE_BYTES:
+            raise error(
+                "UCP-E-LIMIT", f"the chunk table has {len(data)} bytes, more than {MAX_TABLE_BYTES}", at=at
+            )
+        if len(data) < _HEADER.itemsize:
+            raise error("UCP-E-TABLE", f"{len(data)} bytes are too few for the header", at=at)
+        header = np.frombuffer(data, _HEADER, 1)[0]
+        if header["magic"] != _MAGIC or header["version"] != _VERSION or header["block"] != BLOCK_BYTES:
+            raise error("UCP-E-TABLE", "magic, version or block size is not that of a chunk table", at=at)
+        if header["zero"].any():
+            raise error("UCP-E-TABLE", "reserved header bytes are not zero", at=at)
+        chunks, segments, words, checksums = (
+            int(header[name]) for name in ("chunks", "segments", "words", "checksums")
+        )
+        # Python integers: no overflow, whatever the header claims.
+        length = _HEADER.itemsize + _ROW.itemsize * segments + 8 * words + 4 * chunks + 4 * checksums
+        if length != len(data):
+            raise error(
+                "UCP-E-TABLE", f"the header asks for {length} bytes, the table has {len(data)}", at=at
+            )
+        position = _HEADER.itemsize
+        rows = np.frombuffer(data, _ROW, segments, position)
+        position += rows.nbytes
+        box_words = np.frombuffer(data, "<u8", words, position)
+        position += box_words.nbytes
+        counts = np.frombuffer(data, "<u4", chunks, position)
+        position += counts.nbytes
+        crcs = np.frombuffer(data, "<u4", checksums, position)
+        if int(counts.sum(dtype=np.uint64)) != segments:
+            raise error("UCP-E-TABLE", "segment counts do not add up to the number of segments", at=at)
+        _check_rows(rows, box_words, at)
+        covered = rows["length"].astype(np.int64) - OBJECT_TRAILER * (rows["container"] == OWN_OBJECT)
+        if (covered < 1).any():
+            raise error("UCP-E-TABLE", "a segment has no bytes; write a zero entry instead", at=at)
+        blocks = -(-covered // BLOCK_BYTES)
+        if int(blocks.sum()) != checksums:
+            raise error("UCP-E-TABLE", "the number of checksums is not that of the segments' blocks", at=at)
+        return cls(rows, box_words, counts, crcs, _prefix_sums(counts), _prefix_sums(blocks))
+
+    def segments(self, chunk: int, ndim: int) -> tuple[Segment, ...]:
+        """Segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
+        first, last = int(self.first_segment[chunk]), int(self.first_segment[chunk + 1])
+        return tuple(self._segment(row, ndim) for row in range(first, last))
+
+    def _segment(self, row: int, ndim: int) -> Segment:
+        container, _, offset, length, word = self.rows[row].tolist()
+        box = None
+        if word:
+            values = self.words[word - 1 : word - 1 + 2 * ndim].tolist()
+            box = Box(tuple(values[:ndim]), tuple(values[ndim:]))
+        crcs = self.checksums[self.first_checksum[row] : self.first_checksum[row + 1]]
+        return Segment(container, offset, length, box, crcs)
+
+
+def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> None:
+    if rows["zero"].any():
+        raise error("UCP-E-TABLE", "reserved row bytes are not zero", at=at)
+    lengths, offsets = rows["length"], rows["offset"]
+    if (lengths == 0).any():
+        raise error("UCP-E-TABLE", "a segment has length 0; write a zero entry instead", at=at)
+    if (lengths > MAX_INTEGER).any() or (offsets > MAX_INTEGER).any() or (words > MAX_INTEGER).any():
+        raise error("UCP-E-SEGMENT", "an offset, a length or a box exceeds 2^53-1", at=at)
+    # A sum that no file can have would wrap around; floating point does not.
+    if float(lengths.sum(dtype=np.float64)) > MAX_INTEGER:
+        raise error("UCP-E-SEGMENT", "the segments' lengths add up to more than 2^53-1 bytes", at=at)
+    boxes = rows["box"][rows["box"] > 0]
+    if boxes.size == 0:
+        if words.size:
+            raise error("UCP-E-TABLE", "there are box words that no segment refers to", at=at)
+        return
+    steps = np.diff(boxes.astype(np.float64))
+    if int(boxes[0]) != 1 or (steps < 2).any() or int(boxes[-1]) > words.size:
+        raise error(
+            "UCP-E-TABLE", "boxes are not in order of their segments, or lie outside the box words", at=at
+        )
+
+
+def _prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.int64]:
+    sums = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+class TableBuilder:
+    """Collects the chunks of a part in derived order and yields the table's bytes."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._words: list[int] = []
+        self._counts: list[int] = []
+        self._checksums: list[NDArray[np.uint32]] = []
+
+    def add_chunk(self, segments: Sequence[Segment]) -> None:
+        """Append a chunk; no segments make a zero entry."""
+        self._counts.append(len(segments))
+        for segment in segments:
+            word = 0
+            if segment.box is not None:
+                word = len(self._words) + 1
+                self._words.extend(segment.box.offset)
+                self._words.extend(segment.box.shape)
+            self._rows.append((segment.container, 0, segment.offset, segment.length, word))
+            self._checksums.append(segment.checksums)
+
+    def build(self) -> bytes:
+        """The table, ready to be written.
+
+        Raises:
+            InvalidCheckpointError: ``UCP-E-LIMIT`` over 1 GiB (put fewer atoms into a part).
+        """
+        checksums = np.concatenate(self._checksums) if self._checksums else np.zeros(0, np.uint32)
+        header = np.zeros(1, _HEADER)
+        header["magic"] = _MAGIC
+        header["version"] = _VERSION
+        header["block"] = BLOCK_BYTES
+        header["chunks"] = len(self._counts)
+        header["segments"] = len(self._rows)
+        header["words"] = len(self._words)
+        header["checksums"] = checksums.size
+        data = b"".join(
+            (
+                header.tobytes(),
+                np.array(self._rows, _ROW).tobytes(),
+                np.array(self._words, "<u8").tobytes(),
+                np.array(self._counts, "<u4").tobytes(),
+                checksums.astype("<u4").tobytes(),
+            )
+        )
+        if len(data) > MAX_TABLE_BYTES:
+            raise error(
+                "UCP-E-LIMIT",
+                f"a chunk table of {len(data)} bytes exceeds {MAX_TABLE_BYTES}; use larger chunks",
+            )
+        return data

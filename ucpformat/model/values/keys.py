@@ -1,0 +1,60 @@
+"""Keys of sets and dictionaries (SPEC section 15.1): which values may be one, their text, and their order."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["canonical_text", "is_key", "is_plain_name"]
+
+_LEAVES: Final = frozenset({"$float", "$int", "$bytes", "$complex"})
+
+
+def is_plain_name(value: JsonValue) -> bool:
+    """Whether ``value`` may name a member of a plain object."""
+    return type(value) is str and not value.startswith("$")
+
+
+def is_key(value: JsonValue) -> bool:
+    """Whether a well-formed ``value`` is a key."""
+    if type(value) is not dict:
+        return type(value) is not list
+    if len(value) != 1:
+        return False
+    ((tag, body),) = value.items()
+    if tag in _LEAVES or tag == "$frozenset":
+        return True
+    if tag == "$tuple":
+        return type(body) is list and all(map(is_key, body))
+    return tag == "$object" and type(body) is dict and is_key(body.get("value"))
+
+
+def canonical_text(value: JsonValue) -> bytes:
+    """Return the RFC 8785 text of a key, by whose bytes sets are ordered."""
+    return _text(value).encode("utf-8")
+
+
+def _text(value: JsonValue) -> str:
+    if type(value) is dict:
+        # The members of a key's objects are ASCII, so that any order of strings is that of RFC 8785.
+        return "{" + ",".join(f"{_text(name)}:{_text(item)}" for name, item in sorted(value.items())) + "}"
+    if type(value) is list:
+        return "[" + ",".join(map(_text, value)) + "]"
+    if type(value) is float:
+        return _number_text(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number_text(number: float) -> str:
+    """Spell a non-integral number as ECMAScript does: no exponent from 1e-6 on, none with leading zeros."""
+    text = repr(number)
+    if "e" not in text:
+        return text
+    if abs(number) >= 1e-6:
+        return format(Decimal(text), "f")
+    digits, exponent = text.split("e-")
+    return f"{digits}e-{int(exponent)}"

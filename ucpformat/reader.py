@@ -1,0 +1,265 @@
+"""Reading a checkpoint (SPEC sections 17.1 to 17.3).
+
+`open_checkpoint` reads the root document alone; an index part and its table are read when a name in them is
+first asked for; data are read box by box, and verified.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box, Layout, lower
+from ucpformat.jsonio import loads
+from ucpformat.model.atom import Atom, IndexPart
+from ucpformat.model.features import READ_FEATURES
+from ucpformat.model.fields import raise_first
+from ucpformat.model.packs import Pack, PackList
+from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
+from ucpformat.model.state import StateDocument
+from ucpformat.model.table import ChunkTable
+from ucpformat.model.values import decode
+from ucpformat.storage.bulk_reader import BulkReader
+from ucpformat.storage.chunk_reader import ChunkReader
+from ucpformat.storage.fetch import read_document, read_root
+from ucpformat.storage.local_reader import read_local, require_readable
+from ucpformat.storage.part import StoredPart, StoredSlot
+from ucpformat.storage.store import Store, open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.views import AtomView, SlotView, destination_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import Coordinate
+
+__all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
+
+
+class Checkpoint(Mapping[str, AtomView]):
+    """An open checkpoint: a mapping from names to atoms, in order of name; aliases are found as well.
+
+    Safe to use from several threads. Close it, or use it as a context manager, to release file handles.
+    """
+
+    def __init__(self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None) -> None:
+        self.store = store
+        self.root = root
+        self._lock = threading.RLock()
+        self._executor = ThreadPoolExecutor(worker_count(workers), thread_name_prefix="ucp-read")
+        self._reader = ChunkReader(store, verify=verify, executor=self._executor)
+        self._bulk_reader = BulkReader(store, self._reader, self._executor, verify=verify)
+        self._parts: dict[int, StoredPart] = {}
+        self._by_name: dict[int, dict[str, Atom]] = {}
+        self._packs: tuple[Pack, ...] | None = None
+        self._state: StateDocument | None = None
+        self._aliases: dict[str, str] | None = None
+        self._firsts = [part.first for part in root.parts]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release threads and file handles."""
+        self._executor.shutdown()
+        self.store.close()
+
+    @property
+    def packs(self) -> tuple[Pack, ...] | None:
+        """The pack list; None in storage plain."""
+        with self._lock:
+            if self._packs is None and self.root.packs is not None:
+                reference = self.root.packs
+                value = loads(read_document(self.store, reference), at=reference.key)
+                self._packs = PackList.from_json(value, at=reference.key).packs
+            return self._packs
+
+    @property
+    def state(self) -> StateDocument:
+        """What is not a tensor, still encoded; empty if the checkpoint has none."""
+        with self._lock:
+            if self._state is None:
+                reference = self.root.state
+                if reference is None:
+                    self._state = StateDocument({}, {}, {})
+                else:
+                    value = loads(read_document(self.store, reference), at=reference.key)
+                    self._state = StateDocument.from_json(value, at=reference.key)
+            return self._state
+
+    def value(self, name: str) -> object:
+        """One decoded value; KeyError if there is none."""
+        return decode(self.state.values[name], at=f"values/{name}")
+
+    def blob(self, name: str) -> bytes:
+        """The opaque bytes of a blob, checked; KeyError if there is none. Never execute or unpickle them."""
+        reference = self.state.blobs[name].object
+        return read_document(self.store, reference, limit=reference.length)
+
+    def part(self, index: int) -> StoredPart:
+        """One index part with its table, read and checked on first use."""
+        with self._lock:
+            if index not in self._parts:
+                entry = self.root.parts[index]
+                value = loads(read_document(self.store, entry.index), at=entry.index.key)
+                document = IndexPart.from_json(value, at=entry.index.key)
+                names = [atom.name for atom in document.atoms]
+                if not names or (names[0], names[-1], len(names)) != (entry.first, entry.last, entry.atoms):
+                    raise error(
+                        "UCP-E-NAME",
+                        "the part's atoms are not those that the root document announces",
+                        at=f"{ROOT_KEY}#/parts/{index}",
+                    )
+                table = ChunkTable.parse(
+                    read_document(self.store, entry.table, limit=MAX_TABLE_BYTES), at=entry.table.key
+                )
+                raise_first(document.reference_problems(len(self.root.layouts), at=entry.index.key))
+                self._parts[index] = StoredPart(
+                    document,
+                    table,
+                    packs=self.packs,
+                    chunk_bytes=self.root.chunk_bytes,
+                    index_key=entry.index.key,
+                    table_key=entry.table.key,
+                )
+                self._by_name[index] = {atom.name: atom for atom in document.atoms}
+            return self._parts[index]
+
+    def _find(self, name: str) -> tuple[StoredPart, Atom] | None:
+        index = bisect.bisect_right(self._firsts, name) - 1
+        if index < 0:
+            return None
+        part = self.part(index)
+        atom = self._by_name[index].get(name)
+        return None if atom is None else (part, atom)
+
+    def __getitem__(self, name: str) -> AtomView:
+        found = self._find(name)
+        if found is None and name in self._all_aliases():
+            found = self._find(self._all_aliases()[name])
+        if found is None:
+            near = get_close_matches(name, list(self)[:10_000], n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise KeyError(f"the checkpoint has no atom {name!r}{hint}")
+        return AtomView(self._reader, *found, self.root.layouts)
+
+    def _all_aliases(self) -> Mapping[str, str]:
+        with self._lock:
+            if self._aliases is None:
+                self._aliases = {
+                    alias: atom.name
+                    for index in range(len(self.root.parts))
+                    for atom in self.part(index).index.atoms
+                    for alias in atom.aliases
+                }
+            return self._aliases
+
+    def __iter__(self) -> Iterator[str]:
+        for index in range(len(self.root.parts)):
+            for atom in self.part(index).index.atoms:
+                yield atom.name
+
+    def __len__(self) -> int:
+        return sum(part.atoms for part in self.root.parts)
+
+    def slots(self) -> Iterator[StoredSlot]:
+        """Every slot of every atom, in order."""
+        for index in range(len(self.root.parts)):
+            yield from self.part(index).slots()
+
+    def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill ``out`` with a box of a slot (see `ChunkReader.read_box`)."""
+        self._reader.read_box(stored, box, out)
+
+    def read(
+        self,
+        name: str,
+        slot: str = "value",
+        *,
+        layout: Layout | None = None,
+        coord: Mapping[str, int] | None = None,
+        out: object = None,
+    ) -> NDArray[np.generic] | None:
+        """The local tensor that ``layout`` puts at ``coord``, or the whole slot without a layout.
+
+        ``coord`` gives the position on the mesh by axis name; axes left out are at 0. ``out`` may be a numpy
+        array, a CPU torch tensor, or anything whose ``__array__`` shares memory: same shape and data type.
+        Returns None where the layout puts nothing at ``coord``.
+
+        Raises:
+            UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``,
+                and what procedure 17.3 says.
+        """
+        stored = self[name][slot].stored
+        if layout is None:
+            return SlotView(self._reader, stored, self.root.layouts).read(out)
+        require_readable(layout, at=f"{name}/{slot}")
+        lowering = lower(layout, stored.slot.shape)
+        local = lowering.at(_coordinate(layout, coord or {}))
+        if local is None:
+            return None
+        if out is None:
+            out = np.zeros(local.shape, stored.dtype.numpy)  # a buffer may have room for other tensors
+        destination = destination_of(stored, local.shape, out)
+        dense = destination.flags.c_contiguous
+        target = destination if dense else destination.copy("C")
+        read_local(self._reader, stored, lowering, local, target)
+        if not dense:
+            destination[...] = target
+        return destination
+
+    def load(self, into: Mapping[tuple[str, str], object]) -> None:
+        """Fill ``{(name, slot): destination}`` with whole slots, much faster than one by one where they are small.
+
+        Destinations are as ``out`` of `read`; all of them are checked before a byte is read.
+
+        Raises:
+            KeyError: if there is no such atom or slot.
+            UcpError: ``UCP-E-MISMATCH`` for a wrong destination, and what procedure 17.3 says; destinations
+                may then have been written to.
+        """
+        targets = []
+        for (name, slot), out in into.items():
+            stored = self[name][slot].stored
+            targets.append((stored, destination_of(stored, stored.slot.shape, out)))
+        self._bulk_reader.read(targets)
+
+
+def _coordinate(layout: Layout, coord: Mapping[str, int]) -> Coordinate:
+    axes = {axis.name: axis.size for axis in layout.mesh.axes}
+    for name, position in coord.items():
+        if name not in axes or not 0 <= position < axes[name]:
+            raise error(
+                "UCP-E-LAYOUT", f"the mesh has no position {position} on an axis {name!r}", at=f"coord/{name}"
+            )
+    return tuple(coord.get(name, 0) for name in axes)
+
+
+def open_checkpoint(
+    url: str | os.PathLike[str], *, verify: bool = True, workers: int | None = None
+) -> Checkpoint:
+    """Open a checkpoint at a local path or an fsspec URL; reads the root document alone.
+
+    ``verify`` False leaves the checksums of data blocks alone (documents are always checked).
+
+    Raises:
+        UcpError: as procedure 17.1 of the specification says.
+    """
+    store = open_store(url)
+    root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
+    return Checkpoint(store, root, verify=verify, workers=workers)

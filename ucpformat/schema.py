@@ -1,0 +1,144 @@
+"""The JSON Schemas of the documents (SPEC 18, level *structure*), packaged; nothing is ever fetched."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+from ucpformat.errors import Problem
+from ucpformat.jsonio import pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
+
+    from jsonschema import ValidationError
+    from referencing.jsonschema import Schema, SchemaRegistry
+
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["BASE", "problems", "registry", "schema_names", "validator"]
+
+BASE: Final = "https://ucpformat.org/schema/draft/"
+_SUFFIX: Final = ".schema.json"
+_LONGEST_MESSAGE: Final = 240
+_JSON_TYPES: Final = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+
+
+def _folder() -> Traversable:
+    """The schemas inside an installed package, or beside it in a checkout."""
+    packaged = files("ucpformat") / "_schema" / "draft"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "schema" / "draft"
+
+
+@cache
+def _schemas() -> dict[str, Schema]:
+    found = sorted(entry.name for entry in _folder().iterdir() if entry.name.endswith(_SUFFIX))
+    return {
+        name.removesuffix(_SUFFIX): json.loads((_folder() / name).read_text(encoding="utf-8"))
+        for name in found
+    }
+
+
+@cache
+def registry() -> SchemaRegistry:
+    """All schemas by their ``$id``; a reference to anything else fails."""
+    empty: SchemaRegistry = Registry()
+    return empty.with_resources(
+        (f"{BASE}{name}{_SUFFIX}", DRAFT202012.create_resource(schema)) for name, schema in _schemas().items()
+    )
+
+
+def schema_names() -> tuple[str, ...]:
+    """Names of the schemas, sorted: ``atom``, ``defs``, ``envelope``, ..."""
+    return tuple(_schemas())
+
+
+@cache
+def validator(name: str, definition: str = "") -> Draft202012Validator:
+    """The validator of the schema ``name``, or of its ``$defs`` entry ``definition``; KeyError if unknown."""
+    schema = _schemas()[name]
+    if definition:
+        schema = {"$ref": f"{BASE}{name}{_SUFFIX}#/$defs/{definition}"}
+    return Draft202012Validator(schema, registry=registry())
+
+
+def problems(name: str, value: JsonValue, at: str) -> Iterator[Problem]:
+    """What the schema ``name`` has against ``value``, in order of place; ``at`` is the document's place.
+
+    The code is ``UCP-E-FORMAT`` for the envelope, ``UCP-E-VALUE`` for tagged values wherever they stand, and
+    ``UCP-E-SCHEMA`` otherwise.
+    """
+    found = sorted(validator(name).iter_errors(value), key=_order)
+    for fault in found:
+        code = _code(name, tuple(fault.absolute_path))
+        here = pointer(at, *fault.absolute_path)
+        if fault.validator == "additionalProperties" and fault.validator_value is False:
+            for member in _superfluous(fault):
+                yield Problem(code, pointer(here, member), f"this object has no member {member!r}")
+        else:
+            yield Problem(code, here, _message(fault))
+
+
+def _order(fault: ValidationError) -> tuple[tuple[bool, int | str], ...]:
+    return tuple((type(step) is str, step) for step in fault.absolute_path)
+
+
+def _code(name: str, path: tuple[int | str, ...]) -> str:
+    if name == "envelope":
+        return "UCP-E-FORMAT"
+    in_values = path[:1] == ("values",) and len(path) > 1
+    in_options = path[:1] == ("optimizers",) and len(path) > 5 and path[4] == "options"
+    if name == "value" or (name == "state" and (in_values or in_options)):
+        return "UCP-E-VALUE"
+    return "UCP-E-SCHEMA"
+
+
+def _superfluous(fault: ValidationError) -> list[str]:
+    found: Any = fault.instance
+    known = fault.schema.get("properties", {}) if isinstance(fault.schema, dict) else {}
+    return [member for member in found if member not in known]
+
+
+def _message(fault: ValidationError) -> str:
+    """The validator's words, except where they would repeat a whole document."""
+    keyword: Any = fault.validator
+    wanted: Any = fault.validator_value
+    found: Any = fault.instance
+    match keyword:
+        case "type":
+            kinds = wanted if isinstance(wanted, str) else " or ".join(wanted)
+            return f"expected {kinds}, not {_JSON_TYPES[type(found)]}"
+        case "required":
+            missing = next(member for member in wanted if fault.message.startswith(repr(member)))
+            return f"the member {missing!r} is missing"
+        case "enum" | "const":
+            choices = ", ".join(json.dumps(choice) for choice in (wanted if keyword == "enum" else [wanted]))
+            return f"must be one of {choices}, not {_short(json.dumps(found, ensure_ascii=False))}"
+        case "minItems" | "minProperties":
+            return f"at least {wanted} needed, not {len(found)}"
+        case "anyOf":
+            return f"no kind of value looks like this: {_short(json.dumps(found, ensure_ascii=False))}"
+        case "not":
+            return "must not be here, because of a member beside it"
+        case _:
+            return _short(fault.message)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."

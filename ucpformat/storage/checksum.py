@@ -1,0 +1,201 @@
+"""CRC-32C over blocks of 1 MiB, and content digests (SPEC sections 11.3 and 16.5).
+
+A chunk's bytes are read once: where its own blocks and the blocks of the slot's logical bytes do not
+coincide, it is cut at both, and the values of the cuts are combined. Combination is multiplication by
+``x**(8 * length)`` in GF(2)[x] modulo the Castagnoli polynomial, as zlib does for CRC-32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from ucpformat.model.table import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BLOCK_BYTES",
+    "ContentDigest",
+    "Cut",
+    "Run",
+    "block_checksums",
+    "checksum_run",
+    "combine",
+    "zero_cuts",
+    "zeros_checksum",
+]
+
+CONTENT_PREFIX: Final = "crc32c-tree:"
+_POLYNOMIAL: Final = 0x82F63B78  # bit-reflected Castagnoli
+_ONE: Final = 1 << 31  # x**0 in the reflected representation
+
+
+def _multiply(a: int, b: int) -> int:
+    product = 0
+    bit = _ONE
+    while a:
+        if a & bit:
+            product ^= b
+            a ^= bit
+        bit >>= 1
+        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=4096)
+def _shift(length: int) -> int:
+    """``x**(8 * length)`` modulo the polynomial."""
+    power = _ONE >> 8  # x**8
+    result = _ONE
+    while length:
+        if length & 1:
+            result = _multiply(power, result)
+        power = _multiply(power, power)
+        length >>= 1
+    return result
+
+
+def combine(first: int, second: int, second_length: int) -> int:
+    """CRC-32C of a concatenation from those of its halves; ``second_length`` in bytes."""
+    return _multiply(_shift(second_length), first) ^ second if first else second
+
+
+@lru_cache(maxsize=4096)
+def zeros_checksum(length: int) -> int:
+    """CRC-32C of ``length`` zero bytes."""
+    whole, rest = divmod(length, BLOCK_BYTES)
+    value = 0
+    block = bytes(min(length, BLOCK_BYTES))
+    for _ in range(whole):
+        value = crc32c(block, value)
+    return int(crc32c(block[:rest], value))
+
+
+def block_checksums(buffers: Sequence[memoryview]) -> NDArray[np.uint32]:
+    """CRC-32C of each successive 1 MiB of the concatenated ``buffers`` (bytes, contiguous)."""
+    total = sum(buffer.nbytes for buffer in buffers)
+    values = np.zeros(-(-total // BLOCK_BYTES), np.uint32)
+    value = filled = index = 0
+    for buffer in buffers:
+        start = 0
+        while start < buffer.nbytes:
+            stop = min(buffer.nbytes, start + BLOCK_BYTES - filled)
+            value = crc32c(buffer[start:stop], value)
+            filled += stop - start
+            start = stop
+            if filled == BLOCK_BYTES:
+                values[index] = value
+                index += 1
+                value = filled = 0
+    if filled:
+        values[index] = value
+    return values
+
+
+class Cut(NamedTuple):
+    """The checksum of ``length`` logical bytes that lie within one block."""
+
+    crc: int
+    length: int
+
+
+class Run(NamedTuple):
+    """What one pass over a run of bytes yields.
+
+    ``blocks``: CRC-32C per 1 MiB counted from the run's start. ``total``: that of the whole run.
+    ``cuts``: the run cut at multiples of 1 MiB counted from the start of the slot.
+    """
+
+    blocks: NDArray[np.uint32]
+    total: int
+    cuts: tuple[Cut, ...]
+
+    def extended(self, tail: Sequence[memoryview], length: int) -> NDArray[np.uint32]:
+        """``blocks`` of this run of ``length`` bytes with ``tail`` behind it; the run is not read again."""
+        filled = length % BLOCK_BYTES
+        if filled == 0:
+            return np.concatenate((self.blocks, block_checksums(tail)))
+        first: list[memoryview] = []
+        rest: list[memoryview] = []
+        room = BLOCK_BYTES - filled
+        for buffer in tail:
+            first.append(buffer[:room])
+            rest.append(buffer[room:])
+            room -= first[-1].nbytes
+        value = int(self.blocks[-1])
+        for buffer in first:
+            value = crc32c(buffer, value)
+        return np.concatenate((self.blocks[:-1], np.array([value], np.uint32), block_checksums(rest)))
+
+
+def checksum_run(data: memoryview, logical_start: int) -> Run:
+    """Checksums of contiguous bytes that lie ``logical_start`` bytes into their slot, in one pass."""
+    size = data.nbytes
+    if 0 < size <= BLOCK_BYTES - logical_start % BLOCK_BYTES:
+        crc = int(crc32c(data))
+        return Run(np.array([crc], np.uint32), crc, (Cut(crc, size),))
+    phase = -logical_start % BLOCK_BYTES  # the first logical boundary, counted from the run's start
+    edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
+    blocks: list[int] = []
+    cuts: list[Cut] = []
+    total = 0
+    for start, stop in pairwise(edges):
+        length = stop - start
+        crc = int(crc32c(data[start:stop]))
+        total = combine(total, crc, length)
+        if start % BLOCK_BYTES == 0:
+            blocks.append(crc)
+        else:
+            blocks[-1] = combine(blocks[-1], crc, length)
+        if not cuts or (start - phase) % BLOCK_BYTES == 0:
+            cuts.append(Cut(crc, length))
+        else:
+            cuts[-1] = Cut(combine(cuts[-1].crc, crc, length), cuts[-1].length + length)
+    return Run(np.array(blocks, np.uint32), total, tuple(cuts))
+
+
+def zero_cuts(size: int, logical_start: int) -> tuple[Cut, ...]:
+    """The cuts of `checksum_run` for ``size`` zero bytes, without the bytes."""
+    stop = logical_start + size
+    edges = range(logical_start - logical_start % BLOCK_BYTES, stop, BLOCK_BYTES)
+    lengths = (min(stop, edge + BLOCK_BYTES) - max(logical_start, edge) for edge in edges)
+    return tuple(Cut(zeros_checksum(length), length) for length in lengths)
+
+
+class ContentDigest:
+    """Gathers the cuts of a slot's runs, in any order, into its content digest (SPEC 11.3).
+
+    Runs are hashed as soon as all before them are known, so that those in order take no memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._position = 0
+        self._crc = 0
+        self._hash = hashlib.sha256()
+        self._waiting: dict[int, tuple[Cut, ...]] = {}
+
+    def add(self, logical_start: int, cuts: tuple[Cut, ...]) -> None:
+        """Record the run, of at least one byte, that begins ``logical_start`` bytes into the slot."""
+        self._waiting[logical_start] = cuts
+        while self._position in self._waiting:
+            for crc, length in self._waiting.pop(self._position):
+                self._crc = combine(self._crc, crc, length)
+                self._position += length
+                if self._position % BLOCK_BYTES == 0 or self._position == self._size:
+                    self._hash.update(self._crc.to_bytes(4, "little"))
+                    self._crc = 0
+
+    def value(self) -> str | None:
+        """The digest, or None while the runs do not cover the slot."""
+        if self._position != self._size or self._waiting:
+            return None
+        return CONTENT_PREFIX + self._hash.hexdigest()

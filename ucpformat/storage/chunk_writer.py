@@ -1,0 +1,259 @@
+"""Chunks to bytes: one object each, or segments of a pack (SPEC sections 16.2 to 16.4)."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box, element_count
+from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
+from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
+from ucpformat.storage.checksum import Cut, Run, block_checksums, checksum_run, combine, zeros_checksum
+from ucpformat.storage.compression import compress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import ChunkGrid
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.dtype import DType
+    from ucpformat.storage.store import PackFile, Store
+
+__all__ = [
+    "ChunkWriter",
+    "PackedChunkWriter",
+    "PlainChunkWriter",
+    "SlotPlace",
+    "StoredChunk",
+    "segment_alignment",
+]
+
+_ZEROS: Final = memoryview(bytes(4096))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlace:
+    """A slot that is being written: where it goes and how it is cut."""
+
+    key: str
+    slot: str
+    dtype: DType
+    grid: ChunkGrid
+    compressor: Compressor | None
+
+    def logical_start(self, chunk: int) -> int:
+        """First byte of a chunk within the slot's logical bytes."""
+        if chunk == 0:
+            return 0
+        return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
+
+    def prefix(self) -> str:
+        """Key of the Zarr array in storage plain."""
+        return f"atoms/{self.key}/{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """What became of the bytes of one chunk, or of a box of it.
+
+    ``segment`` None is a zero entry; ``cuts`` None says that the content digest cannot be had from a box.
+    """
+
+    segment: Segment | None
+    cuts: tuple[Cut, ...] | None
+
+    @property
+    def fills_chunk(self) -> bool:
+        """Whether this is the whole chunk."""
+        return self.segment is None or self.segment.box is None
+
+
+class ChunkWriter(Protocol):
+    """Puts chunks into a store. Safe to use from several threads."""
+
+    def begin(self, places: Sequence[SlotPlace]) -> None:
+        """Write what has to stand before chunks: metadata documents, in storage plain."""
+        ...
+
+    def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
+        """Store raw bytes of a chunk (clipped to the shape), or of a box of it in the chunk's coordinates."""
+        ...
+
+    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
+        """Store raw bytes of small slots that are one chunk each, as `write` would one by one."""
+        ...
+
+    def finish(self) -> list[tuple[str, int]]:
+        """Close packs; their keys and lengths in bytes, in the order that containers count."""
+        ...
+
+
+def segment_alignment(length: int) -> int:
+    """Alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-050)."""
+    return 4096 if length >= 65536 else 64
+
+
+def _is_zero(run: Run, data: memoryview) -> bool:
+    """Whether all bytes are zero; the checksum rules out nearly everything else without a second look."""
+    return run.total == zeros_checksum(data.nbytes) and not np.frombuffer(data, np.uint8).any()
+
+
+class PlainChunkWriter:
+    """Storage plain: every chunk a Zarr object with the ``crc32c`` codec's four bytes at its end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def begin(self, places: Sequence[SlotPlace]) -> None:
+        """Write the hierarchy's metadata documents."""
+        group = [memoryview(GROUP_DOCUMENT)]
+        self._store.create("atoms/zarr.json", group)
+        for key in dict.fromkeys(place.key for place in places):
+            self._store.create(f"atoms/{key}/zarr.json", group)
+        for place in places:
+            document = array_document(place.dtype, place.grid.shape, place.grid.chunk_shape, place.compressor)
+            self._store.create(f"{place.prefix()}/zarr.json", [memoryview(document)])
+
+    def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
+        """Store a whole chunk, padded to its full extent.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` for a box: two writers may not touch one object; save packed instead.
+        """
+        if box is not None:
+            raise error(
+                "UCP-E-STORE",
+                "storage plain takes whole chunks only; write whole chunks, or choose storage packed",
+                at=place.prefix(),
+            )
+        run = checksum_run(data, place.logical_start(chunk))
+        if _is_zero(run, data):
+            return StoredChunk(None, run.cuts)
+        padding = memoryview(
+            bytes(element_count(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes)
+        )
+        if place.compressor is not None:
+            encoded = memoryview(compress(place.compressor, memoryview(b"".join((data, padding)))))
+            stored = checksum_run(encoded, 0)
+            buffers, total, checksums = [encoded], stored.total, stored.blocks
+        elif padding.nbytes:
+            total = combine(run.total, zeros_checksum(padding.nbytes), padding.nbytes)
+            buffers, checksums = [data, padding], run.extended([padding], data.nbytes)
+        else:
+            buffers, total, checksums = [data], run.total, run.blocks
+        buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
+        length = sum(buffer.nbytes for buffer in buffers)
+        self._store.create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
+        return StoredChunk(Segment(OWN_OBJECT, 0, length, None, checksums), run.cuts)
+
+    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
+        """Store chunk by chunk: each is an object."""
+        return [self.write(place, 0, None, data) for place, data in slots]
+
+    def finish(self) -> list[tuple[str, int]]:
+        """There are no packs."""
+        return []
+
+
+class _Encoded(NamedTuple):
+    """A segment that is ready to be stored; without bytes, a zero entry."""
+
+    data: memoryview
+    checksums: NDArray[np.uint32]
+    box: Box | None
+    cuts: tuple[Cut, ...] | None
+
+
+def _encoded(place: SlotPlace, chunk: int, data: memoryview) -> _Encoded:
+    run = checksum_run(data, place.logical_start(chunk))
+    if _is_zero(run, data):
+        return _Encoded(data[:0], run.blocks[:0], None, run.cuts)
+    if place.compressor is None:
+        return _Encoded(data, run.blocks, None, run.cuts)
+    compressed = memoryview(compress(place.compressor, data))
+    return _Encoded(compressed, block_checksums([compressed]), None, run.cuts)
+
+
+class PackedChunkWriter:
+    """Storage packed: segments appended to the packs of this writer.
+
+    Each thread keeps to one of ``packs`` files, so that threads do not wait for one file's lock; files are
+    made when first used.
+    """
+
+    def __init__(self, store: Store, *, name: str, packs: int = 1) -> None:
+        self._store = store
+        self._name = name
+        self._limit = packs
+        self._threads = 0
+        self._packs: list[tuple[str, PackFile]] = []
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def begin(self, places: Sequence[SlotPlace]) -> None:
+        """Nothing stands before segments."""
+
+    def _pack(self) -> tuple[int, PackFile]:
+        index: int | None = getattr(self._thread, "pack", None)
+        if index is None:
+            with self._lock:
+                index = self._thread.pack = self._threads % self._limit
+                self._threads += 1
+                if index == len(self._packs):
+                    key = f"packs/{self._name}-{index}.pack"
+                    self._packs.append((key, self._store.create_pack(key)))
+        return index, self._packs[index][1]
+
+    def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
+        """Append the bytes of a chunk or of a box of it.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-045).
+        """
+        if box is None:
+            return self._append([_encoded(place, chunk, data)])[0]
+        if place.compressor is not None:
+            raise error("UCP-E-STORE", "a compressed slot takes whole chunks only", at=place.prefix())
+        return self._append([_Encoded(data, block_checksums([data]), box, None)])[0]
+
+    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
+        """Append them all at once."""
+        return self._append([_encoded(place, 0, data) for place, data in slots])
+
+    def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
+        """Append segments in one go, with zeros between them where their alignment wants it."""
+        buffers: list[memoryview] = []
+        offsets: list[int] = []
+        length, widest = 0, 1
+        for piece in pieces:
+            alignment = segment_alignment(piece.data.nbytes)
+            gap = -length % alignment if piece.data.nbytes else 0
+            if gap:
+                buffers.append(_ZEROS[:gap])
+            buffers.append(piece.data)
+            offsets.append(length + gap)
+            length += gap + piece.data.nbytes
+            widest = max(widest, alignment)
+        container, base = 0, 0
+        if length:
+            container, pack = self._pack()
+            base = pack.append(buffers, widest)
+        return [
+            StoredChunk(
+                Segment(container, base + offset, piece.data.nbytes, piece.box, piece.checksums)
+                if piece.data.nbytes
+                else None,
+                piece.cuts,
+            )
+            for piece, offset in zip(pieces, offsets, strict=True)
+        ]
+
+    def finish(self) -> list[tuple[str, int]]:
+        """Close the packs."""
+        return [(key, pack.close()) for key, pack in self._packs]

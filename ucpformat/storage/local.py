@@ -1,0 +1,418 @@
+"""Local directories: exclusive creation, vectored I/O, late syncing, atomic publication (SPEC section 8)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+from ucpformat.model.names import check_key
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.store import PREFIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ucpformat.storage.store import Durability
+
+__all__ = ["LocalStore"]
+
+_IOV_LIMIT: Final = 1024
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN_PACKS: Final = 64
+_SYNC_THREADS: Final = 4
+
+
+@contextmanager
+def _translated(at: str) -> Iterator[None]:
+    """Operating system errors as registered ones."""
+    try:
+        yield
+    except FileNotFoundError as reason:
+        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
+    except FileExistsError as reason:
+        raise error("UCP-E-EXISTS", "the object exists; another attempt writes here", at=at) from reason
+    except NotADirectoryError as reason:
+        raise error("UCP-E-LINK", "a file lies where a directory must be", at=at) from reason
+    except OSError as reason:
+        if reason.errno == errno.ELOOP:
+            raise error(
+                "UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=at
+            ) from reason
+        raise error("UCP-E-STORE", f"{reason.strerror or reason}", at=at) from reason
+
+
+def _write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
+    pending = [buffer for buffer in buffers if buffer.nbytes]
+    while pending:
+        done = os.pwritev(descriptor, pending[:_IOV_LIMIT], offset)
+        offset += done
+        while pending and done >= pending[0].nbytes:
+            done -= pending.pop(0).nbytes
+        if done:
+            pending[0] = pending[0][done:]
+
+
+def _read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: str) -> None:
+    pending = [buffer for buffer in buffers if buffer.nbytes]
+    while pending:
+        done = os.preadv(descriptor, pending[:_IOV_LIMIT], offset)
+        if done == 0:
+            raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
+        offset += done
+        while pending and done >= pending[0].nbytes:
+            done -= pending.pop(0).nbytes
+        if done:
+            pending[0] = pending[0][done:]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_Identity = tuple[int, int]
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino
+
+
+class LocalStore:
+    """A checkpoint in a directory. The directory itself may be reached through links, nothing below it."""
+
+    def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
+        self._durable = durability == "fsync"
+        self._root = Path(path).absolute()
+        self._plain_directories: set[Path] = {self._root}
+        self._unsynced: list[Path] = []
+        self._created: list[tuple[Path, _Identity]] = []
+        self._made_directories: dict[Path, None] = {}
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._held = -1
+        self._published = False
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return str(self._root)
+
+    def _locate(self, key: str) -> Path:
+        """Path of a key whose directories are known to be directories and no links."""
+        check_key(key, key or self.url)
+        path = self._root.joinpath(*key.split("/"))
+        unchecked = []
+        directory = path.parent
+        while directory not in self._plain_directories:
+            unchecked.append(directory)
+            directory = directory.parent
+        for directory in reversed(unchecked):
+            mode = directory.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise error("UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=key)
+            if not stat.S_ISDIR(mode):
+                raise NotADirectoryError(directory)
+            self._plain_directories.add(directory)
+        return path
+
+    def size(self, key: str) -> int | None:
+        """Length of an object in bytes, or None if there is none."""
+        with _translated(key):
+            try:
+                status = self._locate(key).lstat()
+            except FileNotFoundError:
+                return None
+            self._require_regular(status.st_mode, key)
+            return status.st_size
+
+    @staticmethod
+    def _require_regular(mode: int, key: str) -> None:
+        if not stat.S_ISREG(mode):
+            raise error("UCP-E-LINK", "only a regular file may lie here", at=key)
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[int]:
+        """A descriptor for reading; those of packs stay open, since many segments lie in one."""
+        kept = key.startswith("packs/")
+        if kept:
+            with self._lock:
+                descriptor = self._descriptors.get(key)
+            if descriptor is not None:
+                yield descriptor
+                return
+        descriptor = os.open(self._locate(key), _READ_FLAGS)
+        try:
+            self._require_regular(os.fstat(descriptor).st_mode, key)
+            if kept:
+                with self._lock:
+                    if len(self._descriptors) < _OPEN_PACKS and key not in self._descriptors:
+                        self._descriptors[key] = descriptor
+                    else:
+                        kept = False
+            yield descriptor
+        finally:
+            if not (kept and self._descriptors.get(key) == descriptor):
+                os.close(descriptor)
+
+    def read(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of an object."""
+        with _translated(key), self._reading(key) as descriptor:
+            # Before memory is taken for what may not be there (SPEC UCP-S-003).
+            size = os.fstat(descriptor).st_size
+            if size < stop:
+                raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
+            data = os.pread(descriptor, stop - start, start)
+            if len(data) == stop - start:
+                return data
+            # The operating system gives at most 2 GiB at a time.
+            rest = bytearray(stop - start - len(data))
+            _read_all(descriptor, [memoryview(rest)], start + len(data), key)
+            return data + rest
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, one after another, from byte ``start`` on."""
+        with _translated(key), self._reading(key) as descriptor:
+            _read_all(descriptor, buffers, start, key)
+
+    def keys(self) -> Iterator[str]:
+        """Keys of everything below the directory, links and special files included; links are not followed."""
+        with _translated(self.url):
+            if not self._root.is_dir():
+                return
+            for directory, names, files in os.walk(self._root):
+                base = Path(directory)
+                for name in files + [name for name in names if (base / name).is_symlink()]:
+                    yield (base / name).relative_to(self._root).as_posix()
+
+    def prepare(self) -> None:
+        """Make an empty directory; debris of an uncommitted attempt is moved aside and removed."""
+        with _translated(self.url):
+            self._make_directories(self._root.parent)
+            with suppress(FileExistsError):
+                self._root.mkdir()
+            self._hold()
+            self._clear_debris()
+            self._made_directories[self._root] = None
+            self._made_directories[self._root.parent] = None
+
+    def _hold(self) -> None:
+        """Lock the directory until `close`, so that nobody takes a writer that is alive for debris."""
+        self._release()
+        if not self._root.is_dir():
+            raise error("UCP-E-EXISTS", "the destination is a file; choose another path", at=self.url)
+        self._held = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._release()
+            raise error(
+                "UCP-E-EXISTS", "another writer is at work here; choose another path", at=self.url
+            ) from None
+        except OSError:
+            pass  # a medium without locks
+        self._require_mine()
+
+    def _require_mine(self) -> None:
+        """Where locks do not work, somebody may have moved the directory away, and have begun another one."""
+        if not self._is_mine():
+            raise error("UCP-E-EXISTS", "another writer has taken this place over", at=self.url)
+
+    def _is_mine(self) -> bool:
+        try:
+            return self._held < 0 or os.path.samestat(os.fstat(self._held), self._root.stat())
+        except FileNotFoundError:
+            return False
+
+    def _release(self) -> None:
+        if self._held >= 0:
+            held, self._held = self._held, -1
+            # Processes that were forked meanwhile share the lock: closing alone would leave it to them.
+            with suppress(OSError):
+                fcntl.flock(held, fcntl.LOCK_UN)
+            os.close(held)
+
+    def _clear_debris(self) -> None:
+        names = [entry.name for entry in self._root.iterdir()]
+        if ROOT_KEY in names:
+            raise error(
+                "UCP-E-EXISTS",
+                "a committed checkpoint is there and is never overwritten; choose another path or remove it",
+                at=self.url,
+            )
+        rooms = {prefix.rstrip("/") for prefix in PREFIXES}
+        foreign = [name for name in names if name not in rooms and not name.startswith(f".{ROOT_KEY}.")]
+        if foreign:
+            raise error(
+                "UCP-E-EXISTS",
+                f"the directory holds {foreign[0]!r}, which is no part of a checkpoint; choose an empty one",
+                at=self.url,
+            )
+        if not names:
+            return
+        # Moving first leaves a writer that comes back from the dead in a directory of its own.
+        root = self._root.resolve()
+        aside = root.with_name(f"{root.name}.debris-{uuid.uuid4().hex[:8]}")
+        root.rename(aside)
+        root.mkdir()
+        self._hold()
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _make_directories(self, directory: Path) -> None:
+        missing = []
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for directory in reversed(missing):
+            with suppress(FileExistsError):
+                directory.mkdir()
+            with self._lock:
+                self._made_directories[directory] = None
+                self._made_directories[directory.parent] = None
+
+    def _create_file(self, key: str) -> tuple[Path, int]:
+        check_key(key, key or self.url)
+        self._require_mine()
+        path = self._root.joinpath(*key.split("/"))
+        if path.parent not in self._made_directories:
+            self._make_directories(path.parent)
+            with self._lock:
+                self._made_directories[path.parent] = None
+        descriptor = os.open(path, _CREATE_FLAGS, 0o666)
+        with self._lock:
+            self._unsynced.append(path)
+            self._created.append((path, _identity(os.fstat(descriptor))))
+        return path, descriptor
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole new object, exclusively."""
+        with _translated(key):
+            _, descriptor = self._create_file(key)
+            try:
+                _write_all(descriptor, buffers, 0)
+            finally:
+                os.close(descriptor)
+
+    def create_pack(self, key: str) -> LocalPackFile:
+        """Begin a new pack."""
+        with _translated(key):
+            return LocalPackFile(key, self._create_file(key)[1])
+
+    def flush(self) -> None:
+        """Sync files, several at a time, and then every directory that was made or changed."""
+        if not self._durable:
+            self._unsynced.clear()
+            return
+        with _translated(self.url):
+            with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+                for _ in pool.map(_sync, self._unsynced):
+                    pass
+            for directory in self._made_directories:
+                _sync(directory)
+            self._unsynced.clear()
+
+    def publish(self, data: bytes) -> None:
+        """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
+        with _translated(ROOT_KEY):
+            self._require_mine()
+            staged = self._root / f".{ROOT_KEY}.{uuid.uuid4().hex}"
+            descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
+            try:
+                try:
+                    _write_all(descriptor, [memoryview(data)], 0)
+                    if self._durable:
+                        os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                self._link(staged)
+                self._published = True
+            finally:
+                with suppress(OSError):
+                    staged.unlink(missing_ok=True)
+            if self._durable:
+                _sync(self._root)
+
+    def _link(self, staged: Path) -> None:
+        target = self._root / ROOT_KEY
+        try:
+            os.link(staged, target)
+        except OSError as reason:
+            if reason.errno == errno.EEXIST and target.samefile(staged):
+                return  # a network file system that lost its answer and tried again
+            if reason.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                raise
+            # Without hard links the check and the rename are two steps: exclusive among careful writers only.
+            if target.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from reason
+            staged.rename(target)
+
+    def discard(self) -> None:
+        """Remove the files created through this store, and directories that become empty.
+
+        Nothing is removed once the root was published, or where another file has taken a path meanwhile.
+        """
+        created, self._created = self._created, []
+        if self._published or not self._is_mine():
+            return
+        directories = {self._root}
+        for path, identity in created:
+            with suppress(OSError):
+                if _identity(path.lstat()) == identity:
+                    path.unlink()
+            directories.update(parent for parent in path.parents if self._root in parent.parents)
+        for directory in sorted(directories, key=lambda path: -len(path.parts)):
+            with suppress(OSError):
+                directory.rmdir()
+
+    def close(self) -> None:
+        """Close the descriptors of packs, and let go of the directory."""
+        self._release()
+        with self._lock:
+            descriptors, self._descriptors = self._descriptors, {}
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+class LocalPackFile:
+    """A pack being written by positioned writes, so that threads do not wait for one another."""
+
+    def __init__(self, key: str, descriptor: int) -> None:
+        self._key = key
+        self._descriptor = descriptor
+        self._length = 0
+        self._lock = threading.Lock()
+
+    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
+        """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
+        size = sum(buffer.nbytes for buffer in buffers)
+        with self._lock:
+            offset = -(-self._length // alignment) * alignment
+            self._length = offset + size
+        with _translated(self._key):
+            _write_all(self._descriptor, buffers, offset)
+        return offset
+
+    def close(self) -> int:
+        """Close the file."""
+        if self._descriptor >= 0:
+            with _translated(self._key):
+                os.close(self._descriptor)
+            self._descriptor = -1
+        return self._length

@@ -1,0 +1,227 @@
+"""An index part joined with its chunk table: where every chunk of every slot lies (SPEC section 16)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
+from ucpformat.model.dtype import dtype
+from ucpformat.model.table import OWN_OBJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.geometry import ChunkGrid
+    from ucpformat.model.atom import Atom, IndexPart, Slot
+    from ucpformat.model.dtype import DType
+    from ucpformat.model.packs import Pack
+    from ucpformat.model.table import ChunkTable, Segment
+
+__all__ = ["StoredPart", "StoredSlot"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlot:
+    """A slot and its rows of the chunk table. Its segments are checked as they are asked for."""
+
+    atom: Atom
+    slot: Slot
+    dtype: DType
+    grid: ChunkGrid
+    first_row: int
+    part: StoredPart
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes."""
+        return element_count(self.slot.shape) * self.dtype.item_bytes
+
+    @property
+    def prefix(self) -> str:
+        """Key of the Zarr array, in storage plain."""
+        return f"atoms/{self.atom.key}/{self.slot.name}"
+
+    def chunk_key(self, chunk: int) -> str:
+        """Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
+        return self.grid.key(self.grid.index_of(chunk))
+
+    def chunk_box(self, chunk: int) -> Box:
+        """The chunk's box of the slot, clipped to the shape."""
+        return self.grid.chunk_box(self.grid.index_of(chunk))
+
+    def place(self, chunk: int) -> str:
+        """Where messages say that a chunk is."""
+        return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.atom.name}/{self.slot.name}"
+
+    def object_key(self, chunk: int, segment: Segment) -> str:
+        """Key of the object that holds a segment."""
+        if segment.container == OWN_OBJECT:
+            return f"{self.prefix}/{self.chunk_key(chunk)}"
+        return self.part.packs[segment.container].key
+
+    def has_object(self, key: str) -> bool:
+        """Whether ``key`` is that of one of this slot's chunk objects, zero entries included (storage plain)."""
+        try:
+            index = tuple(int(step) for step in key.removeprefix(f"{self.prefix}/c").split("/")[1:])
+        except ValueError:
+            return False
+        counts = self.grid.counts
+        known = len(index) == len(counts) and all(0 <= at < n for at, n in zip(index, counts, strict=True))
+        return known and key == f"{self.prefix}/{self.grid.key(index)}"
+
+    def chunk_shape(self, chunk: int) -> tuple[int, ...]:
+        """Extents of a chunk clipped to the shape."""
+        if self.grid.chunk_shape == self.slot.shape:
+            return self.slot.shape
+        return self.chunk_box(chunk).shape
+
+    def raw_bytes(self, chunk: int) -> int:
+        """Size of a chunk, clipped, before compression."""
+        return element_count(self.chunk_shape(chunk)) * self.dtype.item_bytes
+
+    def whole_bytes(self) -> int:
+        """Size of an unclipped chunk before compression."""
+        return element_count(self.grid.chunk_shape) * self.dtype.item_bytes
+
+    def segments(self, chunk: int) -> tuple[Segment, ...]:
+        """The checked segments of a chunk; none is a zero entry.
+
+        Raises:
+            InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-044 to UCP-D-050, UCP-D-056).
+        """
+        segments = self.part.table.segments(self.first_row + chunk, len(self.slot.shape))
+        if segments:
+            self._check(chunk, segments)
+        return segments
+
+    def _check(self, chunk: int, segments: tuple[Segment, ...]) -> None:
+        if any(segment.box is not None for segment in segments):
+            self._check_boxes(chunk, segments)
+            return
+        if len(segments) != 1:
+            raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=self.place(chunk))
+        if self.slot.compressor is None:
+            plain = segments[0].container == OWN_OBJECT
+            expected = self.whole_bytes() + 4 if plain else self.raw_bytes(chunk)
+            if segments[0].length != expected:
+                raise error(
+                    "UCP-E-SEGMENT",
+                    f"the segment has {segments[0].length} bytes, the chunk takes {expected}",
+                    at=self.place(chunk),
+                )
+
+    def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
+        at = self.place(chunk)
+        if self.slot.compressor is not None:
+            raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
+        whole = Box.whole(self.chunk_shape(chunk))
+        boxes = []
+        for segment in segments:
+            if segment.box is None:
+                raise error("UCP-E-SEGMENT", "segments with and without a box claim one chunk", at=at)
+            if segment.box.is_empty:
+                raise error("UCP-E-SEGMENT", "a segment's box is empty", at=at)
+            if not whole.contains(segment.box):
+                raise error("UCP-E-SEGMENT", f"{segment.box} lies outside the chunk", at=at)
+            if segment.length != segment.box.size * self.dtype.item_bytes:
+                raise error("UCP-E-SEGMENT", f"the length of the segment is not that of {segment.box}", at=at)
+            boxes.append(segment.box)
+        if boxes != sorted(boxes, key=lambda box: box.offset):
+            raise error("UCP-E-SEGMENT", "segments are not sorted by box offset", at=at)
+        fault = exact_cover(boxes, whole.shape)
+        if fault is not None:
+            raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
+
+
+class StoredPart:
+    """An index part and its table, with rows assigned to slots.
+
+    ``packs`` is None in storage plain.
+
+    Raises:
+        UcpError: ``UCP-E-TABLE``, ``UCP-E-SEGMENT``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
+    """
+
+    def __init__(
+        self,
+        index: IndexPart,
+        table: ChunkTable,
+        *,
+        packs: tuple[Pack, ...] | None,
+        chunk_bytes: int,
+        index_key: str,
+        table_key: str,
+    ) -> None:
+        self.index = index
+        self.table = table
+        self.packed = packs is not None
+        self.packs: tuple[Pack, ...] = packs if packs is not None else ()
+        self.index_key = index_key
+        self.table_key = table_key
+        # The list counts: a part that is only validated may have two atoms of one name.
+        self._in_order: list[StoredSlot] = []
+        rows = 0
+        for position, atom in enumerate(index.atoms):
+            for slot in atom.slots:
+                at = f"{index_key}#/atoms/{position}/slots/{slot.name}"
+                kind = dtype(slot.dtype, at=at)
+                grid = chunk_grid(slot.shape, kind.item_bytes, chunk_bytes)
+                self._in_order.append(StoredSlot(atom, slot, kind, grid, rows, self))
+                rows += grid.count
+        self._slots = {(stored.atom.name, stored.slot.name): stored for stored in self._in_order}
+        if rows != table.counts.size:
+            raise error(
+                "UCP-E-TABLE", f"the slots have {rows} chunks, the table {table.counts.size}", at=table_key
+            )
+        if packs is None:
+            self._check_plain()
+        else:
+            self._check_packed()
+
+    def slot(self, atom: str, slot: str) -> StoredSlot:
+        """One slot; KeyError if there is none."""
+        return self._slots[atom, slot]
+
+    def slots(self) -> Iterator[StoredSlot]:
+        """All slots, in derived order."""
+        return iter(self._in_order)
+
+    def _check_plain(self) -> None:
+        rows = self.table.rows
+        if (self.table.counts > 1).any() or (rows["container"] != OWN_OBJECT).any():
+            raise error("UCP-E-TABLE", "a chunk of storage plain is one object of its own", at=self.table_key)
+        if rows["offset"].any() or rows["box"].any():
+            raise error("UCP-E-TABLE", "a chunk of storage plain has offset 0 and no box", at=self.table_key)
+
+    def _check_packed(self) -> None:
+        rows = self.table.rows
+        if (rows["container"] >= len(self.packs)).any():
+            raise error("UCP-E-TABLE", "a segment lies in a pack that is not listed", at=self.table_key)
+        if rows.size == 0:
+            return
+        lengths = np.array([pack.length for pack in self.packs], np.uint64)
+        # Both are at most 2^53-1 (ChunkTable.parse), so the sum does not overflow.
+        if (rows["offset"] + rows["length"] > lengths[rows["container"]]).any():
+            raise error("UCP-E-SEGMENT", "a segment ends beyond its pack", at=self.table_key)
+        alignment = np.where(rows["length"] >= 65536, np.uint64(4096), np.uint64(64))
+        if (rows["offset"] % alignment).any():
+            raise error("UCP-E-SEGMENT", "a segment is not aligned", at=self.table_key)
+        self._check_box_words()
+
+    def _check_box_words(self) -> None:
+        boxes = self.table.rows["box"]
+        boxed = boxes > 0
+        chunks = np.array([slot.grid.count for slot in self.slots()], np.int64)
+        dims = np.array([len(slot.slot.shape) for slot in self.slots()], np.int64)
+        per_segment = np.repeat(np.repeat(dims, chunks), self.table.counts)[boxed]
+        ends = np.cumsum(2 * per_segment)
+        total = int(ends[-1]) if ends.size else 0
+        if (
+            total != self.table.words.size
+            or (boxes[boxed].astype(np.int64) != ends - 2 * per_segment + 1).any()
+        ):
+            raise error("UCP-E-TABLE", "box words do not stand in order of their segments", at=self.table_key)

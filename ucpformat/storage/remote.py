@@ -1,0 +1,208 @@
+"""Any fsspec file system: object stores, memory, HTTP for reading (SPEC section 8)."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import fsspec
+
+from ucpformat.errors import UcpError, error
+from ucpformat.model.names import check_key
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.store import PREFIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["RemoteStore"]
+
+
+@contextmanager
+def _translated(at: str) -> Iterator[None]:
+    """Whatever a file system implementation raises, as registered errors."""
+    try:
+        yield
+    except UcpError:
+        raise
+    except FileNotFoundError as reason:
+        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
+    except FileExistsError as reason:
+        raise error("UCP-E-EXISTS", "the object exists and is never overwritten in place", at=at) from reason
+    except Exception as reason:
+        raise error("UCP-E-STORE", f"{type(reason).__name__}: {reason}", at=at) from reason
+
+
+class RemoteStore:
+    """A checkpoint under an fsspec URL.
+
+    Objects become visible whole when they are written, and durable with that, as object stores promise.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._created: list[str] = []
+        self._published = False
+        with _translated(url):
+            self._filesystem, self._path = fsspec.core.url_to_fs(url)
+
+    @property
+    def url(self) -> str:
+        """The URL as given."""
+        return self._url
+
+    def _full(self, key: str) -> str:
+        check_key(key, key or self.url)
+        return f"{self._path.rstrip('/')}/{key}"
+
+    def size(self, key: str) -> int | None:
+        """Length of an object in bytes, or None if there is none."""
+        try:
+            with _translated(key):
+                size = self._filesystem.size(self._full(key))
+        except UcpError as problem:
+            if problem.code == "UCP-E-MISSING":
+                return None
+            raise
+        return None if size is None else int(size)
+
+    def read(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of an object."""
+        if start == stop:
+            return b""
+        with _translated(key):
+            data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
+        if len(data) != stop - start:
+            raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
+        return data
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, one after another, from byte ``start`` on."""
+        data = memoryview(self.read(key, start, start + sum(buffer.nbytes for buffer in buffers)))
+        for buffer in buffers:
+            buffer[:] = data[: buffer.nbytes]
+            data = data[buffer.nbytes :]
+
+    def keys(self) -> Iterator[str]:
+        """All keys below the URL."""
+        with _translated(self._url):
+            self._filesystem.invalidate_cache()
+            base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
+            found = self._filesystem.find(self._path) if self._filesystem.exists(self._path) else []
+        for path in found:
+            yield path.removeprefix(base)
+
+    def prepare(self) -> None:
+        """Refuse a committed checkpoint; remove debris of an attempt that was not committed."""
+        with _translated(self._url):
+            keys = list(self.keys())
+            if ROOT_KEY in keys:
+                raise error(
+                    "UCP-E-EXISTS",
+                    "a committed checkpoint is there and is never overwritten; choose another URL or remove it",
+                    at=self._url,
+                )
+            foreign = [key for key in keys if not key.startswith(PREFIXES)]
+            if foreign:
+                raise error(
+                    "UCP-E-EXISTS",
+                    f"{foreign[0]!r} lies there, which is no part of a checkpoint",
+                    at=self._url,
+                )
+            self._remove(keys)
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole new object, exclusively where the medium can."""
+        with _translated(key):
+            self._make_directory(key)
+            self._put(key, b"".join(buffers))
+            self._created.append(key)
+
+    def _put(self, key: str, data: bytes) -> None:
+        try:
+            self._filesystem.pipe_file(self._full(key), data, mode="create")
+        except (TypeError, ValueError, NotImplementedError):
+            # The medium knows no conditional writes.
+            self._filesystem.pipe_file(self._full(key), data)
+
+    def _make_directory(self, key: str) -> None:
+        # Object stores have no directories; file-like media (SFTP, HDFS, memory) do.
+        self._filesystem.makedirs(self._full(key).rpartition("/")[0], exist_ok=True)
+
+    def create_pack(self, key: str) -> RemotePackFile:
+        """Begin a new pack: one streaming upload."""
+        with _translated(key):
+            self._make_directory(key)
+            stream = self._filesystem.open(self._full(key), "wb")
+            self._created.append(key)
+            return RemotePackFile(key, stream)
+
+    def flush(self) -> None:
+        """Objects are durable when their write returns; here it is made sure that nobody has removed them.
+
+        Media without locks cannot tell a writer that is alive from debris (see `prepare`).
+        """
+        missing = set(self._created).difference(self.keys())
+        if missing:
+            raise error(
+                "UCP-E-MISSING", "another writer has cleared this place; choose another URL", at=min(missing)
+            )
+
+    def publish(self, data: bytes) -> None:
+        """Create the root document, conditionally where the medium knows conditional writes."""
+        with _translated(ROOT_KEY):
+            target = self._full(ROOT_KEY)
+            self._filesystem.invalidate_cache()
+            if self._filesystem.exists(target):
+                raise FileExistsError(target)
+            # A write that fails may have happened all the same.
+            self._published = True
+            try:
+                self._put(ROOT_KEY, data)
+            except FileExistsError:
+                self._published = False
+                raise
+
+    def discard(self) -> None:
+        """Remove the objects created through this store, unless a root document may reach them."""
+        created, self._created = self._created, []
+        with suppress(Exception):
+            if not self._published and self.size(ROOT_KEY) is None:
+                self._remove(created)
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with suppress(Exception):
+                self._filesystem.rm_file(self._full(key))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class RemotePackFile:
+    """A pack being uploaded in one stream; appends are serialised."""
+
+    def __init__(self, key: str, stream: object) -> None:
+        self._key = key
+        self._stream = stream
+        self._length = 0
+        self._lock = threading.Lock()
+
+    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
+        """Write zeros up to the next multiple of ``alignment``, then the buffers."""
+        with self._lock, _translated(self._key):
+            gap = -self._length % alignment
+            if gap:
+                self._stream.write(bytes(gap))  # type: ignore[attr-defined]
+            offset = self._length + gap
+            for buffer in buffers:
+                self._stream.write(buffer)  # type: ignore[attr-defined]
+            self._length = offset + sum(buffer.nbytes for buffer in buffers)
+            return offset
+
+    def close(self) -> int:
+        """Finish the upload."""
+        with _translated(self._key):
+            self._stream.close()  # type: ignore[attr-defined]
+        return self._length

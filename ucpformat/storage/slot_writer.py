@@ -1,0 +1,121 @@
+"""Slots and boxes of slots to chunks, in several threads (SPEC section 17.4).
+
+Slots that are small are gathered, because a system call and a task for each would cost more than their bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.geometry import Box
+from ucpformat.model.dtype import clear_unused_bits
+from ucpformat.storage.selection import selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor, Future
+
+    from numpy.typing import NDArray
+
+    from ucpformat.model.dtype import DType
+    from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
+    from ucpformat.storage.written import WrittenSlot
+
+__all__ = ["SlotWriter"]
+
+_BATCH_BYTES: Final = 1 << 22
+_BATCH_SLOTS: Final = 256
+
+
+class SlotWriter:
+    """Cuts data into chunks and hands them on. ``progress`` is told raw bytes, from any thread."""
+
+    def __init__(
+        self, chunks: ChunkWriter, executor: Executor, progress: Callable[[int], None] | None
+    ) -> None:
+        self._chunks = chunks
+        self._executor = executor
+        self._progress = progress
+        self._pending: list[Future[None]] = []
+        self._batch: list[tuple[WrittenSlot, NDArray[np.generic]]] = []
+        self._batch_bytes = 0
+
+    def write(self, slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> None:
+        """Write a box of a slot; returns when the bytes are handed to the store. Several threads may call this.
+
+        Raises:
+            StoreError: as `ChunkWriter.write`.
+        """
+        chunks = list(slot.place.grid.chunks_for(box))
+        if data.nbytes < _BATCH_BYTES or len(chunks) == 1:
+            for chunk in chunks:
+                self._write_chunk(slot, chunk, box, data)
+            return
+        futures = [self._executor.submit(self._write_chunk, slot, chunk, box, data) for chunk in chunks]
+        for future in futures:
+            future.result()
+
+    def submit(self, slot: WrittenSlot, data: NDArray[np.generic]) -> None:
+        """Write a whole slot in the background: ``data`` must not change before `drain` returns."""
+        if data.nbytes >= _BATCH_BYTES:
+            box = Box.whole(data.shape)
+            self._pending.extend(
+                self._executor.submit(self._write_chunk, slot, chunk, box, data)
+                for chunk in slot.place.grid.chunks_for(box)
+            )
+            return
+        self._batch.append((slot, data))
+        self._batch_bytes += data.nbytes
+        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_SLOTS:
+            self._send_batch()
+
+    def drain(self) -> None:
+        """Wait for everything submitted; raises the first error of a background write."""
+        self._send_batch()
+        for future in self._pending:
+            future.result()
+        self._pending.clear()
+
+    def _send_batch(self) -> None:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if batch:
+            self._pending.append(self._executor.submit(self._write_batch, batch))
+
+    def _write_batch(self, batch: Sequence[tuple[WrittenSlot, NDArray[np.generic]]]) -> None:
+        whole = []
+        for slot, data in batch:
+            if slot.place.grid.count == 1:
+                whole.append((slot, _raw(data, slot.place.dtype)))
+                continue
+            box = Box.whole(data.shape)
+            for chunk in slot.place.grid.chunks_for(box):
+                self._write_chunk(slot, chunk, box, data)
+        stored = self._chunks.write_whole([(slot.place, raw) for slot, raw in whole])
+        for (slot, raw), one in zip(whole, stored, strict=True):
+            self._written(slot, 0, one, raw.nbytes)
+
+    def _write_chunk(self, slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> None:
+        place = slot.place
+        chunk_box = place.grid.chunk_box(place.grid.index_of(chunk))
+        part = chunk_box.intersect(box)
+        if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
+            return
+        raw = _raw(data[selection(part, box)], place.dtype)
+        inner = None if part == chunk_box else part.relative_to(chunk_box)
+        self._written(slot, chunk, self._chunks.write(place, chunk, inner, raw), raw.nbytes)
+
+    def _written(self, slot: WrittenSlot, chunk: int, stored: StoredChunk, nbytes: int) -> None:
+        slot.add(chunk, stored)
+        if self._progress is not None:
+            self._progress(nbytes)
+
+
+def _raw(data: NDArray[np.generic], kind: DType) -> memoryview:
+    """The bytes in C order, with unused bits zero; a chunk in C order already is not copied."""
+    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if kind.used_mask is not None and kind.kind != "bool":
+        raw = raw.copy()
+        clear_unused_bits(raw, kind)
+    return raw.data

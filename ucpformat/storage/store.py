@@ -1,0 +1,110 @@
+"""What a checkpoint needs of a place to lie in (SPEC section 8), and the choice of one by URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["PREFIXES", "Durability", "PackFile", "Store", "open_store"]
+
+Durability = Literal["fsync", "none"]
+"""``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
+
+PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
+"""Where everything but the root document lies."""
+
+
+class PackFile(Protocol):
+    """A pack under construction. Safe to use from several threads."""
+
+    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
+        """Write the concatenated buffers at the next multiple of ``alignment`` and return that offset."""
+        ...
+
+    def close(self) -> int:
+        """Finish the pack and return its length in bytes."""
+        ...
+
+
+class Store(Protocol):
+    """Keys to byte sequences. Implementations are safe to use from several threads.
+
+    Every method raises `StoreError` (``UCP-E-STORE``) where the medium fails; local stores also raise
+    ``UCP-E-LINK`` for anything that is not a plain file in plain directories.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the store is, for messages."""
+        ...
+
+    def size(self, key: str) -> int | None:
+        """Length of an object in bytes, or None if there is none."""
+        ...
+
+    def read(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of an object; ``UCP-E-MISSING`` or ``UCP-E-LENGTH`` if they are not there."""
+        ...
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, one after another, from byte ``start`` on; errors as `read`."""
+        ...
+
+    def keys(self) -> Iterator[str]:
+        """All keys, in no order; directories are not keys."""
+        ...
+
+    def prepare(self) -> None:
+        """Make the place ready for a new checkpoint; clears debris of an attempt that was not committed.
+
+        Raises:
+            StoreError: ``UCP-E-EXISTS`` if a root document, or anything foreign, is there.
+        """
+        ...
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole new object, exclusively where the medium can (``UCP-E-EXISTS``)."""
+        ...
+
+    def create_pack(self, key: str) -> PackFile:
+        """Begin a new pack."""
+        ...
+
+    def flush(self) -> None:
+        """Make every object created so far durable, directories included (SPEC UCP-W-002)."""
+        ...
+
+    def publish(self, data: bytes) -> None:
+        """Create the root document atomically, exclusively and durably (SPEC UCP-W-003, UCP-W-004)."""
+        ...
+
+    def discard(self) -> None:
+        """Remove the objects that were created through this store, and no others; silent where they are gone."""
+        ...
+
+    def close(self) -> None:
+        """Release file handles."""
+        ...
+
+
+def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
+    """The store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
+
+    ``durability`` concerns local paths; what a remote store acknowledges is durable.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` for a URL whose protocol fsspec does not know.
+    """
+    from ucpformat.storage.local import LocalStore
+
+    text = str(url)
+    if text.startswith("file://"):
+        return LocalStore(text.removeprefix("file://"), durability=durability)
+    if "://" not in text and "::" not in text:
+        return LocalStore(text, durability=durability)
+    from ucpformat.storage.remote import RemoteStore
+
+    return RemoteStore(text)

@@ -1,0 +1,64 @@
+"""What has been written of a slot, and whether that is all of it, once (SPEC sections 11.3 and 16.4)."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.geometry import element_count, exact_cover
+from ucpformat.storage.checksum import ContentDigest
+
+if TYPE_CHECKING:
+    from ucpformat.model.table import Segment
+    from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
+
+__all__ = ["WrittenSlot"]
+
+
+class WrittenSlot:
+    """Chunks of one slot as they come in, from any thread."""
+
+    def __init__(self, place: SlotPlace) -> None:
+        self.place = place
+        self.content: ContentDigest | None = ContentDigest(
+            element_count(place.grid.shape) * place.dtype.item_bytes
+        )
+        self.written: dict[int, list[StoredChunk]] = {}
+        self.lock = threading.Lock()
+
+    def add(self, chunk: int, stored: StoredChunk) -> None:
+        """Record what became of a chunk or of a box of it."""
+        with self.lock:
+            self.written.setdefault(chunk, []).append(stored)
+            if stored.cuts is None:
+                self.content = None
+            elif self.content is not None:
+                self.content.add(self.place.logical_start(chunk), stored.cuts)
+
+    def finished(self, name: str) -> list[list[Segment]]:
+        """Segments per chunk in order, or ``UCP-E-COVER`` where something was not written or written twice."""
+        grid, chunks = self.place.grid, []
+        for chunk in range(grid.count):
+            written = self.written.get(chunk)
+            if written is not None and len(written) == 1 and written[0].fills_chunk:
+                segment = written[0].segment
+                chunks.append([] if segment is None else [segment])
+                continue
+            at = f"{name}/{self.place.slot}"
+            key = grid.key(grid.index_of(chunk))
+            if written is None:
+                raise error("UCP-E-COVER", f"chunk {key} was never written", at=at)
+            segments = [stored.segment for stored in written if stored.segment is not None]
+            boxes = [segment.box for segment in segments if segment.box is not None]
+            if boxes:
+                fault = exact_cover(boxes, grid.chunk_box(grid.index_of(chunk)).shape)
+                if fault is not None:
+                    raise error(
+                        "UCP-E-COVER", f"what was written of chunk {key} does not tile it: {fault}", at=at
+                    )
+                segments.sort(key=lambda segment: segment.box.offset if segment.box is not None else ())
+            if len(written) > max(1, len(boxes)):
+                raise error("UCP-E-COVER", f"chunk {key} was written more than once", at=at)
+            chunks.append(segments)
+        return chunks

@@ -1,0 +1,90 @@
+"""The validator: all problems of a checkpoint in one pass, as data (SPEC section 18)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal
+
+from ucpformat.errors import Problem
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.store import open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.validate.documents import Documents
+from ucpformat.validate.findings import Findings
+from ucpformat.validate.integrity import check_integrity
+from ucpformat.validate.semantics import CheckedCheckpoint, check_semantics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ucpformat.model.state import StateDocument
+    from ucpformat.storage.store import Store
+
+__all__ = ["LEVELS", "Level", "validate"]
+
+Level = Literal["structure", "semantics", "integrity"]
+LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
+
+
+def _ignore(_: int) -> None:
+    """No progress wanted."""
+
+
+def validate(
+    url: str | os.PathLike[str],
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> list[Problem]:
+    """Every problem of the checkpoint at ``url`` up to ``level``; none is an empty list.
+
+    Each level contains the ones before it. ``progress`` is told of every so many stored bytes checked.
+    Problems that can only be reached through a broken document are not found before it is mended.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where the store itself fails.
+    """
+    store = open_store(url)
+    findings = Findings()
+    try:
+        documents = Documents(store, findings)
+        if level == "structure":
+            return list(findings)
+        checked = check_semantics(store, documents, findings)
+        if checked is None:
+            return list(findings)
+        if level == "integrity":
+            with ThreadPoolExecutor(worker_count(workers)) as executor:
+                check_integrity(store, checked, findings, executor=executor, progress=progress)
+        if checked.complete and checked.state is not None:
+            _report_unreferenced(store, checked, checked.state, findings)
+    finally:
+        store.close()
+    return list(findings)
+
+
+def _report_unreferenced(
+    store: Store, checked: CheckedCheckpoint, state: StateDocument, findings: Findings
+) -> None:
+    """Objects that the root does not reach (UCP-V-002)."""
+    root = checked.root
+    reached = {ROOT_KEY, *(reference.key for _, reference in root.references())}
+    reached.update(pack.key for pack in checked.packs or ())
+    reached.update(blob.object.key for blob in state.blobs.values())
+    plain = root.storage == "plain"
+    if plain:
+        reached.add("atoms/zarr.json")
+        for stored in checked.slots():
+            reached.add(f"atoms/{stored.atom.key}/zarr.json")
+            reached.add(f"{stored.prefix}/zarr.json")
+    chunks = {stored.prefix: stored for stored in checked.slots()} if plain else {}
+    for key in sorted(store.keys()):
+        if key in reached:
+            continue
+        stored_slot = chunks.get("/".join(key.split("/")[:3]))
+        if stored_slot is not None and stored_slot.has_object(key):
+            continue
+        message = "the root document does not reach this object: debris of an attempt that failed"
+        findings.add(Problem("UCP-W-UNREFERENCED", key, message))

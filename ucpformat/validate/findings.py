@@ -1,0 +1,54 @@
+"""Collecting problems instead of stopping at the first (SPEC section 18)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import Problem, UcpError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+__all__ = ["Findings"]
+
+
+class Findings:
+    """Problems in the order they were found, each once."""
+
+    def __init__(self) -> None:
+        self._problems: dict[Problem, None] = {}
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._problems)
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def add(self, *problems: Problem) -> None:
+        """Record problems."""
+        self.extend(problems)
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        """Record problems."""
+        self._problems.update(dict.fromkeys(problems))
+
+    def collecting(self) -> _Collecting:
+        """A context that records what its block raises, and goes on behind it."""
+        return _Collecting(self)
+
+
+class _Collecting:
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(value, UcpError):
+            return False
+        self._findings.add(value.problem())
+        return True

@@ -1,0 +1,214 @@
+"""Level *integrity*: every stored byte (SPEC section 18). Memory stays within a few chunks per worker."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from ucpformat.errors import Problem, UcpError, error
+from ucpformat.geometry import Box
+from ucpformat.jsonio import pointer
+from ucpformat.model.dtype import unused_bits_are_zero
+from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
+from ucpformat.storage.checksum import ContentDigest, checksum_run, zero_cuts
+from ucpformat.storage.chunk_reader import verify_blocks
+from ucpformat.storage.compression import decompress
+from ucpformat.storage.fetch import check_object
+from ucpformat.storage.selection import selection
+from ucpformat.validate.semantics import pack_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor, Future
+
+    from ucpformat.model.table import Segment
+    from ucpformat.storage.checksum import Cut
+    from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.store import Store
+    from ucpformat.validate.findings import Findings
+    from ucpformat.validate.semantics import CheckedCheckpoint
+
+__all__ = ["check_integrity"]
+
+_GAP_BYTES = 1 << 20
+_WINDOW = 32
+
+
+def check_integrity(
+    store: Store,
+    checked: CheckedCheckpoint,
+    findings: Findings,
+    *,
+    executor: Executor,
+    progress: Callable[[int], None],
+) -> None:
+    """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
+    pending: deque[tuple[StoredSlot, ContentDigest, Future[_Outcome]]] = deque()
+    for stored in checked.slots():
+        content = ContentDigest(stored.nbytes)
+        if stored.grid.count == 0:
+            _check_content(stored, content, findings)
+        for chunk in range(stored.grid.count):
+            pending.append((stored, content, executor.submit(_check_chunk, store, stored, chunk)))
+            while len(pending) >= _WINDOW:
+                _collect(*pending.popleft(), findings, progress)
+    while pending:
+        _collect(*pending.popleft(), findings, progress)
+    for number in range(len(checked.packs or ())):
+        _check_pack(store, checked, number, findings)
+    for blob in checked.state.blobs.values() if checked.state is not None else ():
+        with findings.collecting():
+            check_object(store, blob.object)
+
+
+class _Outcome:
+    """What one chunk came to."""
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+        self.problems: list[Problem] = []
+        self.cuts: tuple[Cut, ...] | None = None
+        self.nbytes = 0
+
+
+def _collect(
+    stored: StoredSlot,
+    content: ContentDigest,
+    future: Future[_Outcome],
+    findings: Findings,
+    progress: Callable[[int], None],
+) -> None:
+    outcome = future.result()
+    findings.extend(outcome.problems)
+    progress(outcome.nbytes)
+    if outcome.cuts is not None:
+        start = stored.grid.chunk_start(stored.grid.index_of(outcome.chunk)) * stored.dtype.item_bytes
+        content.add(start, outcome.cuts)
+    if outcome.chunk == stored.grid.count - 1:
+        _check_content(stored, content, findings)
+
+
+def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
+    """The content digest (UCP-V-003); a chunk that was refused has been reported already."""
+    recorded, found = stored.slot.content, content.value()
+    if recorded is not None and found is not None and recorded != found:
+        at = pointer(stored.part.index_key, "atoms")
+        message = (
+            f"the logical bytes of {stored.atom.name}/{stored.slot.name} have the content digest {found}"
+        )
+        findings.add(Problem("UCP-E-CONTENT", at, message))
+
+
+def _check_chunk(store: Store, stored: StoredSlot, chunk: int) -> _Outcome:
+    outcome = _Outcome(chunk)
+    start = stored.grid.chunk_start(stored.grid.index_of(chunk)) * stored.dtype.item_bytes
+    has_content = stored.slot.content is not None
+    try:
+        segments = stored.segments(chunk)
+        if not segments:
+            if not stored.part.packed:
+                _require_absent(store, f"{stored.prefix}/{stored.chunk_key(chunk)}")
+            outcome.cuts = zero_cuts(stored.raw_bytes(chunk), start) if has_content else None
+            return outcome
+        raw = _raw_bytes(store, stored, chunk, segments, outcome)
+    except UcpError as refusal:
+        outcome.problems.append(refusal.problem())
+        return outcome
+    if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), stored.dtype):
+        at = stored.place(chunk)
+        outcome.problems.append(Problem("UCP-E-PADDING", at, "unused bits of elements are not zero"))
+    outcome.cuts = checksum_run(raw, start).cuts if has_content else None
+    return outcome
+
+
+def _raw_bytes(
+    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
+) -> memoryview:
+    """The verified logical bytes of a chunk that has segments."""
+    if segments[0].box is None:
+        data = _segment_bytes(store, stored, chunk, segments[0], outcome)
+        if segments[0].container == OWN_OBJECT:
+            return _from_object(stored, chunk, data, outcome)
+        if stored.slot.compressor is not None:
+            return decompress(stored.slot.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
+        return memoryview(data)
+    whole = Box.whole(stored.chunk_shape(chunk))
+    # All are read before memory is taken for a whole that may not be there.
+    boxes = [
+        (segment.box, _segment_bytes(store, stored, chunk, segment, outcome))
+        for segment in segments
+        if segment.box is not None
+    ]
+    assembled = np.empty(whole.shape, stored.dtype.numpy)
+    for box, data in boxes:
+        part = np.frombuffer(data, stored.dtype.numpy).reshape(box.shape)
+        assembled[selection(box, whole)] = part
+    return assembled.reshape(-1).view(np.uint8).data
+
+
+def _require_absent(store: Store, key: str) -> None:
+    if store.size(key) is not None:
+        raise error("UCP-E-LENGTH", "the table says that this chunk is zero and has no object", at=key)
+
+
+def _segment_bytes(
+    store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome
+) -> bytes:
+    key = stored.object_key(chunk, segment)
+    if segment.container == OWN_OBJECT:
+        size = store.size(key)
+        if size is None:
+            raise error("UCP-E-MISSING", "the chunk's object is missing", at=key)
+        if size != segment.length:
+            raise error("UCP-E-LENGTH", f"the object has {size} bytes, recorded are {segment.length}", at=key)
+    data = store.read(key, segment.offset, segment.offset + segment.length)
+    outcome.nbytes += segment.length
+    verify_blocks([memoryview(data)[: segment.covered]], segment.checksums, 0, key)
+    return data
+
+
+def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome) -> memoryview:
+    """Logical bytes of a Zarr chunk: the codec's own checksum, the compressor, the padding."""
+    at = f"{stored.prefix}/{stored.chunk_key(chunk)}"
+    body, trailer = memoryview(data)[:-OBJECT_TRAILER], data[-OBJECT_TRAILER:]
+    if crc32c(body) != int.from_bytes(trailer, "little"):
+        raise error("UCP-E-CODEC", "the checksum of Zarr's crc32c codec is wrong", at=at)
+    size = stored.raw_bytes(chunk)
+    if stored.slot.compressor is not None:
+        body = decompress(stored.slot.compressor, bytes(body), stored.whole_bytes(), at=at)
+    # Only the outermost cut axis is clipped, so that padding is the tail of the chunk.
+    if np.frombuffer(body[size:], np.uint8).any():
+        outcome.problems.append(Problem("UCP-E-PADDING", at, "elements beyond the shape are not zero"))
+    return body[:size]
+
+
+def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
+    """A pack's length, and zeros wherever no segment lies (UCP-D-043, UCP-D-051)."""
+    pack = (checked.packs or ())[number]
+    with findings.collecting():
+        size = store.size(pack.key)
+        if size is None:
+            raise error("UCP-E-MISSING", "the pack is missing", at=pack.key)
+        if size != pack.length:
+            raise error("UCP-E-LENGTH", f"the pack has {size} bytes, recorded are {pack.length}", at=pack.key)
+        if not checked.complete:
+            return
+        for start, stop in _gaps(checked, number, pack.length):
+            for first in range(start, stop, _GAP_BYTES):
+                if any(store.read(pack.key, first, min(stop, first + _GAP_BYTES))):
+                    message = f"bytes {start} to {stop} belong to no segment and are not zero"
+                    findings.add(Problem("UCP-E-PADDING", pack.key, message))
+                    break
+
+
+def _gaps(checked: CheckedCheckpoint, number: int, length: int) -> Iterator[tuple[int, int]]:
+    position = 0
+    for start, stop in pack_ranges(checked, number).tolist():
+        if start > position:
+            yield position, start
+        position = max(position, stop)
+    if position < length:
+        yield position, length

@@ -1,0 +1,166 @@
+"""One atom and one slot of an open checkpoint, as a user holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, SupportsIndex, cast
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box
+from ucpformat.storage.host_memory import array_view
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import Layout
+    from ucpformat.model.atom import Atom
+    from ucpformat.model.dtype import DType
+    from ucpformat.storage.chunk_reader import ChunkReader
+    from ucpformat.storage.part import StoredPart, StoredSlot
+
+__all__ = ["AtomView", "SlotView", "destination_of"]
+
+
+def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> NDArray[np.generic]:
+    """Where a read of ``stored`` goes: new memory, or ``out`` seen as numpy, which has to fit.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for another shape or data type, or memory that cannot be written.
+    """
+    if out is None:
+        return np.empty(shape, stored.dtype.numpy)
+    target = array_view(out, stored.dtype, at=f"{stored.atom.name}/{stored.slot.name}")
+    if target.shape != shape or target.dtype != stored.dtype.numpy:
+        raise error(
+            "UCP-E-MISMATCH",
+            f"the destination is {target.dtype}{list(target.shape)}, needed is {stored.dtype.name}{list(shape)}",
+            at=f"{stored.atom.name}/{stored.slot.name}",
+        )
+    return target
+
+
+class SlotView:
+    """One slot, lazily: ``view[3:7, :]`` reads the bytes of those elements and returns a numpy array.
+
+    Extension types come as ml_dtypes numpy types.
+    """
+
+    def __init__(self, reader: ChunkReader, stored: StoredSlot, layouts: Sequence[Layout]) -> None:
+        self._reader = reader
+        self._stored = stored
+        self._layouts = layouts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in elements."""
+        return self._stored.slot.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The data type; ``dtype.numpy`` is that of the arrays."""
+        return self._stored.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes."""
+        return self._stored.nbytes
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Extents of a chunk, in elements."""
+        return self._stored.grid.chunk_shape
+
+    @property
+    def stored(self) -> StoredSlot:
+        """Where the bytes lie."""
+        return self._stored
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the job that saved the slot held it, if it said so."""
+        index = self._stored.slot.layout
+        return None if index is None else self._layouts[index]
+
+    def __getitem__(self, selection: object) -> NDArray[np.generic]:
+        """A basic selection: integers, slices with step 1 or more, an ellipsis. Integers drop their dimension.
+
+        Raises:
+            IndexError: as numpy would.
+            UcpError: as `Checkpoint.read`.
+        """
+        items = selection if isinstance(selection, tuple) else (selection,)
+        box, steps = _selected(items, self.shape)
+        out = np.empty(box.shape, self.dtype.numpy)
+        self._reader.read_box(self._stored, box, out)
+        return cast("NDArray[np.generic]", out[(*steps, ...)])
+
+    def read(self, out: object = None) -> NDArray[np.generic]:
+        """The whole slot, into ``out`` if given (see `Checkpoint.read`)."""
+        target = destination_of(self._stored, self.shape, out)
+        self._reader.read_box(self._stored, Box.whole(self.shape), target)
+        return target
+
+    def __array__(
+        self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
+    ) -> NDArray[np.generic]:
+        data = self.read()
+        return data if dtype is None else data.astype(dtype)
+
+
+def _selected(items: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:
+    """The box to read, and what to select from it."""
+    ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
+    if ellipses:
+        place = ellipses[0]
+        fill = len(shape) - len(items) + 1
+        items = items[:place] + (slice(None),) * fill + items[place + 1 :]
+    items = items + (slice(None),) * (len(shape) - len(items))
+    if len(items) > len(shape):
+        raise IndexError(f"too many indices for a tensor of {len(shape)} dimensions")
+    offset, extents, steps = [], [], []
+    for item, extent in zip(items, shape, strict=True):
+        if isinstance(item, slice):
+            start, stop, step = item.indices(extent)
+            if step < 1:
+                raise IndexError("slices must go forward")
+            offset.append(start)
+            extents.append(max(0, stop - start))
+            steps.append(slice(None, None, step))
+        else:
+            index = _integer(item)
+            if not -extent <= index < extent:
+                raise IndexError(f"index {index} is out of bounds for extent {extent}")
+            offset.append(index % extent)
+            extents.append(1)
+            steps.append(0)  # type: ignore[arg-type]
+    return Box(tuple(offset), tuple(extents)), tuple(steps)
+
+
+def _integer(item: object) -> int:
+    if isinstance(item, SupportsIndex) and not isinstance(item, bool | np.bool_ | np.ndarray):
+        return item.__index__()
+    raise IndexError(f"only integers, slices and one ellipsis select here, not {item!r}")
+
+
+class AtomView(Mapping[str, SlotView]):
+    """One atom: its slots by name."""
+
+    def __init__(self, reader: ChunkReader, part: StoredPart, atom: Atom, layouts: Sequence[Layout]) -> None:
+        self._reader = reader
+        self._layouts = layouts
+        self._part = part
+        self.atom = atom
+
+    def __getitem__(self, slot: str) -> SlotView:
+        try:
+            return SlotView(self._reader, self._part.slot(self.atom.name, slot), self._layouts)
+        except KeyError:
+            raise KeyError(f"{self.atom.name!r} has no slot {slot!r}, but {', '.join(self)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (slot.name for slot in self.atom.slots)
+
+    def __len__(self) -> int:
+        return len(self.atom.slots)

@@ -1,0 +1,387 @@
+"""Writing a checkpoint: declare, write, commit (SPEC section 17.4)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final, Self
+
+from ucpformat.errors import UcpError, error
+from ucpformat.geometry import Box, chunk_grid, lower
+from ucpformat.jsonio import dumps_canonical, loads
+from ucpformat.model.atom import Atom, IndexPart, Slot
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.dtype import DType, dtype
+from ucpformat.model.envelope import Envelope, Extension
+from ucpformat.model.features import READ_FEATURES, needed_features
+from ucpformat.model.fields import raise_first
+from ucpformat.model.names import assign_keys
+from ucpformat.model.packs import Pack, PackList
+from ucpformat.model.reference import DocumentRef
+from ucpformat.model.root import (
+    MAX_CHUNK_BYTES,
+    MAX_DOCUMENT_BYTES,
+    MIN_CHUNK_BYTES,
+    Part,
+    Producer,
+    Progress,
+    Root,
+    Storage,
+    parse_root,
+)
+from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
+from ucpformat.model.table import TableBuilder
+from ucpformat.model.values import Extend, encode
+from ucpformat.storage.chunk_writer import (
+    ChunkWriter,
+    PackedChunkWriter,
+    PlainChunkWriter,
+    SlotPlace,
+)
+from ucpformat.storage.slot_writer import SlotWriter
+from ucpformat.storage.store import open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.storage.written import WrittenSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import ChunkGrid, Layout
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.storage.store import Durability
+
+__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec"]
+
+DEFAULT_CHUNK_BYTES: Final = 1 << 24
+_ATOMS_PER_PART: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """What a slot will hold: data type name (SPEC 11.2), logical shape in elements, and how it is kept.
+
+    ``layout`` is how the saving job held it, provenance alone.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    compressor: Compressor | None = None
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AtomSpec:
+    """What an atom will hold: its slots by name, and other names of the same parameter."""
+
+    name: str
+    slots: Mapping[str, SlotSpec]
+    aliases: tuple[str, ...] = ()
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+class CheckpointWriter:
+    """Writes one checkpoint. Nothing is visible before `commit`; as a context manager it commits on success.
+
+    All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
+    `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
+
+    Raises:
+        StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
+        UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE`` for what is declared.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        atoms: Iterable[AtomSpec],
+        *,
+        storage: Storage = "packed",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        step: int | None = None,
+        annotations: Mapping[str, JsonValue] | None = None,
+        extensions: Mapping[str, Extension] | None = None,
+        attempt: str | None = None,
+        workers: int | None = None,
+        progress: Callable[[int], None] | None = None,
+        durability: Durability = "fsync",
+    ) -> None:
+        specs = sorted(atoms, key=lambda spec: spec.name)
+        keys = assign_keys(spec.name for spec in specs)
+        self._atoms = {spec.name: spec for spec in specs}
+        self._storage: Storage = storage
+        self._chunk_bytes = chunk_bytes
+        self._step = step
+        self._annotations = dict(annotations or {})
+        self._extensions = dict(extensions or {})
+        self._attempt = attempt or secrets.token_hex(4)
+        self._workers = worker_count(workers)
+        self.state_annotations: dict[str, JsonValue] = {}
+        self._values: dict[str, JsonValue] = {}
+        self._optimizers: dict[str, Optimizer] = {}
+        self._blobs: dict[str, Blob] = {}
+        self._keys = keys
+        self._check_declared()
+        self._slots = {
+            (spec.name, name): WrittenSlot(self._place(keys[spec.name], spec.name, name, slot))
+            for spec in self._atoms.values()
+            for name, slot in sorted(spec.slots.items())
+        }
+        self._store = open_store(url, durability=durability)
+        self._store.prepare()
+        self._chunks: ChunkWriter
+        if storage == "plain":
+            self._chunks = PlainChunkWriter(self._store)
+        else:
+            self._chunks = PackedChunkWriter(
+                self._store, name=f"{self._attempt}-0", packs=min(2, self._workers)
+            )
+        self._executor = ThreadPoolExecutor(self._workers, thread_name_prefix="ucp-write")
+        self._slot_writer = SlotWriter(self._chunks, self._executor, progress)
+        self._committed = False
+        try:
+            self._chunks.begin([slot.place for slot in self._slots.values()])
+        except BaseException:
+            self.abort()
+            raise
+
+    def _check_declared(self) -> None:
+        """Refuse what no reader would take, before a byte is written."""
+        if not MIN_CHUNK_BYTES <= self._chunk_bytes <= MAX_CHUNK_BYTES:
+            message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
+            raise error("UCP-E-LIMIT", message, at="chunk_bytes")
+        lowered: set[tuple[Layout, tuple[int, ...]]] = set()
+        for spec in self._atoms.values():
+            if not spec.slots:
+                raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
+            for name, slot in spec.slots.items():
+                at = f"{spec.name}/{name}"
+                if slot.compressor is not None:
+                    Compressor.from_json(slot.compressor.to_json(), at=at)
+                if slot.layout is not None and (slot.layout, slot.shape) not in lowered:
+                    lower(slot.layout, slot.shape)
+                    lowered.add((slot.layout, slot.shape))
+        atoms = [
+            self._atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
+            for spec in self._atoms.values()
+        ]
+        raise_first(IndexPart(tuple(atoms)).problems(at="atoms"))
+
+    def _atom(self, spec: AtomSpec, slots: list[Slot]) -> Atom:
+        ordered = tuple(sorted(slots, key=lambda slot: slot.name))
+        return Atom(spec.name, self._keys[spec.name], ordered, spec.aliases, spec.annotations)
+
+    def _place(self, key: str, name: str, slot: str, spec: SlotSpec) -> SlotPlace:
+        kind = dtype(spec.dtype, at=f"{name}/{slot}")
+        grid = chunk_grid(spec.shape, kind.item_bytes, self._chunk_bytes)
+        return SlotPlace(key, slot, kind, grid, spec.compressor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self._committed:
+            self.commit()
+
+    def grid(self, atom: str, slot: str) -> ChunkGrid:
+        """How a slot is cut: writers that stream do best to write chunk by chunk."""
+        return self._slots[atom, slot].place.grid
+
+    def dtype(self, atom: str, slot: str) -> DType:
+        """Data type of a declared slot."""
+        return self._slots[atom, slot].place.dtype
+
+    def write(
+        self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
+    ) -> None:
+        """Write a whole slot, or the box of it at ``offset`` (elements) with the shape of ``data``.
+
+        The call returns when the bytes are handed to the store; ``data`` may then be changed.
+
+        Raises:
+            UcpError: ``UCP-E-MISMATCH`` where dtype or shape are not those declared; ``UCP-E-STORE`` for a box
+                that cuts chunks, where storage is plain or the slot compressed.
+        """
+        target = self._target(atom, slot, data)
+        whole = Box.whole(target.place.grid.shape)
+        box = Box((0,) * data.ndim if offset is None else offset, data.shape)
+        if box.ndim != whole.ndim or not whole.contains(box) or (offset is None and box != whole):
+            raise _misfit(f"{atom}/{slot}", f"{box}", whole.shape)
+        self._slot_writer.write(target, box, data)
+
+    def submit(self, atom: str, slot: str, data: NDArray[np.generic]) -> None:
+        """As `write` of a whole slot, in the background: ``data`` must not change before `commit` returns."""
+        target = self._target(atom, slot, data)
+        if data.shape != target.place.grid.shape:
+            raise _misfit(f"{atom}/{slot}", f"data of shape {data.shape}", target.place.grid.shape)
+        self._slot_writer.submit(target, data)
+
+    def _target(self, atom: str, slot: str, data: NDArray[np.generic]) -> WrittenSlot:
+        target = self._slots.get((atom, slot))
+        if target is None:
+            raise error("UCP-E-MISMATCH", "this slot was not declared", at=f"{atom}/{slot}")
+        kind = target.place.dtype
+        if data.dtype != kind.numpy:
+            raise error(
+                "UCP-E-MISMATCH", f"the data are {data.dtype}, declared is {kind.name}", at=f"{atom}/{slot}"
+            )
+        return target
+
+    def set_value(self, name: str, value: object, *, extend: Extend | None = None) -> None:
+        """Keep a value that is not a tensor, as a tagged value (SPEC 15.1); ``extend`` as `values.encode` has it.
+
+        Raises:
+            ImportRefusedError: ``UCP-E-OBJECT`` if it cannot be expressed.
+        """
+        self._values[name] = encode(value, at=name, extend=extend)
+
+    def set_state(self, state: StateDocument) -> None:
+        """Take over values, optimizers and annotations that are encoded already; blobs are added one by one."""
+        self._values.update(state.values)
+        self._optimizers.update(state.optimizers)
+        self.state_annotations.update(state.annotations)
+
+    def set_optimizer(self, name: str, groups: Iterable[tuple[Sequence[str], Mapping[str, object]]]) -> None:
+        """Keep an optimizer's parameter groups: ordered names of atoms, and options.
+
+        Raises:
+            UcpError: ``UCP-E-REFERENCE`` for a name that is not declared, ``UCP-E-NAME`` for one in two groups,
+                ``UCP-E-OBJECT`` for an option that cannot be expressed.
+        """
+        encoded = []
+        seen: set[str] = set()
+        for index, (atoms, options) in enumerate(groups):
+            for atom in atoms:
+                if atom not in self._atoms:
+                    raise error("UCP-E-REFERENCE", f"{atom!r} is not an atom", at=f"{name}/groups/{index}")
+                if atom in seen:
+                    raise error("UCP-E-NAME", f"{atom!r} is in two groups", at=f"{name}/groups/{index}")
+                seen.add(atom)
+            encoded.append(
+                ParameterGroup(
+                    tuple(atoms), {key: encode(value, at=f"{name}/{key}") for key, value in options.items()}
+                )
+            )
+        self._optimizers[name] = Optimizer(tuple(encoded))
+
+    def add_blob(self, name: str, data: bytes, media_type: str) -> None:
+        """Keep opaque bytes that nobody executes."""
+        key = f"blobs/{self._attempt}-{len(self._blobs)}"
+        self._blobs[name] = Blob(media_type, self._document(key, data))
+
+    def _document(self, key: str, data: bytes) -> DocumentRef:
+        self._store.create(key, [memoryview(data)])
+        return DocumentRef.to(key, data)
+
+    def _json_document(self, key: str, value: JsonValue) -> DocumentRef:
+        data = dumps_canonical(value)
+        # Annotations come from callers: what nests too deep, or is too long, no reader would take.
+        loads(data, at=key, limit=MAX_DOCUMENT_BYTES)
+        return self._document(key, data)
+
+    def commit(self) -> str:
+        """Write tables and documents, make everything durable, publish the root; returns the root digest.
+
+        Raises:
+            UcpError: ``UCP-E-COVER`` if something declared was not written; ``UCP-E-EXISTS`` if somebody else
+                published; whatever a background write raised. The attempt is then given up.
+        """
+        try:
+            self._slot_writer.drain()
+            packs = [Pack(key, length) for key, length in self._chunks.finish()]
+            root = self._root(packs)
+            data = root.seal()
+            # What a reader would refuse is not published.
+            digest = parse_root(data, features=READ_FEATURES, extensions=frozenset(self._extensions)).digest
+            self._store.flush()
+            self._store.publish(data)
+        except BaseException:
+            self.abort()
+            raise
+        self._committed = True
+        self._executor.shutdown()
+        self._store.close()
+        return digest
+
+    def _root(self, packs: list[Pack]) -> Root:
+        layouts: dict[Layout, int] = {}
+        parts: list[Part] = []
+        features: set[str] = set()
+        specs = list(self._atoms.values())
+        for first in range(0, len(specs), _ATOMS_PER_PART):
+            index, table = self._part(specs[first : first + _ATOMS_PER_PART], layouts)
+            features.update(needed_features(index.atoms))
+            parts.append(self._part_entry(len(parts), index, table))
+        meshes = dict.fromkeys(layout.mesh for layout in layouts)
+        state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
+        prefix = f"index/{self._attempt}"
+        return Root(
+            envelope=Envelope(
+                read_features=tuple(sorted(features)),
+                extensions=self._extensions,
+                annotations=self._annotations,
+            ),
+            storage=self._storage,
+            chunk_bytes=self._chunk_bytes,
+            meshes=tuple(meshes),
+            layouts=tuple(layouts),
+            packs=self._json_document(f"{prefix}-packs.json", PackList(tuple(packs)).to_json())
+            if self._storage == "packed"
+            else None,
+            state=self._json_document(f"{prefix}-state.json", state.to_json()),
+            parts=tuple(parts),
+            producer=Producer("ucpformat", version("ucpformat")),
+            progress=Progress(self._step) if self._step is not None else None,
+        )
+
+    def _part(self, specs: list[AtomSpec], layouts: dict[Layout, int]) -> tuple[IndexPart, TableBuilder]:
+        table = TableBuilder()
+        atoms = []
+        for spec in specs:
+            slots = []
+            for name, slot in sorted(spec.slots.items()):  # in the order of table rows
+                progress = self._slots[spec.name, name]
+                for segments in progress.finished(spec.name):
+                    table.add_chunk(segments)
+                layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
+                content = progress.content.value() if progress.content is not None else None
+                slots.append(
+                    Slot(name, slot.dtype, slot.shape, layout, slot.compressor, content, slot.annotations)
+                )
+            atoms.append(self._atom(spec, slots))
+        return IndexPart(tuple(atoms)), table
+
+    def _part_entry(self, number: int, index: IndexPart, table: TableBuilder) -> Part:
+        prefix = f"index/{self._attempt}-{number}"
+        return Part(
+            index.atoms[0].name,
+            index.atoms[-1].name,
+            len(index.atoms),
+            self._json_document(f"{prefix}.json", index.to_json()),
+            self._document(f"{prefix}.bin", table.build()),
+        )
+
+    def abort(self) -> None:
+        """Give the attempt up: nothing becomes visible; what was written is removed as far as possible."""
+        self._executor.shutdown(cancel_futures=True)
+        with suppress(Exception):
+            self._chunks.finish()
+        with suppress(Exception):
+            self._store.discard()
+        self._store.close()
+
+
+def _misfit(at: str, what: str, shape: tuple[int, ...]) -> UcpError:
+    return error("UCP-E-MISMATCH", f"{what} does not fit the declared shape {shape}", at=at)
