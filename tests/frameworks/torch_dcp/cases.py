@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.torch_dcp.make import CASES
+from tests.processes import launch
 
 ALL_CASES = tuple(name for names in CASES.values() for name in names)
 SHARD_COUNTS = {"hf_shards_4": 4}
@@ -78,16 +77,8 @@ def dcp_case(tmp_path_factory: pytest.TempPathFactory) -> DcpCase:
         if name not in loaded:
             world = next(size for size, names in CASES.items() if name in names)
             if not (folder / CASES[world][-1] / "reference.json").exists():
-                _make(folder, world)
+                launch("tests.frameworks.torch_dcp.make", [str(folder)], world)
             loaded[name] = load_case(folder, name)
         return loaded[name]
 
     return case
-
-
-def _make(folder: Path, world: int) -> None:
-    command = [sys.executable, "-m", "tests.frameworks.torch_dcp.make", str(folder), str(world)]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-4000:])

@@ -1,7 +1,7 @@
 """Makes DCP directories with the real torch, each with an independently gathered reference.
 
-Run as ``python -m tests.frameworks.torch_dcp.make OUT 4`` (or 2, or 1): starts that many gloo processes and makes
-every case of that world size under ``OUT/<case>``::
+``launch("tests.frameworks.torch_dcp.make", [OUT], 4)`` (or 2, or 1; see `tests.processes`) makes every case of that
+world size under ``OUT/<case>``::
 
     dcp/             the checkpoint
     reference.json   {key: [dtype, shape, offset, length]} of every tensor, into
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import pathlib
 import random
 import sys
@@ -38,7 +37,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
+
+from tests.processes import join, leave
 
 VOCABULARY = 101  # prime: uneven over every number of ranks
 WIDTH = 16
@@ -337,14 +337,11 @@ CASES = {
 }
 
 
-def worker(rank: int, world: int, out: str) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{out}/store_{world}", rank=rank, world_size=world)
-    {4: make_4, 2: make_2, 1: make_1}[world](Maker(Path(out), rank))
-    dist.barrier()
-    dist.destroy_process_group()
+def main() -> None:
+    rank, world = join()
+    {4: make_4, 2: make_2, 1: make_1}[world](Maker(Path(sys.argv[1]), rank))
+    leave()
 
 
 if __name__ == "__main__":
-    spawn(worker, args=(int(sys.argv[2]), sys.argv[1]), nprocs=int(sys.argv[2]))  # type: ignore[no-untyped-call]
+    main()
