@@ -53,6 +53,10 @@ class StoredSlot:
         """The chunk's box of the slot, clipped to the shape."""
         return self.grid.chunk_box(self.grid.index_of(chunk))
 
+    def logical_start(self, chunk: int) -> int:
+        """First byte of a chunk within the slot's logical bytes."""
+        return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
+
     def place(self, chunk: int) -> str:
         """Where messages say that a chunk is."""
         return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.atom.name}/{self.slot.name}"

@@ -85,8 +85,7 @@ def _collect(
     findings.extend(outcome.problems)
     progress(outcome.nbytes)
     if outcome.cuts is not None:
-        start = stored.grid.chunk_start(stored.grid.index_of(outcome.chunk)) * stored.dtype.item_bytes
-        content.add(start, outcome.cuts)
+        content.add(stored.logical_start(outcome.chunk), outcome.cuts)
     if outcome.chunk == stored.grid.count - 1:
         _check_content(stored, content, findings)
 
@@ -104,7 +103,7 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 
 def _check_chunk(store: Store, stored: StoredSlot, chunk: int) -> _Outcome:
     outcome = _Outcome(chunk)
-    start = stored.grid.chunk_start(stored.grid.index_of(chunk)) * stored.dtype.item_bytes
+    start = stored.logical_start(chunk)
     has_content = stored.slot.content is not None
     try:
         segments = stored.segments(chunk)
