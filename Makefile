@@ -4,9 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SUITE := PYTHONPATH=$(CURDIR)/conformance:$(CURDIR) $(BIN)/python -m ucp_conformance
+DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
+	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check bench build wheel-test clean
+.PHONY: help demo test test-fast check conformance conformance-nightly bench build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -31,10 +34,20 @@ check: $(READY)  ## style, types, layers, and every test with the coverage thres
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd conformance && ../$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel" --cov --cov-report=
 	$(BIN)/coverage report --fail-under=95
 	$(BIN)/coverage report --include='ucpformat/geometry/*' --fail-under=100
+
+# Where there is no Node the reference runs alone, and says so.
+conformance: $(READY)  ## run the conformance suite on both implementations, reports in out/conformance
+	@command -v node > /dev/null || echo "Node is missing: the second implementation is left out."
+	$(SUITE) run --profile default --report out/conformance $(DRIVERS)
+	@echo "out/conformance/index.html"
+
+conformance-nightly: $(READY)  ## the same with thousands of generated cases per pair, in out/conformance-nightly
+	$(SUITE) run --profile nightly --report out/conformance-nightly $(DRIVERS)
 
 bench: $(READY)  ## measure
 	$(BIN)/python -m benchmarks

@@ -167,7 +167,8 @@ def _root() -> Iterator[Case]:
     )  # fmt: skip
     yield case(
         "layouts/stored-dim", "A stored layout does not fit its slot", ("UCP-D-062",), "UCP-E-LAYOUT",
-        put("root", "layouts", 0, "steps", 0, "dim", to=2), at="ucp.json#/layouts/0", ops=(),
+        put("root", "layouts", 0, "steps", 0, "dim", to=2), ops=(),
+        at=("ucp.json#/layouts/0", "index/a1-0.json#/atoms/0/slots"),
     )  # fmt: skip
     mesh = put("root", "meshes", 0, "axes", to=[{"name": "dp", "size": 2}, {"name": "tp", "size": 2**20}])
     yield case(

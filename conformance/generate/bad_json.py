@@ -130,8 +130,15 @@ def _envelope() -> Iterator[Case]:
     yield case(
         "features/both", "One feature in both lists", ("UCP-D-008", "UCP-D-009"), "UCP-E-FEATURE-SET",
         several(both, undeclared, put("root", "read_features", to=["zstd"])), ops=(), at="ucp.json",
+        features=("zstd",),
     )  # fmt: skip
     twice = several(undeclared, put("root", "read_features", to=["zstd", "zstd"]))
     yield case(
-        "features/twice", "A feature twice", ("UCP-D-007",), "UCP-E-FEATURE-SET", twice, ops=("inspect",), at="ucp.json#/read_features"
+        "features/twice", "A feature twice", ("UCP-D-007",), "UCP-E-FEATURE-SET", twice, at="ucp.json#/read_features",
+        features=("zstd",),
+    )  # fmt: skip
+    # Readers without the features of the others stop at those: write features are nobody's reason to stop.
+    yield case(
+        "features/twice-write", "A write feature twice", ("UCP-D-007",), "UCP-E-FEATURE-SET",
+        put("root", "write_features", to=["a", "a"]), at="ucp.json#/write_features",
     )  # fmt: skip

@@ -164,6 +164,7 @@ def bad_case(
     also: bool = False,
     level: str = "inspect",
     setup: Sequence[dict[str, Any]] = (),
+    features: Sequence[str] = (),
 ) -> Case:
     """A mutation of a good parent: the validator names it, a reader refuses it at each of ``ops``."""
     wanted = [codes] if isinstance(codes, str) else list(codes)
@@ -185,6 +186,7 @@ def bad_case(
         mutates=f"good/parents/{parent}",
         mutation=title,
         setup=list(setup),
+        features=features,
     )
 
 

@@ -80,7 +80,7 @@ def run(
     connections = _connections(drivers, timeout)
     expected = read_expected(xfail) if xfail is not None else []
     examples, sequences = PROFILES[profile]
-    suite = suite_document(profile, seed)
+    suite = suite_document(profile, seed, only)
     results: list[Result] = []
     with ExitStack() as stack:
         for connection in connections:

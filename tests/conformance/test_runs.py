@@ -76,6 +76,15 @@ def test_the_template_talks_and_earns_nothing(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "badge-mine.json").read_bytes())["message"] == "no class"
 
 
+def test_a_part_of_the_suite_earns_nothing(tmp_path: Path) -> None:
+    arguments = ["--driver", f"oracle={ORACLE}", "--only", "good/basic", "--report", tmp_path]
+    done = ucp_conformance("run", *arguments)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert report["totals"].keys() == {"pass"}
+    assert report["drivers"][0]["badge"]["message"] == "no class"
+
+
 def test_a_driver_that_cannot_be_started_fails_the_run(tmp_path: Path) -> None:
     done = ucp_conformance("run", "--driver", "none=/nowhere/driver", "--report", tmp_path)
     assert done.returncode == 1
