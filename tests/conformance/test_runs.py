@@ -77,7 +77,7 @@ def test_the_template_talks_and_earns_nothing(tmp_path: Path) -> None:
 
 
 def test_a_part_of_the_suite_earns_nothing(tmp_path: Path) -> None:
-    arguments = ["--driver", f"oracle={ORACLE}", "--only", "good/basic", "--report", tmp_path]
+    arguments = ["--driver", f"oracle={ORACLE}", "--only", "good/basic", "--report", str(tmp_path)]
     done = ucp_conformance("run", *arguments)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_bytes())
