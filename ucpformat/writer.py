@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec"]
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 24
-_ATOMS_PER_PART: Final = 4096
+_ATOMS_PER_PART: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
 from ucpformat.model.dtype import dtype
 from ucpformat.model.table import OWN_OBJECT
@@ -141,6 +142,14 @@ class StoredSlot:
             raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
 
 
+# The slots of a model repeat few types and shapes.
+@lru_cache(maxsize=4096)
+def _form(dtype_name: str, shape: tuple[int, ...], chunk_bytes: int) -> tuple[DType, ChunkGrid, int]:
+    kind = dtype(dtype_name, at="")
+    grid = chunk_grid(shape, kind.item_bytes, chunk_bytes)
+    return kind, grid, grid.count
+
+
 class StoredPart:
     """An index part and its table, with rows assigned to slots.
 
@@ -171,11 +180,13 @@ class StoredPart:
         rows = 0
         for position, atom in enumerate(index.atoms):
             for slot in atom.slots:
-                at = f"{index_key}#/atoms/{position}/slots/{slot.name}"
-                kind = dtype(slot.dtype, at=at)
-                grid = chunk_grid(slot.shape, kind.item_bytes, chunk_bytes)
+                try:
+                    kind, grid, chunks = _form(slot.dtype, slot.shape, chunk_bytes)
+                except UcpError as refusal:
+                    at = f"{index_key}#/atoms/{position}/slots/{slot.name}"
+                    raise error(refusal.code, refusal.message, at=at) from None
                 self._in_order.append(StoredSlot(atom, slot, kind, grid, rows, self))
-                rows += grid.count
+                rows += chunks
         self._slots = {(stored.atom.name, stored.slot.name): stored for stored in self._in_order}
         if rows != table.counts.size:
             raise error(
@@ -219,6 +230,8 @@ class StoredPart:
     def _check_box_words(self) -> None:
         boxes = self.table.rows["box"]
         boxed = boxes > 0
+        if not self.table.words.size and not boxed.any():
+            return
         chunks = np.array([slot.grid.count for slot in self.slots()], np.int64)
         dims = np.array([len(slot.slot.shape) for slot in self.slots()], np.int64)
         per_segment = np.repeat(np.repeat(dims, chunks), self.table.counts)[boxed]
