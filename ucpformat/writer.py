@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
-from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Box, chunk_grid, lower
+from ucpformat.errors import error
+from ucpformat.geometry import chunk_grid, lower
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.atom import Atom, IndexPart, Slot
 from ucpformat.model.compressor import Compressor
@@ -34,18 +33,12 @@ from ucpformat.model.root import (
     parse_root,
 )
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
-from ucpformat.model.table import TableBuilder
+from ucpformat.model.table import OWN_OBJECT, TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.chunk_writer import (
-    ChunkWriter,
-    PackedChunkWriter,
-    PlainChunkWriter,
-    SlotPlace,
-)
-from ucpformat.storage.slot_writer import SlotWriter
+from ucpformat.storage.chunk_writer import SlotPlace
+from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
-from ucpformat.storage.written import WrittenSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,9 +49,10 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
+    from ucpformat.storage.chunk_writer import StoredChunk
     from ucpformat.storage.store import Durability
 
-__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec"]
+__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "slot_place"]
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 24
 _ATOMS_PER_PART: Final = 2048
@@ -123,32 +117,32 @@ class CheckpointWriter:
         self._annotations = dict(annotations or {})
         self._extensions = dict(extensions or {})
         self._attempt = attempt or secrets.token_hex(4)
-        self._workers = worker_count(workers)
         self.state_annotations: dict[str, JsonValue] = {}
         self._values: dict[str, JsonValue] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
         self._keys = keys
         self._check_declared()
-        self._slots = {
-            (spec.name, name): WrittenSlot(self._place(keys[spec.name], spec.name, name, slot))
+        places = {
+            (spec.name, name): slot_place(keys[spec.name], spec.name, name, slot, chunk_bytes)
             for spec in self._atoms.values()
             for name, slot in sorted(spec.slots.items())
         }
         self._store = open_store(url, durability=durability)
         self._store.prepare()
-        self._chunks: ChunkWriter
-        if storage == "plain":
-            self._chunks = PlainChunkWriter(self._store)
-        else:
-            self._chunks = PackedChunkWriter(
-                self._store, name=f"{self._attempt}-0", packs=min(2, self._workers)
-            )
-        self._executor = ThreadPoolExecutor(self._workers, thread_name_prefix="ucp-write")
-        self._slot_writer = SlotWriter(self._chunks, self._executor, progress)
+        self._pieces = PieceWriter(
+            self._store,
+            places,
+            storage=storage,
+            name=f"{self._attempt}-0",
+            workers=worker_count(workers),
+            progress=progress,
+        )
+        self._slots = self._pieces.slots
+        self._packs: list[Pack] | None = None
         self._committed = False
         try:
-            self._chunks.begin([slot.place for slot in self._slots.values()])
+            self._pieces.begin()
         except BaseException:
             self.abort()
             raise
@@ -178,11 +172,6 @@ class CheckpointWriter:
     def _atom(self, spec: AtomSpec, slots: list[Slot]) -> Atom:
         ordered = tuple(sorted(slots, key=lambda slot: slot.name))
         return Atom(spec.name, self._keys[spec.name], ordered, spec.aliases, spec.annotations)
-
-    def _place(self, key: str, name: str, slot: str, spec: SlotSpec) -> SlotPlace:
-        kind = dtype(spec.dtype, at=f"{name}/{slot}")
-        grid = chunk_grid(spec.shape, kind.item_bytes, self._chunk_bytes)
-        return SlotPlace(key, slot, kind, grid, spec.compressor)
 
     def __enter__(self) -> Self:
         return self
@@ -214,30 +203,35 @@ class CheckpointWriter:
             UcpError: ``UCP-E-MISMATCH`` where dtype or shape are not those declared; ``UCP-E-STORE`` for a box
                 that cuts chunks, where storage is plain or the slot compressed.
         """
-        target = self._target(atom, slot, data)
-        whole = Box.whole(target.place.grid.shape)
-        box = Box((0,) * data.ndim if offset is None else offset, data.shape)
-        if box.ndim != whole.ndim or not whole.contains(box) or (offset is None and box != whole):
-            raise _misfit(f"{atom}/{slot}", f"{box}", whole.shape)
-        self._slot_writer.write(target, box, data)
+        self._pieces.write(atom, slot, data, offset)
 
-    def submit(self, atom: str, slot: str, data: NDArray[np.generic]) -> None:
-        """As `write` of a whole slot, in the background: ``data`` must not change before `commit` returns."""
-        target = self._target(atom, slot, data)
-        if data.shape != target.place.grid.shape:
-            raise _misfit(f"{atom}/{slot}", f"data of shape {data.shape}", target.place.grid.shape)
-        self._slot_writer.submit(target, data)
+    def submit(
+        self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
+    ) -> None:
+        """As `write`, in the background: ``data`` must not change before `commit` returns."""
+        self._pieces.submit(atom, slot, data, offset)
 
-    def _target(self, atom: str, slot: str, data: NDArray[np.generic]) -> WrittenSlot:
-        target = self._slots.get((atom, slot))
-        if target is None:
-            raise error("UCP-E-MISMATCH", "this slot was not declared", at=f"{atom}/{slot}")
-        kind = target.place.dtype
-        if data.dtype != kind.numpy:
-            raise error(
-                "UCP-E-MISMATCH", f"the data are {data.dtype}, declared is {kind.name}", at=f"{atom}/{slot}"
-            )
-        return target
+    def admit(
+        self, packs: Sequence[Pack], stored: Iterable[tuple[tuple[str, str], int, StoredChunk]]
+    ) -> None:
+        """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
+
+        The containers of segments count ``packs``. Nothing is written here any more afterwards.
+        """
+        packed = self._finished()
+        first = len(packed)
+        packed.extend(packs)
+        for slot, chunk, one in stored:
+            segment = one.segment
+            if segment is not None and segment.container != OWN_OBJECT:
+                segment = replace(segment, container=first + segment.container)
+            self._slots[slot].add(chunk, replace(one, segment=segment))
+
+    def _finished(self) -> list[Pack]:
+        """The packs of this writer, which are then closed, and of those admitted."""
+        if self._packs is None:
+            self._packs = self._pieces.finish()
+        return self._packs
 
     def set_value(self, name: str, value: object, *, extend: Extend | None = None) -> None:
         """Keep a value that is not a tensor, as a tagged value (SPEC 15.1); ``extend`` as `values.encode` has it.
@@ -299,9 +293,7 @@ class CheckpointWriter:
                 published; whatever a background write raised. The attempt is then given up.
         """
         try:
-            self._slot_writer.drain()
-            packs = [Pack(key, length) for key, length in self._chunks.finish()]
-            root = self._root(packs)
+            root = self._root(self._finished())
             data = root.seal()
             # What a reader would refuse is not published.
             digest = parse_root(data, features=READ_FEATURES, extensions=frozenset(self._extensions)).digest
@@ -311,7 +303,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
-        self._executor.shutdown()
+        self._pieces.close()
         self._store.close()
         return digest
 
@@ -375,13 +367,13 @@ class CheckpointWriter:
 
     def abort(self) -> None:
         """Give the attempt up: nothing becomes visible; what was written is removed as far as possible."""
-        self._executor.shutdown(cancel_futures=True)
-        with suppress(Exception):
-            self._chunks.finish()
+        self._pieces.abort()
         with suppress(Exception):
             self._store.discard()
         self._store.close()
 
 
-def _misfit(at: str, what: str, shape: tuple[int, ...]) -> UcpError:
-    return error("UCP-E-MISMATCH", f"{what} does not fit the declared shape {shape}", at=at)
+def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:
+    """Where a declared slot goes, and how it is cut."""
+    kind = dtype(slot.dtype, at=f"{atom}/{name}")
+    return SlotPlace(key, name, kind, chunk_grid(slot.shape, kind.item_bytes, chunk_bytes), slot.compressor)

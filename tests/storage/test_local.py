@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.builders import STORAGES, State, Tensor, read_everything, result_or_refusal, save
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
-from ucpformat.storage import local
+from ucpformat.storage import local, local_io
 from ucpformat.storage.local import LocalStore
 from ucpformat.validate import validate
 
@@ -166,7 +166,7 @@ def test_vectored_reads_and_writes_in_pieces(
     pieces = [memoryview(data)[sum(sizes[:n]) : sum(sizes[: n + 1])] for n in range(len(sizes))]
     write, read, whole = os.pwritev, os.preadv, os.pread
     with (
-        patch.object(local, "_IOV_LIMIT", 2),
+        patch.object(local_io, "_IOV_LIMIT", 2),
         patch("os.pwritev", lambda fd, buffers, offset: write(fd, [buffers[0][:at_most]], offset)),
         patch("os.preadv", lambda fd, buffers, offset: read(fd, [buffers[0][:at_most]], offset)),
     ):

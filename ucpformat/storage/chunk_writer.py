@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, element_count
+from ucpformat.geometry import Box, element_count, runs
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
 from ucpformat.storage.checksum import Cut, Run, block_checksums, checksum_run, combine, zeros_checksum
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.store import PackFile, Store
 
 __all__ = [
+    "ChunkPiece",
     "ChunkWriter",
     "PackedChunkWriter",
     "PlainChunkWriter",
@@ -58,14 +59,25 @@ class SlotPlace:
         return f"atoms/{self.key}/{self.slot}"
 
 
+class ChunkPiece(NamedTuple):
+    """Raw bytes of a chunk, clipped to the shape, or of a box of it in the chunk's coordinates."""
+
+    place: SlotPlace
+    chunk: int
+    box: Box | None
+    data: memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
     """What became of the bytes of one chunk, or of a box of it.
 
-    ``segment`` None is a zero entry; ``cuts`` None says that the content digest cannot be had from a box.
+    ``segment`` None is a zero entry. ``cuts`` are the bytes' part of the content digest, from the logical byte
+    ``start`` of the slot on; None for a box that is not one run of the slot.
     """
 
     segment: Segment | None
+    start: int
     cuts: tuple[Cut, ...] | None
 
     @property
@@ -85,8 +97,8 @@ class ChunkWriter(Protocol):
         """Store raw bytes of a chunk (clipped to the shape), or of a box of it in the chunk's coordinates."""
         ...
 
-    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
-        """Store raw bytes of small slots that are one chunk each, as `write` would one by one."""
+    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
+        """Store small pieces, as `write` would one by one."""
         ...
 
     def finish(self) -> list[tuple[str, int]]:
@@ -132,9 +144,10 @@ class PlainChunkWriter:
                 "storage plain takes whole chunks only; write whole chunks, or choose storage packed",
                 at=place.prefix(),
             )
-        run = checksum_run(data, place.logical_start(chunk))
+        start = place.logical_start(chunk)
+        run = checksum_run(data, start)
         if _is_zero(run, data):
-            return StoredChunk(None, run.cuts)
+            return StoredChunk(None, start, run.cuts)
         padding = memoryview(
             bytes(element_count(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes)
         )
@@ -150,11 +163,11 @@ class PlainChunkWriter:
         buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
         length = sum(buffer.nbytes for buffer in buffers)
         self._store.create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
-        return StoredChunk(Segment(OWN_OBJECT, 0, length, None, checksums), run.cuts)
+        return StoredChunk(Segment(OWN_OBJECT, 0, length, None, checksums), start, run.cuts)
 
-    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
+    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Store chunk by chunk: each is an object."""
-        return [self.write(place, 0, None, data) for place, data in slots]
+        return [self.write(*piece) for piece in pieces]
 
     def finish(self) -> list[tuple[str, int]]:
         """There are no packs."""
@@ -167,17 +180,34 @@ class _Encoded(NamedTuple):
     data: memoryview
     checksums: NDArray[np.uint32]
     box: Box | None
+    start: int
     cuts: tuple[Cut, ...] | None
 
 
-def _encoded(place: SlotPlace, chunk: int, data: memoryview) -> _Encoded:
-    run = checksum_run(data, place.logical_start(chunk))
+def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> _Encoded:
+    start = place.logical_start(chunk)
+    if box is not None:
+        return _encoded_box(place, chunk, box, data, start)
+    run = checksum_run(data, start)
     if _is_zero(run, data):
-        return _Encoded(data[:0], run.blocks[:0], None, run.cuts)
+        return _Encoded(data[:0], run.blocks[:0], None, start, run.cuts)
     if place.compressor is None:
-        return _Encoded(data, run.blocks, None, run.cuts)
+        return _Encoded(data, run.blocks, None, start, run.cuts)
     compressed = memoryview(compress(place.compressor, data))
-    return _Encoded(compressed, block_checksums([compressed]), None, run.cuts)
+    return _Encoded(compressed, block_checksums([compressed]), None, start, run.cuts)
+
+
+def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start: int) -> _Encoded:
+    if place.compressor is not None:
+        message = "a compressed slot takes whole chunks only; save it without a compressor"
+        raise error("UCP-E-STORE", message, at=place.prefix())
+    lines = runs(box, place.grid.chunk_box(place.grid.index_of(chunk)).shape)
+    if lines.count != 1:
+        return _Encoded(data, block_checksums([data]), box, start, None)
+    # Rows, and parts of flat buffers: one run of the logical tensor.
+    start += lines.first * place.dtype.item_bytes
+    run = checksum_run(data, start)
+    return _Encoded(data, run.blocks, box, start, run.cuts)
 
 
 class PackedChunkWriter:
@@ -216,15 +246,11 @@ class PackedChunkWriter:
         Raises:
             StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-045).
         """
-        if box is None:
-            return self._append([_encoded(place, chunk, data)])[0]
-        if place.compressor is not None:
-            raise error("UCP-E-STORE", "a compressed slot takes whole chunks only", at=place.prefix())
-        return self._append([_Encoded(data, block_checksums([data]), box, None)])[0]
+        return self._append([_encoded(place, chunk, box, data)])[0]
 
-    def write_whole(self, slots: Sequence[tuple[SlotPlace, memoryview]]) -> list[StoredChunk]:
+    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Append them all at once."""
-        return self._append([_encoded(place, 0, data) for place, data in slots])
+        return self._append([_encoded(*piece) for piece in pieces])
 
     def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
         """Append segments in one go, with zeros between them where their alignment wants it."""
@@ -249,6 +275,7 @@ class PackedChunkWriter:
                 Segment(container, base + offset, piece.data.nbytes, piece.box, piece.checksums)
                 if piece.data.nbytes
                 else None,
+                piece.start,
                 piece.cuts,
             )
             for piece, offset in zip(pieces, offsets, strict=True)

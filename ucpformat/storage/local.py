@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.local_io import LocalPackFile, read_all, sync, translated, write_all
 from ucpformat.storage.store import PREFIXES
 
 if TYPE_CHECKING:
@@ -26,62 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStore"]
 
-_IOV_LIMIT: Final = 1024
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
 _SYNC_THREADS: Final = 4
-
-
-@contextmanager
-def _translated(at: str) -> Iterator[None]:
-    """Operating system errors as registered ones."""
-    try:
-        yield
-    except FileNotFoundError as reason:
-        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
-    except FileExistsError as reason:
-        raise error("UCP-E-EXISTS", "the object exists; another attempt writes here", at=at) from reason
-    except NotADirectoryError as reason:
-        raise error("UCP-E-LINK", "a file lies where a directory must be", at=at) from reason
-    except OSError as reason:
-        if reason.errno == errno.ELOOP:
-            raise error(
-                "UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=at
-            ) from reason
-        raise error("UCP-E-STORE", f"{reason.strerror or reason}", at=at) from reason
-
-
-def _write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    pending = [buffer for buffer in buffers if buffer.nbytes]
-    while pending:
-        done = os.pwritev(descriptor, pending[:_IOV_LIMIT], offset)
-        offset += done
-        while pending and done >= pending[0].nbytes:
-            done -= pending.pop(0).nbytes
-        if done:
-            pending[0] = pending[0][done:]
-
-
-def _read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: str) -> None:
-    pending = [buffer for buffer in buffers if buffer.nbytes]
-    while pending:
-        done = os.preadv(descriptor, pending[:_IOV_LIMIT], offset)
-        if done == 0:
-            raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
-        offset += done
-        while pending and done >= pending[0].nbytes:
-            done -= pending.pop(0).nbytes
-        if done:
-            pending[0] = pending[0][done:]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _Identity = tuple[int, int]
@@ -131,7 +80,7 @@ class LocalStore:
 
     def size(self, key: str) -> int | None:
         """Length of an object in bytes, or None if there is none."""
-        with _translated(key):
+        with translated(key):
             try:
                 status = self._locate(key).lstat()
             except FileNotFoundError:
@@ -170,7 +119,7 @@ class LocalStore:
 
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""
-        with _translated(key), self._reading(key) as descriptor:
+        with translated(key), self._reading(key) as descriptor:
             # Before memory is taken for what may not be there (SPEC UCP-S-003).
             size = os.fstat(descriptor).st_size
             if size < stop:
@@ -180,17 +129,17 @@ class LocalStore:
                 return data
             # The operating system gives at most 2 GiB at a time.
             rest = bytearray(stop - start - len(data))
-            _read_all(descriptor, [memoryview(rest)], start + len(data), key)
+            read_all(descriptor, [memoryview(rest)], start + len(data), key)
             return data + rest
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers, one after another, from byte ``start`` on."""
-        with _translated(key), self._reading(key) as descriptor:
-            _read_all(descriptor, buffers, start, key)
+        with translated(key), self._reading(key) as descriptor:
+            read_all(descriptor, buffers, start, key)
 
     def keys(self) -> Iterator[str]:
         """Keys of everything below the directory, links and special files included; links are not followed."""
-        with _translated(self.url):
+        with translated(self.url):
             if not self._root.is_dir():
                 return
             for directory, names, files in os.walk(self._root):
@@ -200,7 +149,7 @@ class LocalStore:
 
     def prepare(self) -> None:
         """Make an empty directory; debris of an uncommitted attempt is moved aside and removed."""
-        with _translated(self.url):
+        with translated(self.url):
             self._make_directories(self._root.parent)
             with suppress(FileExistsError):
                 self._root.mkdir()
@@ -208,6 +157,19 @@ class LocalStore:
             self._clear_debris()
             self._made_directories[self._root] = None
             self._made_directories[self._root.parent] = None
+
+    def join(self) -> None:
+        """Hold on to the directory that another process has made, without its lock."""
+        self._release()
+        try:
+            self._held = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as reason:
+            raise error(
+                "UCP-E-STORE",
+                "the directory that the first rank has made is not seen here; save to storage that all ranks share",
+                at=self.url,
+            ) from reason
+        self._made_directories[self._root] = None
 
     def _hold(self) -> None:
         """Lock the directory until `close`, so that nobody takes a writer that is alive for debris."""
@@ -299,16 +261,16 @@ class LocalStore:
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively."""
-        with _translated(key):
+        with translated(key):
             _, descriptor = self._create_file(key)
             try:
-                _write_all(descriptor, buffers, 0)
+                write_all(descriptor, buffers, 0)
             finally:
                 os.close(descriptor)
 
     def create_pack(self, key: str) -> LocalPackFile:
         """Begin a new pack."""
-        with _translated(key):
+        with translated(key):
             return LocalPackFile(key, self._create_file(key)[1])
 
     def flush(self) -> None:
@@ -316,23 +278,23 @@ class LocalStore:
         if not self._durable:
             self._unsynced.clear()
             return
-        with _translated(self.url):
+        with translated(self.url):
             with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-                for _ in pool.map(_sync, self._unsynced):
+                for _ in pool.map(sync, self._unsynced):
                     pass
             for directory in self._made_directories:
-                _sync(directory)
+                sync(directory)
             self._unsynced.clear()
 
     def publish(self, data: bytes) -> None:
         """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
-        with _translated(ROOT_KEY):
+        with translated(ROOT_KEY):
             self._require_mine()
             staged = self._root / f".{ROOT_KEY}.{uuid.uuid4().hex}"
             descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
             try:
                 try:
-                    _write_all(descriptor, [memoryview(data)], 0)
+                    write_all(descriptor, [memoryview(data)], 0)
                     if self._durable:
                         os.fsync(descriptor)
                 finally:
@@ -343,7 +305,7 @@ class LocalStore:
                 with suppress(OSError):
                     staged.unlink(missing_ok=True)
             if self._durable:
-                _sync(self._root)
+                sync(self._root)
 
     def _link(self, staged: Path) -> None:
         target = self._root / ROOT_KEY
@@ -388,31 +350,3 @@ class LocalStore:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
-
-
-class LocalPackFile:
-    """A pack being written by positioned writes, so that threads do not wait for one another."""
-
-    def __init__(self, key: str, descriptor: int) -> None:
-        self._key = key
-        self._descriptor = descriptor
-        self._length = 0
-        self._lock = threading.Lock()
-
-    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
-        """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
-        size = sum(buffer.nbytes for buffer in buffers)
-        with self._lock:
-            offset = -(-self._length // alignment) * alignment
-            self._length = offset + size
-        with _translated(self._key):
-            _write_all(self._descriptor, buffers, offset)
-        return offset
-
-    def close(self) -> int:
-        """Close the file."""
-        if self._descriptor >= 0:
-            with _translated(self._key):
-                os.close(self._descriptor)
-            self._descriptor = -1
-        return self._length

@@ -112,6 +112,9 @@ class RemoteStore:
                 )
             self._remove(keys)
 
+    def join(self) -> None:
+        """Nothing: object stores have no directories that could be moved away."""
+
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively where the medium can."""
         with _translated(key):

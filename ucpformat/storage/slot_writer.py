@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.geometry import Box
 from ucpformat.model.dtype import clear_unused_bits
+from ucpformat.storage.chunk_writer import ChunkPiece
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
     from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
     from ucpformat.storage.written import WrittenSlot
@@ -39,7 +40,7 @@ class SlotWriter:
         self._executor = executor
         self._progress = progress
         self._pending: list[Future[None]] = []
-        self._batch: list[tuple[WrittenSlot, NDArray[np.generic]]] = []
+        self._batch: list[tuple[WrittenSlot, Box, NDArray[np.generic]]] = []
         self._batch_bytes = 0
 
     def write(self, slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> None:
@@ -57,16 +58,15 @@ class SlotWriter:
         for future in futures:
             future.result()
 
-    def submit(self, slot: WrittenSlot, data: NDArray[np.generic]) -> None:
-        """Write a whole slot in the background: ``data`` must not change before `drain` returns."""
+    def submit(self, slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> None:
+        """Write a box of a slot in the background: ``data`` must not change before `drain` returns."""
         if data.nbytes >= _BATCH_BYTES:
-            box = Box.whole(data.shape)
             self._pending.extend(
                 self._executor.submit(self._write_chunk, slot, chunk, box, data)
                 for chunk in slot.place.grid.chunks_for(box)
             )
             return
-        self._batch.append((slot, data))
+        self._batch.append((slot, box, data))
         self._batch_bytes += data.nbytes
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_SLOTS:
             self._send_batch()
@@ -83,33 +83,36 @@ class SlotWriter:
         if batch:
             self._pending.append(self._executor.submit(self._write_batch, batch))
 
-    def _write_batch(self, batch: Sequence[tuple[WrittenSlot, NDArray[np.generic]]]) -> None:
-        whole = []
-        for slot, data in batch:
-            if slot.place.grid.count == 1:
-                whole.append((slot, _raw(data, slot.place.dtype)))
-                continue
-            box = Box.whole(data.shape)
+    def _write_batch(self, batch: Sequence[tuple[WrittenSlot, Box, NDArray[np.generic]]]) -> None:
+        slots, pieces = [], []
+        for slot, box, data in batch:
             for chunk in slot.place.grid.chunks_for(box):
-                self._write_chunk(slot, chunk, box, data)
-        stored = self._chunks.write_whole([(slot.place, raw) for slot, raw in whole])
-        for (slot, raw), one in zip(whole, stored, strict=True):
-            self._written(slot, 0, one, raw.nbytes)
+                slots.append(slot)
+                pieces.append(_piece(slot, chunk, box, data))
+        for slot, piece, stored in zip(slots, pieces, self._chunks.write_many(pieces), strict=True):
+            self._written(slot, piece, stored)
 
     def _write_chunk(self, slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> None:
-        place = slot.place
-        chunk_box = place.grid.chunk_box(place.grid.index_of(chunk))
-        part = chunk_box.intersect(box)
-        if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
-            return
-        raw = _raw(data[selection(part, box)], place.dtype)
-        inner = None if part == chunk_box else part.relative_to(chunk_box)
-        self._written(slot, chunk, self._chunks.write(place, chunk, inner, raw), raw.nbytes)
+        piece = _piece(slot, chunk, box, data)
+        self._written(slot, piece, self._chunks.write(*piece))
 
-    def _written(self, slot: WrittenSlot, chunk: int, stored: StoredChunk, nbytes: int) -> None:
-        slot.add(chunk, stored)
+    def _written(self, slot: WrittenSlot, piece: ChunkPiece, stored: StoredChunk) -> None:
+        slot.add(piece.chunk, stored)
         if self._progress is not None:
-            self._progress(nbytes)
+            self._progress(piece.data.nbytes)
+
+
+def _piece(slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> ChunkPiece:
+    """What ``data``, which is ``box`` of the slot, holds of a chunk."""
+    place = slot.place
+    if place.grid.count == 1 and data.shape == place.grid.shape:
+        return ChunkPiece(place, chunk, None, _raw(data, place.dtype))
+    chunk_box = place.grid.chunk_box(place.grid.index_of(chunk))
+    part = chunk_box.intersect(box)
+    if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
+        raise AssertionError(f"chunk {chunk} has nothing of {box}")
+    inner = None if part == chunk_box else part.relative_to(chunk_box)
+    return ChunkPiece(place, chunk, inner, _raw(data[selection(part, box)], place.dtype))
 
 
 def _raw(data: NDArray[np.generic], kind: DType) -> memoryview:

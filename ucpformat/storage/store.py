@@ -65,6 +65,14 @@ class Store(Protocol):
         """
         ...
 
+    def join(self) -> None:
+        """Take part in an attempt whose place another process has prepared.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` where this process does not see that place.
+        """
+        ...
+
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively where the medium can (``UCP-E-EXISTS``)."""
         ...

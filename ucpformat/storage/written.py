@@ -34,7 +34,7 @@ class WrittenSlot:
             if stored.cuts is None:
                 self.content = None
             elif self.content is not None:
-                self.content.add(self.place.logical_start(chunk), stored.cuts)
+                self.content.add(stored.start, stored.cuts)
 
     def finished(self, name: str) -> list[list[Segment]]:
         """Segments per chunk in order, or ``UCP-E-COVER`` where something was not written or written twice."""

@@ -1,0 +1,101 @@
+"""Positioned reads and writes of local files, and a pack made of them (SPEC section 8)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["LocalPackFile", "read_all", "sync", "translated", "write_all"]
+
+_IOV_LIMIT: Final = 1024
+
+
+@contextmanager
+def translated(at: str) -> Iterator[None]:
+    """Operating system errors as registered ones."""
+    try:
+        yield
+    except FileNotFoundError as reason:
+        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
+    except FileExistsError as reason:
+        raise error("UCP-E-EXISTS", "the object exists; another attempt writes here", at=at) from reason
+    except NotADirectoryError as reason:
+        raise error("UCP-E-LINK", "a file lies where a directory must be", at=at) from reason
+    except OSError as reason:
+        if reason.errno == errno.ELOOP:
+            raise error(
+                "UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=at
+            ) from reason
+        raise error("UCP-E-STORE", f"{reason.strerror or reason}", at=at) from reason
+
+
+def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Write the buffers, one after another, from byte ``offset`` on."""
+    pending = [buffer for buffer in buffers if buffer.nbytes]
+    while pending:
+        done = os.pwritev(descriptor, pending[:_IOV_LIMIT], offset)
+        offset += done
+        while pending and done >= pending[0].nbytes:
+            done -= pending.pop(0).nbytes
+        if done:
+            pending[0] = pending[0][done:]
+
+
+def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: str) -> None:
+    """Fill the buffers, one after another; ``UCP-E-LENGTH`` where the file ends before."""
+    pending = [buffer for buffer in buffers if buffer.nbytes]
+    while pending:
+        done = os.preadv(descriptor, pending[:_IOV_LIMIT], offset)
+        if done == 0:
+            raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
+        offset += done
+        while pending and done >= pending[0].nbytes:
+            done -= pending.pop(0).nbytes
+        if done:
+            pending[0] = pending[0][done:]
+
+
+def sync(path: Path) -> None:
+    """Make a file or directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LocalPackFile:
+    """A pack being written by positioned writes, so that threads do not wait for one another."""
+
+    def __init__(self, key: str, descriptor: int) -> None:
+        self._key = key
+        self._descriptor = descriptor
+        self._length = 0
+        self._lock = threading.Lock()
+
+    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
+        """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
+        size = sum(buffer.nbytes for buffer in buffers)
+        with self._lock:
+            offset = -(-self._length // alignment) * alignment
+            self._length = offset + size
+        with translated(self._key):
+            write_all(self._descriptor, buffers, offset)
+        return offset
+
+    def close(self) -> int:
+        """Close the file."""
+        if self._descriptor >= 0:
+            with translated(self._key):
+                os.close(self._descriptor)
+            self._descriptor = -1
+        return self._length
