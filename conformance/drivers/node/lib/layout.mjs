@@ -1,24 +1,23 @@
 /**
- * Meshes and layouts (SPEC section 12): which are well formed, and what a coordinate keeps.
+ * Layouts (SPEC section 12): which are well formed, and what a coordinate keeps.
  *
  * Steps act on dimensions of the local tensor one by one, so that a layout falls into *phases*:
- * before `flatten`, each dimension of the logical tensor on its own; after it, the one dimension
- * of the flat tensor.
+ * `view` and `permute`, which make the dimensions; then up to `flatten` each dimension on its own;
+ * after it, the one dimension of the flat tensor.
  */
 
 import {UcpError} from './errors.mjs';
 import {product} from './boxes.mjs';
-import {ceilDiv, floorDiv} from './grid.mjs';
+import {coordinatesOf, lookup} from './mesh.mjs';
+import {extentOf, keep, merge} from './spans.mjs';
+import {viewed} from './views.mjs';
 
-/** @typedef {{name: string, size?: number, by?: string, sizes?: number[]}} Axis size, or by and sizes */
-/** @typedef {{axes: Axis[], ranks?: number[]}} Mesh */
+/** @typedef {import('./mesh.mjs').Mesh} Mesh */
+/** @typedef {import('./spans.mjs').Span} Span */
 /** @typedef {{kind: string, axis?: string, dim?: number, rule?: string, count?: number,
- *   sizes?: number[], steps?: (Step[] | null)[], coordinates?: number[]}} Step */
-/** @typedef {[start: number, stop: number]} Span of a dimension */
-/** @typedef {{spans: Span[], own: boolean}} Block */
+ *   sizes?: number[], steps?: (Step[] | null)[], coordinates?: number[], shape?: number[],
+ *   order?: number[], to?: number, multiple?: number}} Step */
 
-/** Most coordinates of a mesh (UCP-D-071). */
-export const MAX_COORDINATES = 2 ** 20;
 /** Most blocks of a rule (UCP-D-090). */
 export const MAX_BLOCKS = 2 ** 20;
 /** Most boxes of a slot at a coordinate, before they are joined (UCP-D-091). */
@@ -28,7 +27,8 @@ const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
 
-const KINDS = new Set(['shard', 'blocks', 'join', 'flatten', 'only']);
+/** The kinds of steps that are implemented. */
+export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only']);
 
 /**
  * What of a layout is defined and not implemented here, or null.
@@ -40,72 +40,9 @@ export function unsupportedIn({steps}) {
   return step ? `the step ${step.kind}` : null;
 }
 
-/** The size of an axis at a coordinate, of which the positions before the axis are enough. */
-function sizeAt(mesh, i, coordinate) {
-  const {size, by, sizes} = mesh.axes[i];
-  return size ?? sizes[coordinate[mesh.axes.findIndex(({name}) => name === by)]];
-}
-
-/** The number of coordinates: an axis and those whose sizes it decides count together. */
-function countCoordinates({axes}) {
-  return product(axes.filter(({size}) => size !== undefined).map(({name, size}) => {
-    const ragged = axes.filter(({by}) => by === name);
-    if (ragged.length === 0) return size;
-    const at = (position) => product(ragged.map(({sizes}) => sizes[position]));
-    return ragged[0].sizes.reduce((sum, _, position) => sum + at(position), 0);
-  }));
-}
-
-/** Refuses a mesh that breaks UCP-D-059, UCP-D-060, UCP-D-071, UCP-D-082 or UCP-D-083. */
-export function checkMesh(mesh, at) {
-  const names = mesh.axes.map((axis) => axis.name);
-  if (names.includes('')) refuse(at, 'an axis has an empty name');
-  if (new Set(names).size !== names.length) refuse(at, 'two axes have the same name');
-  mesh.axes.forEach(({by, sizes}, i) => {
-    if (by === undefined) return;
-    const earlier = mesh.axes.slice(0, i).find(({name}) => name === by);
-    if (earlier?.size === undefined) refuse(at, `${by} is no earlier axis with a size`);
-    if (sizes.length !== earlier.size) refuse(at, `sizes are not one per position of ${by}`);
-  });
-  const coordinates = countCoordinates(mesh);
-  if (coordinates > MAX_COORDINATES) {
-    throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_COORDINATES} coordinates`);
-  }
-  if (mesh.ranks && (mesh.ranks.length !== coordinates
-      || new Set(mesh.ranks).size !== coordinates)) {
-    refuse(at, `ranks are not ${coordinates} distinct integers`);
-  }
-}
-
-/** All coordinates of a mesh, in row-major order. */
-export function* coordinatesOf(mesh) {
-  const position = mesh.axes.map(() => 0);
-  for (;;) {
-    yield [...position];
-    let i = position.length - 1;
-    while (i >= 0 && position[i] === sizeAt(mesh, i, position) - 1) position[i--] = 0;
-    if (i < 0) return;
-    position[i] += 1;
-  }
-}
-
-/** Whether a mesh has a coordinate. */
-export function hasCoordinate(mesh, coordinate) {
-  return coordinate.length === mesh.axes.length
-    && coordinate.every((position, i) => position < sizeAt(mesh, i, coordinate));
-}
-
-/** What a coordinate says of an axis: its position, and how many there are. */
-function lookup(mesh, coordinate) {
-  return (name) => {
-    const i = mesh.axes.findIndex((axis) => axis.name === name);
-    return [coordinate[i], sizeAt(mesh, i, coordinate)];
-  };
-}
-
 /**
  * Refuses steps that no tensor could have: UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066, UCP-D-077
- * to UCP-D-080, UCP-D-084, UCP-D-085, UCP-D-090.
+ * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090.
  * @param {Mesh} mesh
  * @param {Step[]} steps
  * @param {string} at
@@ -143,6 +80,19 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
     used.add(axis);
   };
   const handlers = {
+    view(step) {
+      dims = step.shape.length;
+    },
+    permute({order}) {
+      if (dims !== Infinity && order.length !== dims) refuse(at, `an order of ${order.length} of ${dims} dimensions`);
+      dims = order.length;
+      if (new Set(order).size !== dims || order.some((dim) => dim >= dims)) {
+        refuse(at, 'an order does not name every dimension once');
+      }
+    },
+    pad(step) {
+      if (open.has(step.dim)) refuse(at, `the blocks of dimension ${step.dim} have not ended`);
+    },
     shard(step) {
       checkShard(step);
       const own = open.get(step.dim);
@@ -201,128 +151,20 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       }
     },
   };
+  let began = false;
   for (const step of steps) {
+    if (step.kind === 'view' || step.kind === 'permute') {
+      if (began) refuse(at, `${step.kind} comes behind another step`);
+    } else if (step.kind !== 'only') began = true;
     if (step.dim !== undefined && step.dim >= dims) refuse(at, `there is no dimension ${step.dim}`);
     handlers[step.kind](step);
   }
 }
 
-/** The i-th part of `extent` elements that a shard step cuts, as [start, stop). */
-function partOf(step, size, i, extent, at) {
-  if (step.sizes) {
-    if (step.sizes.reduce((a, b) => a + b, 0) !== extent) {
-      refuse(at, `sizes of a shard do not sum to ${extent}`);
-    }
-    const start = step.sizes.slice(0, i).reduce((a, b) => a + b, 0);
-    return [start, start + step.sizes[i]];
-  }
-  if (step.rule === 'ceil') {
-    const c = ceilDiv(extent, size);
-    return [Math.min(extent, i * c), Math.min(extent, (i + 1) * c)];
-  }
-  const base = floorDiv(extent, size);
-  const extra = extent % size;
-  if (step.rule === 'even' && extra !== 0) refuse(at, `${extent} is not divisible by ${size}`);
-  const start = i * base + Math.min(i, extra);
-  return [start, start + base + (i < extra ? 1 : 0)];
-}
-
-const extentOf = (spans) => spans.reduce((sum, [start, stop]) => sum + stop - start, 0);
-
-/** Elements [start, stop) of the concatenation of spans. */
-function slice(spans, start, stop) {
-  const kept = [];
-  let before = 0;
-  for (const [from, to] of spans) {
-    const first = Math.max(from, from + start - before);
-    const last = Math.min(to, from + stop - before);
-    if (first < last) kept.push([first, last]);
-    before += to - from;
-  }
-  return kept;
-}
-
-/** Consecutive blocks of the concatenation of spans, in one pass over both. */
-function cut(spans, sizes) {
-  let next = 0;
-  let within = 0;
-  return sizes.map((size) => {
-    const block = [];
-    for (let left = size; left > 0;) {
-      const [from, to] = spans[next];
-      const take = Math.min(left, to - from - within);
-      block.push([from + within, from + within + take]);
-      left -= take;
-      within += take;
-      if (from + within === to) {
-        next += 1;
-        within = 0;
-      }
-    }
-    return block;
-  });
-}
-
-/** The sizes of blocks, which a rule may leave to the extent. */
-function blockSizes(step, extent, at) {
-  if (step.sizes) {
-    const total = step.sizes.reduce((a, b) => a + b, 0);
-    if (total !== extent) refuse(at, `sizes of blocks do not sum to ${extent}`);
-    return step.sizes;
-  }
-  return Array.from({length: step.count}, (_, i) => {
-    const [start, stop] = partOf(step, step.count, i, extent, at);
-    return stop - start;
-  });
-}
-
-/** Sorted spans, with those that touch merged. */
-function merge(spans) {
-  const merged = [];
-  for (const span of spans) {
-    const last = merged.at(-1);
-    if (last && last[1] === span[0]) last[1] = span[1];
-    else merged.push([...span]);
-  }
-  return merged;
-}
-
-/**
- * What is kept of a dimension, after the steps of one phase that act on it.
- * @param {number} extent
- * @param {Step[]} steps of kind shard, blocks and join, all on this dimension
- * @param {(axis: string) => [position: number, size: number]} where
- * @param {string} at
- * @returns {Span[]} disjoint, ascending, not empty; those of neighbouring blocks may touch
- */
-function keep(extent, steps, where, at) {
-  /** @type {Block[]} */
-  let blocks = [{spans: extent > 0 ? [[0, extent]] : [], own: false}];
-  const shard = (spans, step) => {
-    const [position, size] = where(step.axis);
-    return slice(spans, ...partOf(step, size, position, extentOf(spans), at));
-  };
-  for (const step of steps) {
-    if (step.kind === 'shard') {
-      blocks = blocks.map((block) => (
-        block.own ? block : {spans: shard(block.spans, step), own: false}));
-    } else if (step.kind === 'join') {
-      blocks = [{spans: blocks.flatMap((block) => block.spans), own: false}];
-    } else {
-      const [{spans}] = blocks;
-      blocks = cut(spans, blockSizes(step, extentOf(spans), at)).map((part, i) => {
-        const own = step.steps?.[i] ?? null;
-        return own === null ? {spans: part, own: false} : {spans: own.reduce(shard, part), own: true};
-      });
-    }
-  }
-  return blocks.flatMap((block) => block.spans);
-}
-
 /** The phases of a layout: steps by dimension before `flatten`, and those after it or null. */
 function phasesOf(steps, ndim) {
   const flatten = steps.findIndex((step) => step.kind === 'flatten');
-  const acts = (step) => ['shard', 'blocks', 'join'].includes(step.kind);
+  const acts = (step) => ['shard', 'blocks', 'join', 'pad'].includes(step.kind);
   const before = (flatten < 0 ? steps : steps.slice(0, flatten)).filter(acts);
   return {
     byDim: Array.from({length: ndim}, (_, dim) => before.filter((step) => step.dim === dim)),
@@ -330,30 +172,51 @@ function phasesOf(steps, ndim) {
   };
 }
 
+/** Refuses a local tensor whose elements cannot be counted (UCP-S-004). */
+function checkCount(extents, at) {
+  if (product(extents.map((extent) => Math.max(1, extent))) > Number.MAX_SAFE_INTEGER) {
+    throw new UcpError('UCP-E-LIMIT', at, 'a local tensor has too many elements');
+  }
+}
+
 /**
- * What a coordinate keeps: spans of every dimension, and spans of the flat tensor or null.
+ * @typedef {object} Kept
+ * @property {import('./views.mjs').Viewed} viewed
+ * @property {Span[][]} dims spans of every dimension that `view` and `permute` make
+ * @property {Span[] | null} flat spans of the flat tensor of what dims keep
+ * @property {number[]} shape of the local tensor
+ */
+
+/**
+ * What a coordinate keeps.
  * @param {Mesh} mesh
  * @param {Step[]} steps checked by {@link checkSteps}
  * @param {number[]} shape
  * @param {number[]} coordinate
  * @param {string} at
- * @returns {{dims: Span[][], flat: Span[] | null, shape: number[]} | null} null where it holds nothing
+ * @returns {Kept | null} null where it holds nothing
  */
 export function keptAt(mesh, steps, shape, coordinate, at) {
   const where = lookup(mesh, coordinate);
   if (steps.some((step) => step.kind === 'only'
       && !step.coordinates.includes(where(step.axis)[0]))) return null;
-  const {byDim, after} = phasesOf(steps, shape.length);
-  const dims = shape.map((extent, dim) => merge(keep(extent, byDim[dim], where, at)));
+  const view = viewed(shape, steps, at);
+  const {byDim, after} = phasesOf(steps, view.extents.length);
+  const dims = view.extents.map((extent, dim) => merge(keep(extent, byDim[dim], where, at)));
   const extents = dims.map(extentOf);
-  if (after === null) return {dims, flat: null, shape: extents};
+  checkCount(extents, at);
+  if (after === null) return {viewed: view, dims, flat: null, shape: extents};
   const flat = merge(keep(product(extents), after, where, at));
-  return {dims, flat, shape: [extentOf(flat)]};
+  return {viewed: view, dims, flat, shape: [extentOf(flat)]};
 }
 
+/** Steps whose fit depends on the extent. */
+const fits = (step) => !step.sizes && step.rule !== 'even'
+  && !['blocks', 'view', 'permute', 'pad'].includes(step.kind);
+
 /**
- * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064), or cuts it into too
- * many boxes (UCP-D-091).
+ * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089),
+ * or cuts it into too many boxes (UCP-D-091).
  *
  * A dimension depends only on the axes that its own steps name, and on those that decide their
  * sizes. Where no size is decided so, no axis acts on two dimensions, and it is enough to visit the
@@ -362,8 +225,9 @@ export function keptAt(mesh, steps, shape, coordinate, at) {
  * cuts, at every position of the axes before, and `only` leaves a position wherever there is one.
  */
 export function checkFit(mesh, steps, shape, at) {
-  if (steps.every((step) => step.kind !== 'blocks' && !step.sizes && step.rule !== 'even')) return;
-  const {byDim, after} = phasesOf(steps, shape.length);
+  if (steps.every(fits)) return;
+  const {extents: begun} = viewed(shape, steps, at);
+  const {byDim, after} = phasesOf(steps, begun.length);
   const ragged = new Map(mesh.axes.map(({name, by}) => [name, by]));
   const namedBy = (list) => {
     const names = new Set(list.flatMap((step) => [step, ...(step.steps ?? []).flatMap((own) => own ?? [])])
@@ -376,7 +240,7 @@ export function checkFit(mesh, steps, shape, at) {
     for (const coordinate of coordinatesOf(part)) check(lookup(part, coordinate));
   };
   let boxes = 1;
-  const found = shape.map((extent, dim) => {
+  const found = begun.map((extent, dim) => {
     const extents = new Set();
     let most = 0;
     visit(byDim[dim], (where) => {
@@ -388,15 +252,15 @@ export function checkFit(mesh, steps, shape, at) {
     return extents;
   });
   if (boxes > MAX_BOXES) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BOXES} boxes`);
+  checkCount(found.map((extents) => [...extents].reduce((a, b) => Math.max(a, b), 0)), at);
   if (after === null) return;
   const checkFlat = (extent, where) => {
-    if (keep(extent, after, where, at).length > MAX_BOXES) {
-      throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BOXES} boxes`);
-    }
+    const spans = keep(extent, after, where, at);
+    if (spans.length > MAX_BOXES) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BOXES} boxes`);
   };
   if (mesh.axes.some(({by}) => by !== undefined)) {
     visit([...byDim.flat(), ...after], (where) => checkFlat(product(
-      shape.map((extent, dim) => extentOf(keep(extent, byDim[dim], where, at)))), where));
+      begun.map((extent, dim) => extentOf(keep(extent, byDim[dim], where, at)))), where));
     return;
   }
   let sizes = new Set([1]);

@@ -10,8 +10,8 @@ import {decompress} from './codec.mjs';
 import {crc32c} from './crc32c.mjs';
 import {BLOCK} from './digest.mjs';
 import {chunkBox, chunksOf} from './grid.mjs';
-import {hasCoordinate} from './layout.mjs';
-import {checkForm, checkLayout, lowerAt} from './pieces.mjs';
+import {hasCoordinate} from './mesh.mjs';
+import {checkForm, checkLayout, lowerToLogical} from './pieces.mjs';
 import {OWN_OBJECT} from './table.mjs';
 import {chunkKey} from './zarr.mjs';
 
@@ -228,7 +228,7 @@ export function readBox(checkpoint, atom, slot, box) {
  * @param {Checkpoint} checkpoint
  * @param {string} atom
  * @param {string} slot
- * @param {{mesh: import('./layout.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout
+ * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout
  * @param {number[][]} coordinates
  * @returns {Generator<{coordinate: number[], shape: number[] | null, dtype: string,
  *   bytes: Buffer | null}>} shape and bytes are null where a coordinate holds nothing
@@ -242,7 +242,7 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps}, coordinates) 
     if (!hasCoordinate(mesh, coordinate)) {
       throw new UcpError('UCP-E-MISMATCH', '', `the mesh has no coordinate [${coordinate}]`);
     }
-    const {shape, pieces} = lowerAt(mesh, steps, reader.slot.shape, coordinate);
+    const {shape, pieces} = lowerToLogical(mesh, steps, reader.slot.shape, coordinate);
     if (shape === null) {
       yield {coordinate, shape, dtype: dtype.name, bytes: null};
       continue;

@@ -6,7 +6,8 @@ import {Problems, UcpError} from './errors.mjs';
 import {parse, place, plain} from './json.mjs';
 import {checkSchema} from './schema.mjs';
 import {rootDigestProblem} from './digest.mjs';
-import {checkMesh, checkSteps, unsupportedIn} from './layout.mjs';
+import {checkSteps, unsupportedIn} from './layout.mjs';
+import {checkMesh} from './mesh.mjs';
 import {ROOT_KEY, compareUtf8, foldKey, isKey, isName} from './names.mjs';
 
 /** Longest root document (UCP-D-015). */
@@ -32,7 +33,7 @@ export const DEFINED_FEATURES = new Set(['blosc', 'zstd']);
  * @property {'plain' | 'packed'} storage
  * @property {number} chunkBytes
  * @property {number | null} step
- * @property {import('./layout.mjs').Mesh[]} meshes
+ * @property {import('./mesh.mjs').Mesh[]} meshes
  * @property {{mesh: number, steps: import('./layout.mjs').Step[]}[]} layouts
  * @property {Reference | null} packs
  * @property {Reference | null} state

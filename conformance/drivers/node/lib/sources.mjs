@@ -15,8 +15,8 @@
 import {closeSync, fstatSync, openSync, readSync} from 'node:fs';
 import {UcpError} from './errors.mjs';
 import {copyBox, dot, intersect, product, stridesOf, subtract} from './boxes.mjs';
-import {hasCoordinate} from './layout.mjs';
-import {lowerAt} from './pieces.mjs';
+import {hasCoordinate} from './mesh.mjs';
+import {lowerToLogical} from './pieces.mjs';
 
 const mismatch = (detail) => {
   throw new UcpError('UCP-E-MISMATCH', '', detail);
@@ -63,7 +63,7 @@ export function fileSource(path, length) {
 
 /**
  * Local tensors of a layout. Every element has to be held by one of them; of replicas, one serves.
- * @param {{mesh: import('./layout.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout checked
+ * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout checked
  * @param {number[]} shape
  * @param {number} itemSize
  * @param {{coordinate: number[], bytes: Uint8Array}[]} locals
@@ -74,7 +74,7 @@ export function localsSource({mesh, steps}, shape, itemSize, locals) {
     if (!hasCoordinate(mesh, coordinate)) {
       mismatch(`the mesh has no coordinate [${coordinate}]`);
     }
-    const local = lowerAt(mesh, steps, shape, coordinate);
+    const local = lowerToLogical(mesh, steps, shape, coordinate);
     if (local.shape === null) return mismatch(`the coordinate [${coordinate}] holds nothing`);
     if (bytes.length !== product(local.shape) * itemSize) {
       mismatch(`${bytes.length} bytes for the local tensor [${local.shape}] at [${coordinate}]`);

@@ -26,7 +26,7 @@ const PRODUCER = {name: 'ucp-node', version: '0.1.0'};
 const PART_ATOMS = 4096;
 const PACK_BYTES = 2 ** 32;
 
-/** @typedef {import('./layout.mjs').Mesh} Mesh */
+/** @typedef {import('./mesh.mjs').Mesh} Mesh */
 /** @typedef {import('./layout.mjs').Step} Step */
 
 /**

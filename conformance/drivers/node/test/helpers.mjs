@@ -8,6 +8,7 @@ import {join} from 'node:path';
 import {DRAFT_DIGEST, sealRoot, sha256} from '../lib/digest.mjs';
 import {DTYPES} from '../lib/dtypes.mjs';
 import {product} from '../lib/boxes.mjs';
+import {viewed} from '../lib/views.mjs';
 import {parse, stringify} from '../lib/json.mjs';
 import {bufferSource, write} from '../lib/index.mjs';
 
@@ -31,6 +32,22 @@ export class Random {
 
   pick(list) {
     return list[this.integer(0, list.length - 1)];
+  }
+
+  shuffle(list) {
+    return list.map((item) => [this.next(), item]).sort(([a], [b]) => a - b).map(([, item]) => item);
+  }
+
+  /** Extents, ones included, whose product is a number. */
+  factors(number) {
+    const found = [];
+    for (let rest = number; rest !== 1 && found.length < 5;) {
+      const factor = rest === 0 ? this.integer(0, 3)
+        : this.pick([...Array(rest).keys()].map((i) => i + 1).filter((f) => rest % f === 0));
+      found.push(factor);
+      rest = factor === 0 ? 1 : rest / factor;
+    }
+    return found.length === 0 || product(found) !== number ? [...found, number / (product(found) || 1)] : found;
   }
 
   bytes(length, maxByte = 255) {
@@ -75,8 +92,21 @@ export function randomLayout(random, shape) {
     free = free.filter(({name}) => name !== axis.by);
     return axis;
   };
-  let extents = [...shape]; // extents where they do not depend on the coordinate, else null
-  let open = shape.map(() => false); // 'own' where all open blocks have steps of their own
+  for (let n = random.integer(0, 3); n > 0 && random.integer(0, 1); n -= 1) {
+    const {extents} = viewed(shape, steps, '');
+    const step = random.integer(0, 1)
+      ? {kind: 'permute', order: random.shuffle([...extents.keys()])}
+      : {kind: 'view', shape: random.factors(product(shape))};
+    try {
+      viewed(shape, [...steps, step], '');
+      steps.push(step);
+    } catch (error) {
+      if (error.code !== 'UCP-E-LAYOUT') throw error; // a view that does not fit
+    }
+  }
+  let {extents} = viewed(shape, steps, '');
+  extents = [...extents]; // extents where they do not depend on the coordinate, else null
+  let open = extents.map(() => false); // 'own' where all open blocks have steps of their own
   const shard = (dim, axis) => {
     const rules = ['ceil', 'balanced'];
     const fixed = extents[dim] !== null && !open[dim];
@@ -92,7 +122,7 @@ export function randomLayout(random, shape) {
   };
   for (let n = random.integer(0, 5); n > 0; n -= 1) {
     const dim = extents.length > 0 ? random.integer(0, extents.length - 1) : -1;
-    const kind = random.pick(['shard', 'shard', 'blocks', 'join', 'flatten', 'only']);
+    const kind = random.pick(['shard', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only']);
     if (kind === 'flatten' && !steps.some((step) => step.kind === 'flatten')) {
       extents = [extents.includes(null) ? null : product(extents)];
       open = [false];
@@ -101,6 +131,11 @@ export function randomLayout(random, shape) {
       const axis = take();
       const size = Math.min(...[axis.sizes ?? axis.size].flat());
       steps.push({kind, axis: axis.name, coordinates: [random.integer(0, size - 1)]});
+    } else if (kind === 'pad' && dim >= 0 && !open[dim]) {
+      const multiple = random.integer(1, 5);
+      steps.push(extents[dim] !== null && random.integer(0, 1)
+        ? {kind, dim, to: extents[dim] + multiple} : {kind, dim, multiple});
+      extents[dim] = null;
     } else if (kind === 'join' && open[dim]) {
       open[dim] = false;
       steps.push({kind, dim});

@@ -3,17 +3,36 @@ import {test} from 'node:test';
 import {product, stridesOf, tiles} from '../lib/boxes.mjs';
 import {makeGrid} from '../lib/grid.mjs';
 import {lower} from '../lib/index.mjs';
+import {lowerToLogical} from '../lib/pieces.mjs';
+import {viewed} from '../lib/views.mjs';
 import {Random, randomLayout} from './helpers.mjs';
 
-/** SPEC section 12, element by element: the logical elements of each local tensor, in order. */
+/** All indices of a shape, in order. */
+const indicesOf = (shape) => shape.reduce(
+  (all, extent) => all.flatMap((index) => [...Array(extent).keys()].map((i) => [...index, i])), [[]]);
+
+/** SPEC section 12, element by element: the logical elements of each local tensor, in order, null for padding. */
 function simulate({mesh, steps}, shape, coordinate) {
   const where = (name) => {
     const i = mesh.axes.findIndex((axis) => axis.name === name);
     const {size, by, sizes} = mesh.axes[i];
     return [coordinate[i], size ?? sizes[coordinate[mesh.axes.findIndex((axis) => axis.name === by)]]];
   };
-  // A local tensor as nested selection: per dimension blocks of indices into the tensor before.
-  let dims = shape.map((extent) => [{kept: [...Array(extent).keys()], own: false}]);
+  // The tensor as view and permute leave it: extents and elements in order.
+  let extents = shape;
+  let base = [...Array(product(shape)).keys()];
+  for (const step of steps) {
+    if (step.kind === 'view') extents = step.shape;
+    if (step.kind === 'permute') {
+      const [before, strides] = [base, stridesOf(extents)];
+      extents = step.order.map((dim) => extents[dim]);
+      base = indicesOf(extents).map((index) => (
+        before[index.reduce((sum, i, k) => sum + i * strides[step.order[k]], 0)]));
+    }
+  }
+  // A local tensor as nested selection: per dimension blocks of indices into the tensor before,
+  // null for padding.
+  let dims = extents.map((extent) => [{kept: [...Array(extent).keys()], own: false}]);
   let flat = null;
   const part = (kept, step, [i, n] = where(step.axis)) => {
     const d = kept.length;
@@ -28,9 +47,10 @@ function simulate({mesh, steps}, shape, coordinate) {
   };
   const elements = () => {
     const lists = dims.map((blocks) => blocks.flatMap(({kept}) => kept));
-    if (flat) return lists[0].map((at) => flat[at]);
-    const strides = stridesOf(shape);
-    return lists.reduce((all, list, d) => all.flatMap((e) => list.map((i) => e + i * strides[d])), [0]);
+    if (flat) return lists[0].map((at) => (at === null ? null : flat[at]));
+    const strides = stridesOf(extents);
+    return lists.reduce((all, list, d) => all.flatMap((e) => list.map((i) => (
+      e === null || i === null ? null : e + i * strides[d]))), [0]).map((at) => (at === null ? null : base[at]));
   };
   for (const step of steps) {
     if (step.kind === 'only' && !step.coordinates.includes(where(step.axis)[0])) return null;
@@ -49,6 +69,10 @@ function simulate({mesh, steps}, shape, coordinate) {
       });
     } else if (step.kind === 'join') {
       dims[step.dim] = [{kept: dims[step.dim].flatMap(({kept}) => kept), own: false}];
+    } else if (step.kind === 'pad') {
+      const [{kept}] = dims[step.dim];
+      const to = step.to ?? Math.ceil(kept.length / step.multiple) * step.multiple;
+      dims[step.dim] = [{kept: [...kept, ...Array(to - kept.length).fill(null)], own: false}];
     } else if (step.kind === 'flatten') {
       flat = elements();
       dims = [[{kept: [...flat.keys()], own: false}]];
@@ -95,19 +119,26 @@ function canonical(shape, localOf, prefix = []) {
 test('lowering agrees with the letter of the specification', () => {
   const random = new Random(7);
   for (let n = 0; n < 1500; n += 1) {
-    const shape = Array.from({length: random.integer(0, 3)}, () => random.integer(0, 7));
+    const shape = Array.from({length: random.integer(0, 3)}, () => random.pick([0, 1, 2, 3, 4, 4, 5, 6, 6, 7]));
     const layout = randomLayout(random, shape);
     const covered = new Set();
     for (const {coordinate, shape: localShape, pieces} of lower(layout.mesh, layout.steps, shape)) {
       const expected = simulate(layout, shape, coordinate);
       assert.deepEqual(localShape, expected?.shape ?? null);
       const byElement = new Map((expected?.local ?? []).map((element, at) => [element, at]));
-      const strides = stridesOf(shape);
-      const wanted = canonical(shape, (index) => (
+      byElement.delete(null);
+      const {view} = viewed(shape, layout.steps, '');
+      const strides = stridesOf(view);
+      const wanted = canonical(view, (index) => (
         byElement.get(index.reduce((sum, i, d) => sum + i * strides[d], 0))));
       assert.deepEqual(pieces, wanted.map(({offset, shape: box, strides: s, local}) => (
         {offset, shape: box, local, strides: s})), JSON.stringify({shape, layout, coordinate}));
       for (const element of byElement.keys()) covered.add(element);
+      const {pieces: logical} = lowerToLogical(layout.mesh, layout.steps, shape, coordinate);
+      const found = logical.flatMap(({offset, shape: box, local, strides: s}) => indicesOf(box).map((index) => [
+        index.reduce((sum, i, d) => sum * shape[d] + offset[d] + i, 0),
+        index.reduce((sum, i, d) => sum + i * s[d], local)]));
+      assert.deepEqual(found.sort(([a], [b]) => a - b), [...byElement].sort(([a], [b]) => a - b));
     }
     assert.equal(covered.size, product(shape)); // every accepted layout covers
   }
@@ -118,6 +149,30 @@ test('lowering takes time by structure, not by size', () => {
   const steps = [{kind: 'flatten'}, {kind: 'shard', axis: 'd', dim: 0, rule: 'ceil'}];
   const locals = lower(mesh, steps, [2 ** 20, 3, 2 ** 20 + 1]);
   assert.ok(locals.every(({pieces}) => pieces.length <= 5));
+  const view = {kind: 'view', shape: [3, 64, 2 ** 20, 2 ** 12]};
+  const moved = [view, {kind: 'permute', order: [1, 0, 2, 3]}, {kind: 'view', shape: [192 * 2 ** 20, 2 ** 12]}];
+  const heads = lower(mesh, [...moved, {kind: 'shard', axis: 'd', dim: 0, rule: 'even'}], [192 * 2 ** 20, 2 ** 12]);
+  assert.ok(heads.every(({pieces}) => pieces.length === 1));
+  const padded = lower(mesh, [{kind: 'pad', dim: 0, multiple: 2 ** 40}, ...steps], [2 ** 12 + 1, 3]);
+  assert.deepEqual(padded.map(({pieces}) => pieces.length), [1, 0, 0, 0, 0, 0, 0, 0]);
+});
+
+test('the view of a layout', () => {
+  const view = (...shape) => ({kind: 'view', shape});
+  const permute = (...order) => ({kind: 'permute', order});
+  const of = (shape, ...steps) => viewed(shape, steps, '').view;
+  assert.deepEqual(of([12, 2], view(3, 2, 2, 2), permute(1, 0, 2, 3)), [3, 2, 2, 2]);
+  assert.deepEqual(of([3, 4], view(12)), [3, 4]);
+  assert.deepEqual(of([6, 1, 4], view(2, 12)), [2, 3, 1, 4]);
+  assert.deepEqual(of([], view(1, 1)), []);
+  assert.deepEqual(of([0, 5], view(5, 0)), [0, 5]);
+  // Weights 3 and cut 4 do not divide each other: the radices alone are the view.
+  assert.deepEqual(of([6, 4], view(8, 3)), [8, 3]);
+  for (const [shape, ...steps] of [
+    [[4], view(5)], [[4], view(2, 3)], [[4, 3], permute(1, 0), view(2, 6)], [[0], view(1)], [[4], view(0)],
+    [[2 ** 26, 2 ** 26], view(2 ** 53 - 1, 2 ** 53 - 1)]]) {
+    assert.throws(() => of(shape, ...steps), {code: 'UCP-E-LAYOUT'});
+  }
 });
 
 const refusals = {
@@ -147,6 +202,12 @@ const refusals = {
   'an axis after one whose size it decides': [[4], [{kind: 'shard', axis: 'r', dim: 0, rule: 'ceil'},
     {kind: 'shard', axis: 'a', dim: 0, rule: 'ceil'}]],
   'sizes over an axis that has some': [[4], [{kind: 'shard', axis: 'r', dim: 0, sizes: [4]}]],
+  'a view behind another step': [[4], [{kind: 'pad', dim: 0, to: 4}, {kind: 'view', shape: [4]}]],
+  'an order that is too short': [[2, 2], [{kind: 'permute', order: [0]}]],
+  'an order with a dimension twice': [[2, 2], [{kind: 'permute', order: [0, 0]}]],
+  'a view of another number': [[4], [{kind: 'view', shape: [2, 3]}]],
+  'a padding that is too short': [[4], [{kind: 'pad', dim: 0, to: 3}]],
+  'a padding of blocks': [[4], [{kind: 'blocks', dim: 0, sizes: [4]}, {kind: 'pad', dim: 0, to: 4}]],
   'a coordinate that is not everywhere': [[4], [{kind: 'only', axis: 'r', coordinates: [1]}]],
 };
 for (const [name, [shape, steps]] of Object.entries(refusals)) {
@@ -175,11 +236,10 @@ test('limits of blocks and boxes', () => {
   const [{pieces}] = lower(mesh, [blocks(0, 2 ** 20)], [2 ** 20]);
   assert.equal(pieces.length, 1);
   assert.throws(() => lower(mesh, [blocks(0, 2 ** 20 + 1)], [2]), {code: 'UCP-E-LIMIT'});
+  const pad = (dim, to) => ({kind: 'pad', dim, to});
+  assert.throws(() => lower(mesh, [pad(0, 2 ** 40), pad(1, 2 ** 40)], [1, 1]), {code: 'UCP-E-LIMIT'});
+  assert.throws(() => lower(mesh, [{kind: 'pad', dim: 0, multiple: 2 ** 52 + 1}], [2 ** 52 + 2]), {code: 'UCP-E-LIMIT'});
   assert.throws(() => lower(mesh, [blocks(0, 2048), blocks(1, 513)], [2048, 1024]), {code: 'UCP-E-LIMIT'});
-});
-
-test('steps that are not implemented are told apart', () => {
-  assert.throws(() => lower({axes: []}, [{kind: 'view', shape: [4]}], [2, 2]), {name: 'Unsupported'});
 });
 
 test('the chunk grid', () => {

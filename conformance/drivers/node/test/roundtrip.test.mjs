@@ -12,16 +12,18 @@ import {
 } from './helpers.mjs';
 import {crc32c} from '../lib/crc32c.mjs';
 import {fromPlain} from '../lib/json.mjs';
+import {viewed} from '../lib/views.mjs';
 
 /** The local tensors of a whole tensor, and back: by pieces, with plain copies. */
 function split(layout, shape, size, bytes) {
+  const strides = stridesOf(viewed(shape, layout.steps, '').view);
   return lower(layout.mesh, layout.steps, shape).filter((local) => local.shape !== null)
     .map(({coordinate, shape: localShape, pieces}) => {
       const local = Buffer.alloc(product(localShape) * size);
       for (const piece of pieces) {
-        const start = piece.offset.reduce((sum, o, i) => sum + o * stridesOf(shape)[i], 0);
-        copyBox({bytes: local, start: piece.local, strides: piece.strides},
-          {bytes, start, strides: stridesOf(shape)}, piece.shape, size);
+        const start = piece.offset.reduce((sum, o, i) => sum + o * strides[i], 0);
+        copyBox({bytes: local, start: piece.local, strides: piece.strides}, {bytes, start, strides},
+          piece.shape, size);
       }
       return {coordinate, bytes: local};
     });

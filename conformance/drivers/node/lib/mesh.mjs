@@ -1,0 +1,79 @@
+/**
+ * Meshes (SPEC section 12): axes, coordinates, and which meshes are well formed.
+ */
+
+import {UcpError} from './errors.mjs';
+import {product} from './boxes.mjs';
+
+/** @typedef {{name: string, size?: number, by?: string, sizes?: number[]}} Axis size, or by and sizes */
+/** @typedef {{axes: Axis[], ranks?: number[]}} Mesh */
+
+/** Most coordinates of a mesh (UCP-D-071). */
+export const MAX_COORDINATES = 2 ** 20;
+
+const refuse = (at, detail) => {
+  throw new UcpError('UCP-E-LAYOUT', at, detail);
+};
+
+/** The size of an axis at a coordinate, of which the positions before the axis are enough. */
+function sizeAt(mesh, i, coordinate) {
+  const {size, by, sizes} = mesh.axes[i];
+  return size ?? sizes[coordinate[mesh.axes.findIndex(({name}) => name === by)]];
+}
+
+/** The number of coordinates: an axis and those whose sizes it decides count together. */
+function countCoordinates({axes}) {
+  return product(axes.filter(({size}) => size !== undefined).map(({name, size}) => {
+    const ragged = axes.filter(({by}) => by === name);
+    if (ragged.length === 0) return size;
+    const at = (position) => product(ragged.map(({sizes}) => sizes[position]));
+    return ragged[0].sizes.reduce((sum, _, position) => sum + at(position), 0);
+  }));
+}
+
+/** Refuses a mesh that breaks UCP-D-059, UCP-D-060, UCP-D-071, UCP-D-082 or UCP-D-083. */
+export function checkMesh(mesh, at) {
+  const names = mesh.axes.map((axis) => axis.name);
+  if (names.includes('')) refuse(at, 'an axis has an empty name');
+  if (new Set(names).size !== names.length) refuse(at, 'two axes have the same name');
+  mesh.axes.forEach(({by, sizes}, i) => {
+    if (by === undefined) return;
+    const earlier = mesh.axes.slice(0, i).find(({name}) => name === by);
+    if (earlier?.size === undefined) refuse(at, `${by} is no earlier axis with a size`);
+    if (sizes.length !== earlier.size) refuse(at, `sizes are not one per position of ${by}`);
+  });
+  const coordinates = countCoordinates(mesh);
+  if (coordinates > MAX_COORDINATES) {
+    throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_COORDINATES} coordinates`);
+  }
+  if (mesh.ranks && (mesh.ranks.length !== coordinates
+      || new Set(mesh.ranks).size !== coordinates)) {
+    refuse(at, `ranks are not ${coordinates} distinct integers`);
+  }
+}
+
+/** All coordinates of a mesh, in row-major order. */
+export function* coordinatesOf(mesh) {
+  const position = mesh.axes.map(() => 0);
+  for (;;) {
+    yield [...position];
+    let i = position.length - 1;
+    while (i >= 0 && position[i] === sizeAt(mesh, i, position) - 1) position[i--] = 0;
+    if (i < 0) return;
+    position[i] += 1;
+  }
+}
+
+/** Whether a mesh has a coordinate. */
+export function hasCoordinate(mesh, coordinate) {
+  return coordinate.length === mesh.axes.length
+    && coordinate.every((position, i) => position < sizeAt(mesh, i, coordinate));
+}
+
+/** What a coordinate says of an axis: its position, and how many there are. */
+export function lookup(mesh, coordinate) {
+  return (name) => {
+    const i = mesh.axes.findIndex((axis) => axis.name === name);
+    return [coordinate[i], sizeAt(mesh, i, coordinate)];
+  };
+}

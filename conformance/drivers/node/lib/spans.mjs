@@ -1,0 +1,140 @@
+/**
+ * What the steps of a layout keep of one dimension (SPEC section 12), as spans of its indices.
+ */
+
+import {UcpError} from './errors.mjs';
+import {ceilDiv, floorDiv} from './grid.mjs';
+
+/** @typedef {import('./layout.mjs').Step} Step */
+/**
+ * Indices from start to stop. Of padding only the number counts.
+ * @typedef {[start: number, stop: number, padding?: boolean]} Span
+ */
+/** @typedef {{spans: Span[], own: boolean}} Block */
+
+const refuse = (at, detail) => {
+  throw new UcpError('UCP-E-LAYOUT', at, detail);
+};
+
+/** The i-th part of `extent` elements that a shard step cuts, as [start, stop). */
+function partOf(step, size, i, extent, at) {
+  if (step.sizes) {
+    if (step.sizes.reduce((a, b) => a + b, 0) !== extent) {
+      refuse(at, `sizes of a shard do not sum to ${extent}`);
+    }
+    const start = step.sizes.slice(0, i).reduce((a, b) => a + b, 0);
+    return [start, start + step.sizes[i]];
+  }
+  if (step.rule === 'ceil') {
+    const c = ceilDiv(extent, size);
+    return [Math.min(extent, i * c), Math.min(extent, (i + 1) * c)];
+  }
+  const base = floorDiv(extent, size);
+  const extra = extent % size;
+  if (step.rule === 'even' && extra !== 0) refuse(at, `${extent} is not divisible by ${size}`);
+  const start = i * base + Math.min(i, extra);
+  return [start, start + base + (i < extra ? 1 : 0)];
+}
+
+export const extentOf = (spans) => spans.reduce((sum, [start, stop]) => sum + stop - start, 0);
+
+/** Elements [start, stop) of the concatenation of spans. */
+function slice(spans, start, stop) {
+  const kept = [];
+  let before = 0;
+  for (const [from, to, padding] of spans) {
+    const first = Math.max(from, from + (start - before));
+    const last = Math.min(to, from + (stop - before));
+    if (first < last) kept.push([first, last, padding]);
+    before += to - from;
+  }
+  return kept;
+}
+
+/** Consecutive blocks of the concatenation of spans, in one pass over both. */
+function cut(spans, sizes) {
+  let next = 0;
+  let within = 0;
+  return sizes.map((size) => {
+    const block = [];
+    for (let left = size; left > 0;) {
+      const [from, to, padding] = spans[next];
+      const take = Math.min(left, to - from - within);
+      block.push([from + within, from + within + take, padding]);
+      left -= take;
+      within += take;
+      if (from + within === to) {
+        next += 1;
+        within = 0;
+      }
+    }
+    return block;
+  });
+}
+
+/** The sizes of blocks, which a rule may leave to the extent. */
+function blockSizes(step, extent, at) {
+  if (step.sizes) {
+    const total = step.sizes.reduce((a, b) => a + b, 0);
+    if (total !== extent) refuse(at, `sizes of blocks do not sum to ${extent}`);
+    return step.sizes;
+  }
+  return Array.from({length: step.count}, (_, i) => {
+    const [start, stop] = partOf(step, step.count, i, extent, at);
+    return stop - start;
+  });
+}
+
+/** Sorted spans, with those that touch merged; padding touches nothing. */
+export function merge(spans) {
+  const merged = [];
+  for (const span of spans) {
+    const last = merged.at(-1);
+    if (last && last[1] === span[0] && !last[2] && !span[2]) last[1] = span[1];
+    else merged.push([...span]);
+  }
+  return merged;
+}
+
+/** Spans and the padding behind them that a pad step adds. */
+function pad(spans, step, at) {
+  const extent = extentOf(spans);
+  const longer = step.to ?? ceilDiv(extent, step.multiple) * step.multiple;
+  if (longer < extent) refuse(at, `an extent of ${extent} is padded to ${longer}`);
+  if (longer > Number.MAX_SAFE_INTEGER) throw new UcpError('UCP-E-LIMIT', at, 'a padded extent is too long');
+  return longer === extent ? spans : [...spans, [0, longer - extent, true]];
+}
+
+/**
+ * What is kept of a dimension, after the steps of one phase that act on it.
+ * @param {number} extent
+ * @param {Step[]} steps of kind shard, blocks, join and pad, all on this dimension
+ * @param {(axis: string) => [position: number, size: number]} where
+ * @param {string} at
+ * @returns {Span[]} disjoint, ascending but for padding, not empty; those of neighbouring blocks may touch
+ */
+export function keep(extent, steps, where, at) {
+  /** @type {Block[]} */
+  let blocks = [{spans: extent > 0 ? [[0, extent]] : [], own: false}];
+  const shard = (spans, step) => {
+    const [position, size] = where(step.axis);
+    return slice(spans, ...partOf(step, size, position, extentOf(spans), at));
+  };
+  for (const step of steps) {
+    if (step.kind === 'shard') {
+      blocks = blocks.map((block) => (
+        block.own ? block : {spans: shard(block.spans, step), own: false}));
+    } else if (step.kind === 'join') {
+      blocks = [{spans: blocks.flatMap((block) => block.spans), own: false}];
+    } else if (step.kind === 'pad') {
+      blocks = [{spans: pad(blocks[0].spans, step, at), own: false}];
+    } else {
+      const [{spans}] = blocks;
+      blocks = cut(spans, blockSizes(step, extentOf(spans), at)).map((part, i) => {
+        const own = step.steps?.[i] ?? null;
+        return own === null ? {spans: part, own: false} : {spans: own.reduce(shard, part), own: true};
+      });
+    }
+  }
+  return blocks.flatMap((block) => block.spans);
+}
