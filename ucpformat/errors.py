@@ -128,6 +128,7 @@ REGISTRY: Final[dict[str, _Entry]] = {
     "UCP-E-SHAPE": _Entry(InvalidCheckpointError, "a shape is impossible or too large"),
     "UCP-E-LAYOUT": _Entry(LayoutError, "a mesh or layout is malformed"),
     "UCP-E-COVER": _Entry(LayoutError, "pieces do not cover the tensor exactly"),
+    "UCP-E-PATTERN": _Entry(LayoutError, "a pattern or an atom map is malformed or cannot be applied"),
     "UCP-E-VALUE": _Entry(InvalidCheckpointError, "a tagged value is malformed"),
     "UCP-E-TABLE": _Entry(InvalidCheckpointError, "a chunk table is malformed"),
     "UCP-E-SEGMENT": _Entry(
@@ -142,6 +143,7 @@ REGISTRY: Final[dict[str, _Entry]] = {
     "UCP-E-CONTENT": _Entry(IntegrityError, "logical bytes do not match the slot's content digest"),
     "UCP-E-EXISTS": _Entry(StoreError, "the destination exists and is never overwritten in place"),
     "UCP-E-MISMATCH": _Entry(MismatchError, "what was asked for differs from what the checkpoint holds"),
+    "UCP-E-UNMATCHED": _Entry(MismatchError, "no rule of a pattern document or an atom map matches a name"),
     "UCP-E-SOURCE": _Entry(
         ImportRefusedError, "a foreign checkpoint is damaged, incomplete or of an unknown kind"
     ),

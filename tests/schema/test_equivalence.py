@@ -19,8 +19,19 @@ from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
+from ucpformat.patterns import Patterns
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
+
+
+def pattern_structure(value: Any, *, at: str) -> None:
+    """Read a pattern document and pass over what is wrong with its content."""
+    try:
+        Patterns.from_json(value, at=at)
+    except UcpError as found:
+        if found.code in STRUCTURE:
+            raise
+
 
 PARSERS: dict[str, Callable[..., object]] = {
     "atom": Atom.from_json,
@@ -28,10 +39,17 @@ PARSERS: dict[str, Callable[..., object]] = {
     "index": IndexPart.structure,
     "layout": LayoutRecord.from_json,
     "packs": PackList.structure,
+    "patterns": pattern_structure,
     "root": Root.structure,
     "state": StateDocument.structure,
 }
-WHOLE: dict[str, Any] = {"index": IndexPart, "packs": PackList, "root": Root, "state": StateDocument}
+WHOLE: dict[str, Any] = {
+    "index": IndexPart,
+    "packs": PackList,
+    "patterns": Patterns,
+    "root": Root,
+    "state": StateDocument,
+}
 STRUCTURE = {"UCP-E-SCHEMA", "UCP-E-FORMAT", "UCP-E-VERSION"}
 CONTENT = {
     "UCP-E-LIMIT",
@@ -42,6 +60,7 @@ CONTENT = {
     "UCP-E-DTYPE",
     "UCP-E-SHAPE",
     "UCP-E-LAYOUT",
+    "UCP-E-PATTERN",
 }
 AT = "index/x.json"
 

@@ -15,6 +15,7 @@ from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
+from ucpformat.patterns import Patterns
 
 JSON_FENCES = [fence for fence in fences() if fence.info[:1] in (("json",), ("jsonc",))]
 PARSERS: dict[str, Any] = {
@@ -22,6 +23,7 @@ PARSERS: dict[str, Any] = {
     "index": IndexPart.from_json,
     "layout": LayoutRecord.from_json,
     "packs": PackList.from_json,
+    "patterns": Patterns.from_json,
     "root": Root.from_json,
     "state": StateDocument.from_json,
 }
