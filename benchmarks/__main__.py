@@ -16,6 +16,7 @@ import torch
 from benchmarks.contenders import CONTENDERS
 from benchmarks.save_load import compare
 from benchmarks.tables import markdown, text
+from benchmarks.workloads import WORKLOADS
 
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -44,6 +45,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @main.command("save-load")
+@click.option("--state", "state_name", default="gpt", type=click.Choice([*WORKLOADS]), help="What is saved.")
 @click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--only", "names", callback=_names, help="Contenders, with commas between.")
@@ -52,6 +54,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
 def save_load(
+    state_name: str,
     nbytes: int,
     repeats: int,
     names: frozenset[str],
@@ -67,10 +70,13 @@ def save_load(
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
         run = compare(
             contenders,
+            state_name=state_name,
             nbytes=nbytes,
             repeats=repeats,
             directory=Path(room),
-            command=_command(nbytes, repeats, [contender.name for contender in contenders], torch_threads),
+            command=_command(
+                state_name, nbytes, repeats, [contender.name for contender in contenders], torch_threads
+            ),
             report=lambda line: click.echo(line, err=True),
         )
     click.echo(text(run))
@@ -80,10 +86,18 @@ def save_load(
         markdown_path.write_text(markdown(run))
 
 
-def _command(nbytes: int, repeats: int, names: list[str], torch_threads: int) -> str:
+def _command(state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int) -> str:
     """How to have the same again; without paths, which are nobody's business."""
     unit = max((unit for unit in _UNITS if nbytes % _UNITS[unit] == 0), key=_UNITS.__getitem__)
-    words = ["save-load", "--size", f"{nbytes // _UNITS[unit]}{unit}", "--repeats", str(repeats)]
+    words = [
+        "save-load",
+        "--state",
+        state,
+        "--size",
+        f"{nbytes // _UNITS[unit]}{unit}",
+        "--repeats",
+        str(repeats),
+    ]
     if len(names) < len(CONTENDERS):
         words += ["--only", ",".join(names)]
     if torch_threads > 1:

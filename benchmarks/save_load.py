@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
 from benchmarks.results import Run, Series, Task
-from benchmarks.state import training_state
+from benchmarks.workloads import workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ __all__ = ["compare"]
 def compare(
     contenders: Sequence[Contender],
     *,
+    state_name: str,
     nbytes: int,
     repeats: int,
     directory: Path,
@@ -35,7 +36,7 @@ def compare(
 ) -> Run:
     """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded."""
     facts = machine_facts(directory)
-    state = training_state(nbytes)
+    state = workload(state_name, nbytes)
     into = state.blank()
     room = _Room(directory)
     for contender in contenders:

@@ -41,7 +41,7 @@ class Ours:
     def save(self, state: TrainingState, directory: Path, durability: Durability) -> None:
         """Write the state."""
         specs = [
-            AtomSpec(atom, {slot: SlotSpec("float32", array.shape) for slot, array in slots.items()})
+            AtomSpec(atom, {slot: SlotSpec(array.dtype.name, array.shape) for slot, array in slots.items()})
             for atom, slots in state.atoms.items()
         ]
         with CheckpointWriter(

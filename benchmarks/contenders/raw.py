@@ -54,7 +54,8 @@ class RawLimit:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(directory / f"{number}.raw", flags, 0o666)
             try:
-                os.posix_fallocate(descriptor, 0, sum(buffer.nbytes for buffer in buffers))
+                if buffers:
+                    os.posix_fallocate(descriptor, 0, sum(buffer.nbytes for buffer in buffers))
                 position = 0
                 for call in _calls(buffers):
                     self.look(call)

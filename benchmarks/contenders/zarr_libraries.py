@@ -14,14 +14,14 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.state import TrainingState
+    from benchmarks.state import Array, TrainingState
     from ucpformat.storage.store import Durability
 
 __all__ = ["TensorStore", "ZarrPython"]
 
 
-def _chunk_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return chunk_grid(shape, 4, DEFAULT_CHUNK_BYTES).chunk_shape
+def _chunk_shape(array: Array) -> tuple[int, ...]:
+    return chunk_grid(array.shape, array.itemsize, DEFAULT_CHUNK_BYTES).chunk_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,7 @@ class TensorStore:
 
         context = tensorstore.Context({"file_io_sync": durability == "fsync"})
         opened = [
-            tensorstore.open(
-                self._spec(directory, name), create=True, context=context, **_schema(array.shape)
-            )
+            tensorstore.open(self._spec(directory, name), create=True, context=context, **_schema(array))
             for name, array in state.flat.items()
         ]
         written = [
@@ -71,14 +69,14 @@ class TensorStore:
         return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{directory}/{name}/"}}
 
 
-def _schema(shape: tuple[int, ...]) -> dict[str, Any]:
+def _schema(array: Array) -> dict[str, Any]:
     import tensorstore
 
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     return {
-        "dtype": tensorstore.float32,
-        "shape": shape,
-        "chunk_layout": tensorstore.ChunkLayout(chunk_shape=_chunk_shape(shape)),
+        "dtype": tensorstore.dtype(array.dtype.name),
+        "shape": array.shape,
+        "chunk_layout": tensorstore.ChunkLayout(chunk_shape=_chunk_shape(array)),
         "codec": tensorstore.CodecSpec({"driver": "zarr3", "codecs": codecs}),
     }
 
@@ -101,7 +99,7 @@ class ZarrPython:
                 name,
                 shape=array.shape,
                 dtype=array.dtype,
-                chunks=_chunk_shape(array.shape) or "auto",
+                chunks=_chunk_shape(array) or "auto",
                 compressors=[Crc32cCodec()],
             )
             target[...] = array

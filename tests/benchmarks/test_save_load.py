@@ -17,7 +17,7 @@ from benchmarks.contenders.raw import RawLimit
 from benchmarks.measure import Reading, footprint, measured
 from benchmarks.results import Run, Series, Task
 from benchmarks.save_load import compare
-from benchmarks.state import gpt_shapes, training_state
+from benchmarks.workloads import WORKLOADS, gpt_shapes, workload
 from ucpformat.storage.store import Durability
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of peers
 def test_everybody_brings_the_state_back(
     tmp_path: Path, contender: Contender, durability: Durability
 ) -> None:
-    state = training_state(MIB)
+    state = workload("gpt", MIB)
     into = state.blank()
     assert state.differing(into) is not None
     contender.save(state, tmp_path, durability)
@@ -53,14 +53,36 @@ def test_only_the_durable_save_syncs(
 
     monkeypatch.setattr(os, "fsync", counted)
     (contender,) = [contender for contender in CONTENDERS if contender.name == name]
-    contender.save(training_state(MIB), tmp_path, durability)
+    contender.save(workload("gpt", MIB), tmp_path, durability)
     files = footprint(tmp_path).objects
     assert len(synced) == 0 if durability == "none" else len(synced) > files
 
 
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+@pytest.mark.parametrize("name", ["gpt-mixed", "moe", "single"])
+def test_everybody_does_every_work(tmp_path: Path, contender: Contender, name: str) -> None:
+    state = workload(name, MIB)
+    into = state.blank()
+    contender.save(state, tmp_path, "none")
+    contender.load(tmp_path, into)
+    assert state.differing(into) is None
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-mixed", "single"])
+@pytest.mark.parametrize("mebibytes", [8, 64])
+def test_works_have_the_size_asked_for(name: str, mebibytes: int) -> None:
+    state = workload(name, mebibytes * MIB)
+    assert state.nbytes == pytest.approx(mebibytes * MIB, rel=0.02)
+    assert all(array.all() for array in state.flat.values())  # zeros would be left out
+
+
+def test_small_tensors_are_as_many_as_the_name_says() -> None:
+    assert len(WORKLOADS["small-10k"](0).flat) == 10_000
+
+
 @pytest.mark.parametrize("mebibytes", [8, 64, 300, 1024, 4096])
 def test_the_state_has_the_size_asked_for(mebibytes: int) -> None:
-    shapes = gpt_shapes(mebibytes * MIB)
+    shapes = gpt_shapes(mebibytes * MIB // 12)
     nbytes = 12 * sum(int(np.prod(shape)) for shape in shapes.values())
     assert nbytes == pytest.approx(mebibytes * MIB, rel=0.01)
     if mebibytes >= 64:
@@ -78,7 +100,15 @@ def test_who_loads_something_else_is_refused(tmp_path: Path) -> None:
     raw = RawLimit.bare()
     forgetful = Forgetful("forgetful", "", raw.look)
     with pytest.raises(ValueError, match="forgetful brought back other values"):
-        compare([raw, forgetful], nbytes=MIB, repeats=1, directory=tmp_path, command="", report=print)
+        compare(
+            [raw, forgetful],
+            state_name="gpt",
+            nbytes=MIB,
+            repeats=1,
+            directory=tmp_path,
+            command="",
+            report=print,
+        )
 
 
 def test_memory_is_measured_above_what_was_there() -> None:
@@ -109,7 +139,7 @@ def test_the_command_writes_tables_and_every_reading(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*arguments, *files], catch_exceptions=False)
     assert result.exit_code == 0
     run = json.loads(data.read_text())
-    assert run["command"] == "python -m benchmarks save-load --size 1MiB --repeats 2 --only raw,ucp-packed"
+    assert run["command"] == "python -m benchmarks save-load --state gpt --size 1MiB --repeats 2 --only raw,ucp-packed"
     assert [contender["name"] for contender in run["contenders"]] == ["raw", "ucp-packed"]
     for contender in run["contenders"]:
         assert {what: len(readings) for what, readings in contender["tasks"].items()} == {
