@@ -16,14 +16,14 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Arrangement:
     """A table of layouts, and for every tensor the index of its layout and its shape."""
 
     layouts: tuple[Layout, ...]
     tensors: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def spread(size: Size, *, pp: int, edp: int, ep: int, tp: int) -> Spread:
+def spread(size: Size, *, pp: int, edp: int, ep: int, tp: int) -> Arrangement:
     """Value and two moments of every weight: tensor, pipeline and expert parallel, moments as ZeRO splits them."""
     sizes = {"pp": pp, "edp": edp, "ep": ep, "tp": tp}
     mesh = Mesh(tuple(MeshAxis(name, extent) for name, extent in sizes.items()))
@@ -58,4 +58,4 @@ def spread(size: Size, *, pp: int, edp: int, ep: int, tp: int) -> Spread:
             group = expert * ep // size.experts
             add(stage, group, 0, (2 * f, h))
             add(stage, group, 1, (h, f))
-    return Spread(tuple(layouts), tuple(tensors))
+    return Arrangement(tuple(layouts), tuple(tensors))

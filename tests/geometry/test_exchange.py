@@ -132,7 +132,7 @@ def test_holders_share_the_bytes_and_take_turns() -> None:
     # A single request goes to another holder at every turn.
     one = lower(Layout(Mesh((), (9,))), (64,))
     whole = lower(Layout(mesh(dp=4)), (64,))
-    asked = [Exchange(whole, one, turn=turn).plan().copies[0].source_rank for turn in range(5)]
+    asked = [Exchange(whole, one).plan(turn=turn).copies[0].source_rank for turn in range(5)]
     assert asked == [0, 1, 2, 3, 0]
 
 

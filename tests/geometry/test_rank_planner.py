@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.geometry.giant import Size, Spread, spread
-from ucpformat.geometry import Exchange, RankPlan, RankPlanner, element_count, lower
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry.giant import Arrangement, Size, spread
+from tests.geometry.strategies import placed_layouts, shapes
+from ucpformat.errors import MismatchError
+from ucpformat.geometry import (
+    BufferMember,
+    Concat,
+    Exchange,
+    ExchangeTable,
+    Flatten,
+    Layout,
+    Mesh,
+    MeshAxis,
+    RankPlan,
+    RankPlanner,
+    Shard,
+    Spread,
+    buffer_places,
+    element_count,
+    lower,
+)
 
 
-def parts(rank: int, source: Spread, target: Spread) -> list[RankPlan | None]:
-    planner = RankPlanner(rank, source.layouts, target.layouts)
+def parts(rank: int, source: Arrangement, target: Arrangement) -> list[RankPlan | None]:
+    planner = RankPlanner(rank, ExchangeTable(source.layouts, target.layouts))
     return [
-        planner.plan(before, after, shape)
+        planner.plan(Spread(before, shape), Spread(after, shape))
         for (before, shape), (after, _) in zip(source.tensors, target.tensors, strict=True)
     ]
 
@@ -63,3 +85,43 @@ def test_a_trillion_parameters_on_8192_ranks() -> None:
     assert len(distinct) < 50
     most = max(len(piece.keeps) + len(piece.receives) + len(piece.sends) for piece in distinct.values())
     assert most < 300
+
+
+@given(st.data(), shapes(max_elements=120), st.integers(0, 5))
+def test_a_planner_finds_what_the_exchange_says(
+    data: st.DataObject, shape: tuple[int, ...], turn: int
+) -> None:
+    """Buffers included, most of whose tensors a rank need not look at."""
+    (before, here), (after, there) = (data.draw(placed_layouts(shape)) for _ in range(2))
+    table = ExchangeTable([before], [after])
+    source, target = Spread(0, shape, here), Spread(0, shape, there)
+    whole = Exchange(lower(before, shape, place=here), lower(after, shape, place=there))
+    for rank in range(91):
+        planner = RankPlanner(rank, table)
+        for _ in range(2):
+            found = planner.plan(source, target, turn=turn)
+            expected = whole.rank(rank, turn=turn)
+            if found is None:
+                assert not expected.keeps + expected.receives + expected.sends
+            else:
+                assert found == expected
+                assert found.elements_kept == sum(copy.size for copy in expected.keeps)
+
+
+def test_planners_refuse_other_shapes() -> None:
+    layout = Layout(Mesh((MeshAxis("tp", 2),)), ())
+    with pytest.raises(MismatchError, match="shape"):
+        RankPlanner(0, ExchangeTable([layout], [layout])).plan(Spread(0, (2,)), Spread(0, (3,)))
+
+
+def test_tensors_elsewhere_in_a_buffer_are_not_looked_at() -> None:
+    mesh = Mesh((MeshAxis("tp", 2), MeshAxis("dp", 4)))
+    plain = Layout(mesh, (Shard("tp", 0),))
+    buffered = Layout(mesh, (Shard("tp", 0), Flatten(), Concat("group"), Shard("dp", 0, "even")))
+    places = buffer_places([BufferMember(buffered, (8, 2))] * 3, multiple=4)
+    table = ExchangeTable([plain], [buffered])
+    planner = RankPlanner(9, table)
+    assert [planner.plan(Spread(0, (8, 2)), Spread(0, (8, 2), place)) for place in places] == [None] * 3
+    planner = RankPlanner(1, ExchangeTable([buffered], [buffered]))
+    taken = [planner.takes_part(Spread(0, (8, 2), place), Spread(0, (8, 2), place)) for place in places]
+    assert taken == [True, True, False]

@@ -94,11 +94,11 @@ def test_no_rank_sends_for_what_the_target_holds(data: st.DataObject, shape: tup
 @given(st.data(), shapes(), st.integers(0, 5))
 def test_the_parts_of_all_ranks_are_one_plan(data: st.DataObject, shape: tuple[int, ...], turn: int) -> None:
     source, target = data.draw(lowerings(shape)), data.draw(lowerings(shape))
-    plan = Exchange(source, target, turn=turn).plan()
+    plan = Exchange(source, target).plan(turn=turn)
     ranks = {rank for lowering in (source, target) for rank in memories(lowering, model.counter(shape))}
     for rank in ranks:
         # Each rank prepares for itself.
-        mine = Exchange(source, target, turn=turn).rank(rank)
+        mine = Exchange(source, target).rank(rank, turn=turn)
         incoming = plan.to_rank(rank)
         assert mine.keeps == tuple(copy for copy in incoming if copy.source_rank == rank)
         assert mine.receives == tuple(copy for copy in incoming if copy.source_rank != rank)

@@ -42,7 +42,7 @@ from ucpformat.geometry.layout import Layout
 from ucpformat.geometry.lower import Lowering, lower
 from ucpformat.geometry.mesh import Axis, Coordinate, Mesh, MeshAxis, RaggedAxis
 from ucpformat.geometry.piece import Holdings, LocalMap, Piece, Region, Strided
-from ucpformat.geometry.rank_planner import RankPlanner
+from ucpformat.geometry.rank_planner import ExchangeTable, RankPlanner, Spread
 from ucpformat.geometry.refine import common_refinement, seen_in
 from ucpformat.geometry.steps import (
     BlockRule,
@@ -63,6 +63,7 @@ from ucpformat.geometry.steps import (
     Step,
     View,
 )
+from ucpformat.geometry.traffic import Amount, Traffic, traffic
 from ucpformat.geometry.transfer import (
     Copy,
     Move,
@@ -82,6 +83,7 @@ from ucpformat.geometry.vocabulary import (
 )
 
 __all__ = [
+    "Amount",
     "AtomCopy",
     "AtomMap",
     "Axis",
@@ -99,6 +101,7 @@ __all__ = [
     "DTensorPartial",
     "DTensorShard",
     "Exchange",
+    "ExchangeTable",
     "ExplicitHoldings",
     "Flatten",
     "Holdings",
@@ -128,8 +131,10 @@ __all__ = [
     "Runs",
     "Scale",
     "Shard",
+    "Spread",
     "Step",
     "Strided",
+    "Traffic",
     "TransferPlan",
     "View",
     "buffer_places",
@@ -163,4 +168,5 @@ __all__ = [
     "stacked",
     "strided_runs",
     "sub_parameter_steps",
+    "traffic",
 ]

@@ -62,6 +62,10 @@ class ExplicitHoldings:
             holders.setdefault(local_map, []).append(rank)
         return tuple(Region(local_map, tuple(sorted(ranks))) for local_map, ranks in holders.items())
 
+    def filled(self) -> tuple[Region, ...]:
+        """Return the regions whose maps have pieces."""
+        return tuple(region for region in self.regions() if region.local_map.pieces)
+
 
 def local_map_of(shape: tuple[int, ...], local_shape: tuple[int, ...], boxes: Iterable[LocalBox]) -> LocalMap:
     """Return what a dense row-major local tensor holds of a tensor of ``shape``.

@@ -24,6 +24,7 @@ from ucpformat.geometry.mesh import Axis, Coordinate
 from ucpformat.geometry.piece import LocalMap, Piece, Region, Strided
 from ucpformat.geometry.program import (
     Operation,
+    Place,
     Program,
     axes_of,
     axis_of,
@@ -32,6 +33,7 @@ from ucpformat.geometry.program import (
     run,
     trials,
 )
+from ucpformat.geometry.reach import BufferReach
 from ucpformat.geometry.refine import Part, assembled, check_count, refined
 from ucpformat.geometry.reinterpret import Reinterpretation, reinterpret
 from ucpformat.geometry.steps import (
@@ -117,9 +119,17 @@ class Lowering:
         Coordinates that hold nothing are in none. Each map is computed once for all positions of the axes
         that no step uses.
         """
+        return self._grouped(self._copies(projections(self.layout.mesh, self.used_axes, self._present)))
+
+    def filled(self) -> tuple[Region, ...]:
+        """Return the regions whose maps have pieces; of a buffer, most ranks are never looked at."""
+        regions = self._grouped(self._copies(self._reached())) if self._is_looked_up else self.regions()
+        return tuple(region for region in regions if region.local_map.pieces)
+
+    def _grouped(self, copies: Iterator[tuple[Coordinate, list[list[int]]]]) -> tuple[Region, ...]:
         mesh = self.layout.mesh
         holders: dict[LocalMap, list[list[int]]] = {}
-        for coordinate, contributions in self._copies():
+        for coordinate, contributions in copies:
             local_map = self.at(coordinate)
             if local_map is not None:
                 found = holders.setdefault(local_map, [[] for _ in contributions])
@@ -134,7 +144,23 @@ class Lowering:
             for local_map, found in holders.items()
         )
 
-    def _copies(self) -> Iterator[tuple[Coordinate, list[list[int]]]]:
+    @property
+    def _is_looked_up(self) -> bool:
+        return not self.layout.mesh.is_ragged and any(isinstance(step, Place) for step in self._flat or ())
+
+    def _reached(self) -> Iterator[tuple[Coordinate, int]]:
+        """Yield what `projections` does, but for coordinates whose part of the buffer has nothing of the tensor."""
+        reach = BufferReach(self.layout.mesh, self._flat or (), self.used_axes, self._present)
+        for head in reach.heads():
+            extents = (
+                extent_of(run(program, extent, head))
+                for program, extent in zip(self._dims, self._seen.extents, strict=True)
+            )
+            yield from reach.coordinates(head, run(reach.head, math.prod(extents), head))
+
+    def _copies(
+        self, used_coordinates: Iterator[tuple[Coordinate, int]]
+    ) -> Iterator[tuple[Coordinate, list[list[int]]]]:
         """Yield one of the coordinates that hold the same, and per contribution the positions of all."""
         mesh = self.layout.mesh
         used = self.used_axes
@@ -154,7 +180,7 @@ class Lowering:
         free = set(range(len(mesh.axes))) - used - set(self._partial)
         others = [position for _, position in projections(mesh, free)]
         starts = [position for _, position in projections(mesh, set(self._partial))]
-        for coordinate, position in projections(mesh, used, self._present):
+        for coordinate, position in used_coordinates:
             yield coordinate, [[position + start + other for other in others] for start in starts]
 
     @property

@@ -122,3 +122,7 @@ class Holdings(Protocol):
     def regions(self) -> tuple[Region, ...]:
         """Return the distinct local maps with their holders."""
         ...
+
+    def filled(self) -> tuple[Region, ...]:
+        """Return the regions whose maps have pieces: those of `regions`, but for ranks that hold no element."""
+        ...
