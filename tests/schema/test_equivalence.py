@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.schema.mutations import mutated
 from ucpformat import jsonio, schema
 from ucpformat.errors import UcpError
+from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import Atom, IndexPart
 from ucpformat.model.envelope import check_envelope
 from ucpformat.model.layout_json import LayoutRecord
@@ -34,6 +35,7 @@ def pattern_structure(value: Any, *, at: str) -> None:
 
 
 PARSERS: dict[str, Callable[..., object]] = {
+    "arrangement": Arrangement.structure,
     "atom": Atom.from_json,
     "envelope": check_envelope,
     "index": IndexPart.structure,
@@ -44,6 +46,7 @@ PARSERS: dict[str, Callable[..., object]] = {
     "state": StateDocument.structure,
 }
 WHOLE: dict[str, Any] = {
+    "arrangement": Arrangement,
     "index": IndexPart,
     "packs": PackList,
     "patterns": Patterns,

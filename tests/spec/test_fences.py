@@ -9,6 +9,7 @@ import pytest
 from tests.spec.document import Fence, fences
 from ucpformat import jsonio, schema
 from ucpformat.errors import REGISTRY, UcpError
+from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import IndexPart
 from ucpformat.model.envelope import Envelope, Extension
 from ucpformat.model.layout_json import LayoutRecord
@@ -19,6 +20,7 @@ from ucpformat.patterns import Patterns
 
 JSON_FENCES = [fence for fence in fences() if fence.info[:1] in (("json",), ("jsonc",))]
 PARSERS: dict[str, Any] = {
+    "arrangement": Arrangement.from_json,
     "envelope": Envelope.from_json,
     "index": IndexPart.from_json,
     "layout": LayoutRecord.from_json,

@@ -79,6 +79,14 @@ class Slot:
             annotations = object_(found["annotations"], "#/annotations")
         return cls(name, dtype, shape, layout, compressor, content, annotations)
 
+    @classmethod
+    def from_json(cls, name: str, value: JsonValue, *, at: str) -> Slot:
+        """Read the slot ``name``; raises ``UCP-E-SCHEMA``."""
+        try:
+            return cls._read(name, value)
+        except UcpError as refusal:
+            raise relocated(refusal, at) from None
+
     def problems(self) -> tuple[Problem, ...]:
         """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
         return _slot_problems(self.name, self.dtype, self.shape)
