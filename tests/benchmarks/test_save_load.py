@@ -139,7 +139,10 @@ def test_the_command_writes_tables_and_every_reading(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*arguments, *files], catch_exceptions=False)
     assert result.exit_code == 0
     run = json.loads(data.read_text())
-    assert run["command"] == "python -m benchmarks save-load --state gpt --size 1MiB --repeats 2 --only raw,ucp-packed"
+    assert (
+        run["command"]
+        == "python -m benchmarks save-load --state gpt --size 1MiB --repeats 2 --only raw,ucp-packed"
+    )
     assert [contender["name"] for contender in run["contenders"]] == ["raw", "ucp-packed"]
     for contender in run["contenders"]:
         assert {what: len(readings) for what, readings in contender["tasks"].items()} == {
