@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FRAMEWORKS := $(patsubst requirements/%.txt,%,$(wildcard requirements/*.txt))
+FRAMEWORKS_READY := $(patsubst %,.venv-%/.ready,$(FRAMEWORKS))
 SUITE := PYTHONPATH=$(CURDIR)/conformance:$(CURDIR) $(BIN)/python -m ucp_conformance
 DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check conformance conformance-nightly bench build wheel-test clean
+.PHONY: help demo test test-fast test-frameworks check conformance conformance-nightly bench build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -29,6 +31,16 @@ test: $(READY)  ## run every test but the packaging ones
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"
+
+# An environment for each framework, with what requirements/NAME.txt pins, and this package as it lies here.
+.venv-%/.ready: requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	DS_BUILD_OPS=0 .venv-$*/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	.venv-$*/bin/python -m pip install -qq --disable-pip-version-check --editable .
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, each in its own environment
+	set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest -q tests/frameworks_live/$$name; done
 
 check: $(READY)  ## style, types, layers, and every test with the coverage thresholds
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ucpformat.cli.report import human_bytes, progress_bar
-from ucpformat.frameworks.kinds import KINDS, Kind, convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds import KINDS, convert_checkpoint, detect_kind
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ _COMPRESSORS = {
     help="Python objects that are not plain data: refuse by name, or carry as bytes that nobody executes.",
 )
 @click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of the kind to write, such as world_size=4; repeatable.",
+)
+@click.option(
     "--shards",
     type=click.IntRange(1),
     help="How many ranks saved a Hugging Face directory of DCP shards, which does not record it.",
@@ -62,10 +69,14 @@ def convert(
     compressor: str | None,
     foreign_objects: str,
     shards: int | None,
+    settings: tuple[str, ...],
 ) -> None:
     """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed."""
-    kind = cast("Kind", source_kind or detect_kind(source))
-    target = cast("Kind", destination_kind or ("ucp" if kind != "ucp" else "dcp"))
+    pairs = [setting.partition("=") for setting in settings]
+    if bad := [name for name, equals, _ in pairs if not equals]:
+        raise click.UsageError(f"--set takes NAME=VALUE, not {bad[0]!r}")
+    kind = source_kind or detect_kind(source)
+    target = destination_kind or ("ucp" if kind != "ucp" else "dcp")
     with progress_bar("converting") as progress:
         report = convert_checkpoint(
             source,
@@ -76,6 +87,7 @@ def convert(
             compressor=None if compressor is None else _COMPRESSORS[compressor],
             foreign_objects=cast("ForeignObjects", foreign_objects),
             shard_count=shards,
+            settings={name: value for name, _, value in pairs},
             progress=progress,
             expect=progress.expect,
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.conversion import Job, SlotSource, run_job
+from ucpformat.frameworks.foreign import BUILT_IN, ExportOptions, ForeignKind, ImportOptions
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.store import open_store
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "ConversionReport", "Kind", "convert_checkpoint", "detect_kind", "rewrite_job"]
 
-Kind = Literal["ucp", "dcp"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = str
+_UCP: Final = "ucp"
+_FOREIGN: Final[Mapping[str, ForeignKind]] = {kind.name: kind for kind in BUILT_IN}
+KINDS: Final[tuple[Kind, ...]] = (_UCP, *_FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +45,15 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known.
     """
-    from ucpformat.frameworks.torch_dcp.directory import detect
-
     store = open_store(path)
     try:
         if store.size(ROOT_KEY) is not None:
-            return "ucp"
+            return _UCP
     finally:
         store.close()
-    if detect(path):
-        return "dcp"
+    for kind in _FOREIGN.values():
+        if kind.detect(path):
+            return kind.name
     raise error(
         "UCP-E-SOURCE",
         f"no checkpoint of a known kind ({', '.join(KINDS)}) lies here; check the path, or say --from",
@@ -69,37 +71,48 @@ def convert_checkpoint(
     compressor: Compressor | None = None,
     foreign_objects: ForeignObjects = "refuse",
     shard_count: int | None = None,
+    settings: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
     expect: Callable[[int], None] = lambda _: None,
 ) -> ConversionReport:
     """Convert a checkpoint; the destination must not exist.
 
+    ``settings`` are those of the destination's kind (`ExportOptions`).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
     Raises:
         UcpError: what the importer, the reader, the exporter and the writer raise.
     """
-    if source_kind == "ucp":
+    if source_kind == _UCP:
         with open_checkpoint(source) as checkpoint:
-            if destination_kind == "dcp":
-                from ucpformat.frameworks.torch_dcp.exporter import export_dcp
-
+            if destination_kind != _UCP:
+                export = _foreign(destination_kind).export
+                if export is None:
+                    raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
                 sizes = [stored.nbytes for stored in checkpoint.slots()]
                 expect(sum(sizes))
-                count = export_dcp(checkpoint, destination, progress=progress)
+                count = export(checkpoint, destination, ExportOptions(progress, settings or {}))
                 return ConversionReport(len(sizes), sum(sizes), count)
             job = rewrite_job(checkpoint)
             expect(job.nbytes)
             return _write(job, destination, storage, compressor, progress)
-    if destination_kind != "ucp":
+    if destination_kind != _UCP:
         raise error(
             "UCP-E-SOURCE", f"there is no way from {source_kind} to {destination_kind} but through ucp"
         )
-    from ucpformat.frameworks.torch_dcp.importer import import_dcp
-
-    job = import_dcp(source, foreign_objects=foreign_objects, shard_count=shard_count)
+    plan = _foreign(source_kind).plan
+    if plan is None:
+        raise error("UCP-E-SOURCE", f"{source_kind} is written and not read", at=str(source))
+    job = plan(source, ImportOptions(foreign_objects, shard_count))
     expect(job.nbytes)
     return _write(job, destination, storage, compressor, progress)
+
+
+def _foreign(kind: Kind) -> ForeignKind:
+    found = _FOREIGN.get(kind)
+    if found is None:
+        raise error("UCP-E-SOURCE", f"the kind {kind!r} is none of {', '.join(KINDS)}")
+    return found
 
 
 def _write(

@@ -73,9 +73,10 @@ def check_hashable(key: object, at: str) -> None:
             raise refused(f"a dict key or set element is a {type(item).__name__}", at)
 
 
-def check_tree(root: object, *, at: str, limits: Limits) -> None:
+def check_tree(root: object, *, at: str, limits: Limits, also: tuple[type, ...] = ()) -> None:
     """Refuse a result of `unpickle` that refers to itself, nests too deeply, expands too far or is not data.
 
+    ``also`` are further types of data; an `Instance`, if among them, is data where its state is.
     After this, walking ``root`` by recursion is safe and costs at most ``limits.nodes`` steps.
     Raises ``UCP-E-LIMIT`` and ``UCP-E-PICKLE``.
     """
@@ -86,7 +87,7 @@ def check_tree(root: object, *, at: str, limits: Limits) -> None:
         item, leave = pending.pop()
         if id(item) in done:
             continue
-        parts = _parts(item, at)
+        parts = _parts(item, at, also)
         if not leave:
             if id(item) in active:
                 raise refused("the pickle holds an object that contains itself", at)
@@ -115,11 +116,13 @@ def weight(item: object) -> int:
     return 1
 
 
-def _parts(item: object, at: str) -> Collection[object]:
+def _parts(item: object, at: str, also: tuple[type, ...]) -> Collection[object]:
     if isinstance(item, dict):
         return [*item.keys(), *item.values()]
     if isinstance(item, list | tuple | set | frozenset):
         return item
+    if isinstance(item, also):
+        return (item.state,) if isinstance(item, Instance) else ()
     if item is not None and not isinstance(item, _LEAVES):
         raise refused(f"the object holds a {type(item).__name__}, which is not data", at)
     return ()

@@ -93,6 +93,7 @@ _PLAIN: Final[dict[type, Callable[[Any], object]]] = {
     PathValue: _path,
     DefaultDict: lambda obj: values.NamedValue("collections.defaultdict", [obj.factory, _plain(dict(obj))]),
     Counter: lambda obj: values.NamedValue("collections.Counter", _plain(dict(obj))),
+    values.NamedValue: lambda obj: values.NamedValue(obj.type, _plain(obj.value)),
     bytearray: lambda obj: values.NamedValue("builtins.bytearray", bytes(obj)),
     range: lambda obj: values.NamedValue("builtins.range", [obj.start, obj.stop, obj.step]),
     datetime.timezone: lambda obj: obj if has_own_name(obj) else _zone(obj),

@@ -18,10 +18,10 @@ from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.allowed import OBJECT_GLOBALS, StorageKind
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.numpy_values import integers
-from ucpformat.frameworks.torch_dcp.object_tree import Limits, check_tree, refused
+from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, check_tree, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, TorchDtype, item_size
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
-from ucpformat.frameworks.torch_dcp.unpickle import Constructor, unpickle
+from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals, unpickle
 from ucpformat.frameworks.torch_dcp.zip_records import (
     ZipRecord,
     check_crc,
@@ -109,20 +109,31 @@ class TorchArchive:
         check_tree((found,), at=self._source.at, limits=limits)
         return found
 
+    def read_tree(self, also_allowed: Globals, limits: Limits) -> object:
+        """Return the object of the archive, its tensors as `StoredTensor`, of whose data nothing is read.
+
+        ``also_allowed`` are further globals; an `Instance` is data. Raises as `read_object` does.
+        """
+        found = self._load(self._stored, limits, also_allowed)
+        check_tree((found,), at=self._source.at, limits=limits, also=(StoredTensor, Instance))
+        return found
+
     def check(self) -> None:
         """Compare every record with its checksum, where there are checksums. Raises ``UCP-E-SOURCE``."""
         if self.has_checksums:
             for record in self._records.values():
                 check_crc(self._source, record)
 
-    def _load(self, rebuild: Callable[..., object], limits: Limits) -> object:
+    def _load(
+        self, rebuild: Callable[..., object], limits: Limits, also_allowed: Globals | None = None
+    ) -> object:
         record = self._records[f"{self._prefix}data.pkl"]
         data = read_record(self._source, record, limits.pickle_bytes)
         if self.has_checksums:
             check_crc(self._source, record)
         return unpickle(
             data,
-            OBJECT_GLOBALS | _rebuilders(rebuild),  # type: ignore[operator]
+            {**OBJECT_GLOBALS, **_rebuilders(rebuild), **(also_allowed or {})},
             at=self._source.at,
             persistent=self._storage,
             limits=limits,

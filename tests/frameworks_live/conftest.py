@@ -1,0 +1,13 @@
+"""A room of tests is collected where its framework is installed: `make test-frameworks` visits each interpreter."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+FRAMEWORKS = {"deepspeed": "deepspeed"}
+"""The package that the tests of a room need, by room."""
+
+collect_ignore = [
+    str(Path(__file__).with_name(room)) for room, package in FRAMEWORKS.items() if find_spec(package) is None
+]

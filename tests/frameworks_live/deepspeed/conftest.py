@@ -1,0 +1,64 @@
+"""Checkpoints that the real DeepSpeed writes, once per session: every case under 2, 3 and 4 data-parallel ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.frameworks_live.deepspeed.cases import CASES, DEGREES
+from tests.processes import launch
+
+# The CPU accelerator; at its first use DeepSpeed compiles a small kernel for it.
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, the buffers of its ranks as they lay in memory, and what DeepSpeed's own API gathered."""
+
+    name: str
+    degree: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "ckpt"
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(self.folder / "reference.pt", weights_only=True)
+        return found
+
+    def buffers(self, rank: int) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = torch.load(self.folder / f"buffers-{rank}.pt", weights_only=True)
+        return found
+
+
+class Library:
+    """Makes what is asked for, all cases of a degree at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.made: set[int] = set()
+
+    def get(self, name: str, degree: int) -> Saved:
+        if degree not in self.made:
+            launch("tests.frameworks_live.deepspeed.make", [str(self.root), *CASES], degree, timeout=280)
+            self.made.add(degree)
+        return Saved(name, degree, self.root / f"{name}-dp{degree}")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("deepspeed"))
+
+
+@pytest.fixture(params=[f"{name}-dp{degree}" for name in CASES for degree in DEGREES])
+def saved(request: pytest.FixtureRequest, library: Library) -> Saved:
+    name, _, degree = request.param.rpartition("-dp")
+    return library.get(name, int(degree))

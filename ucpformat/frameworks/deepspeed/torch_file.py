@@ -1,0 +1,112 @@
+"""One file that ``torch.save`` wrote: its objects as plain data, its tensors read in part and checked."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS, instance_state
+from ucpformat.frameworks.torch_dcp.byte_source import FileRange, open_range
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits
+from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, item_size
+from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
+from ucpformat.frameworks.torch_dcp.zip_records import check_crc
+from ucpformat.model.values import NamedValue
+
+__all__ = ["TorchFile"]
+
+_LIMITS: Final = Limits()
+_MAX_VALUE_BYTES: Final = 64 << 20
+"""Largest tensor that is carried as a value, not as an atom."""
+
+_TORCH_NAMES: Final = {zarr: name for name, (zarr, _) in TORCH_DTYPES.items()}
+
+
+class TorchFile:
+    """A file of a checkpoint directory; ``tree`` is its object with tensors as `StoredTensor`. Thread-safe.
+
+    Raises ``UCP-E-SOURCE``, ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-LINK``, naming the file. Nothing in it is run.
+    """
+
+    def __init__(self, files: CheckpointFiles, name: str) -> None:
+        self.name = name
+        self._files = files
+        self._size = files.size(name)
+        self._lock = threading.Lock()
+        self._verified: dict[str, threading.Event] = {}
+        with self._open() as source:
+            archive = TorchArchive(source)
+            self._has_checksums = archive.has_checksums
+            self.tree = archive.read_tree(DEEPSPEED_GLOBALS, _LIMITS)
+
+    def _open(self) -> AbstractContextManager[FileRange]:
+        return open_range(self._files.root / self.name, 0, self._size, self.name)
+
+    def read(
+        self, stored: StoredTensor, offset: int, strides: Sequence[int], target: npt.NDArray[Any]
+    ) -> None:
+        """Fill ``target`` (a view from `element_view`) with elements at ``offset`` and ``strides`` of a tensor.
+
+        Both count elements from the first of the tensor. The first read of a storage checks its CRC-32.
+        """
+        size = item_size(_TORCH_NAMES[stored.dtype])
+        with self._open() as source:
+            self._verify(source, stored)
+            read_strided(source, stored.start + offset * size, strides, target)
+        if stored.byteorder == "big":
+            data = target.copy().reshape(-1).view("u1")
+            swap_bytes(data, _TORCH_NAMES[stored.dtype])
+            target[...] = data.view(target.dtype).reshape(target.shape)
+
+    def _verify(self, source: FileRange, stored: StoredTensor) -> None:
+        if not self._has_checksums:
+            return
+        key = stored.storage.name
+        with self._lock:
+            known = self._verified.get(key)
+            if known is None:
+                self._verified[key] = mine = threading.Event()
+        if known is not None:
+            known.wait()
+            return
+        try:
+            check_crc(source, stored.storage)
+        finally:
+            mine.set()
+
+    def array(self, stored: StoredTensor) -> TensorValue:
+        """A small tensor in full. Raises ``UCP-E-LIMIT`` for one above 64 MiB."""
+        dtype = _TORCH_NAMES[stored.dtype]
+        length = math.prod(stored.shape) * item_size(dtype)
+        if length > _MAX_VALUE_BYTES:
+            raise error(
+                "UCP-E-LIMIT",
+                f"a tensor of {length} bytes outside parameters, buffers and optimizer states",
+                at=self.name,
+            )
+        data = np.zeros(length, np.uint8)
+        if length:
+            self.read(stored, 0, stored.strides, element_view(data, item_size(dtype), stored.shape))
+        return TensorValue(dtype, stored.shape, data.tobytes())
+
+    def plain(self, value: object) -> object:
+        """``value``, a part of ``tree``, as what `tagged.encode` takes: tensors read, foreign objects named."""
+        if isinstance(value, StoredTensor):
+            return self.array(value)
+        if isinstance(value, Instance):
+            return NamedValue(value.kind, self.plain(instance_state(value)))
+        if type(value) in (list, tuple):
+            return type(value)(self.plain(item) for item in value)  # type: ignore[attr-defined, call-arg]
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self.plain(item)) for key, item in value.items())  # type: ignore[attr-defined, call-arg]
+        return value
