@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import Coordinate
+    from ucpformat.geometry import BufferPlace, Coordinate
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
@@ -193,23 +193,29 @@ class Checkpoint(Mapping[str, AtomView]):
         *,
         layout: Layout | None = None,
         coord: Mapping[str, int] | None = None,
+        place: BufferPlace | None = None,
         out: object = None,
     ) -> NDArray[np.generic] | None:
         """The local tensor that ``layout`` puts at ``coord``, or the whole slot without a layout.
 
-        ``coord`` gives the position on the mesh by axis name; axes left out are at 0. ``out`` may be a numpy
-        array, a CPU torch tensor, or anything whose ``__array__`` shares memory: same shape and data type.
+        ``coord`` gives the position on the mesh by axis name; axes left out are at 0. ``place`` says where in
+        the buffer the tensor lies if the layout has a `Concat`; left out, it is that of the slot where the
+        layout is the slot's. ``out`` may be a numpy array, a CPU torch tensor, or anything whose ``__array__``
+        shares memory: same shape and data type; where it is a buffer, the rest of it stays as it is.
         Returns None where the layout puts nothing at ``coord``.
 
         Raises:
             UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``,
                 and what procedure 17.3 says.
         """
-        stored = self[name][slot].stored
+        view = self[name][slot]
+        stored = view.stored
         if layout is None:
-            return SlotView(self._reader, stored, self.root.layouts).read(out)
+            return view.read(out)
         require_readable(layout, at=f"{name}/{slot}")
-        lowering = lower(layout, stored.slot.shape)
+        if place is None and layout == view.layout:
+            place = view.place
+        lowering = lower(layout, stored.slot.shape, place=place)
         local = lowering.at(_coordinate(layout, coord or {}))
         if local is None:
             return None

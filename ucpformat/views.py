@@ -14,7 +14,7 @@ from ucpformat.storage.host_memory import array_view
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import Layout
+    from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.model.atom import Atom
     from ucpformat.model.dtype import DType
     from ucpformat.storage.chunk_reader import ChunkReader
@@ -82,6 +82,11 @@ class SlotView:
         """How the job that saved the slot held it, if it said so."""
         index = self._stored.slot.layout
         return None if index is None else self._layouts[index]
+
+    @property
+    def place(self) -> BufferPlace | None:
+        """Where that job had the tensor in its buffer, if the layout has a `Concat`."""
+        return self._stored.slot.place
 
     def __getitem__(self, selection: object) -> NDArray[np.generic]:
         """A basic selection: integers, slices with step 1 or more, an ellipsis. Integers drop their dimension.

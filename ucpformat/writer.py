@@ -10,14 +10,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.errors import error
-from ucpformat.geometry import chunk_grid, lower
+from ucpformat.geometry import chunk_grid
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.atom import Atom, IndexPart, Slot
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DType, dtype
 from ucpformat.model.envelope import Envelope, Extension
 from ucpformat.model.features import READ_FEATURES, needed_features
-from ucpformat.model.fields import raise_first
+from ucpformat.model.fields import raise_first, relocated
 from ucpformat.model.names import assign_keys
 from ucpformat.model.packs import Pack, PackList
 from ucpformat.model.reference import DocumentRef
@@ -32,6 +32,7 @@ from ucpformat.model.root import (
     Storage,
     parse_root,
 )
+from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import OWN_OBJECT, TableBuilder
 from ucpformat.model.values import Extend, encode
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import ChunkGrid, Layout
+    from ucpformat.geometry import BufferPlace, ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.chunk_writer import StoredChunk
     from ucpformat.storage.store import Durability
@@ -62,7 +63,7 @@ _ATOMS_PER_PART: Final = 2048
 class SlotSpec:
     """What a slot will hold: data type name (SPEC 11.2), logical shape in elements, and how it is kept.
 
-    ``layout`` is how the saving job held it, provenance alone.
+    ``layout`` is how the saving job held it, and ``place`` where in the buffer, if it has a `Concat`.
     """
 
     dtype: str
@@ -70,6 +71,7 @@ class SlotSpec:
     layout: Layout | None = None
     compressor: Compressor | None = None
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    place: BufferPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,6 @@ class CheckpointWriter:
         if not MIN_CHUNK_BYTES <= self._chunk_bytes <= MAX_CHUNK_BYTES:
             message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
             raise error("UCP-E-LIMIT", message, at="chunk_bytes")
-        lowered: set[tuple[Layout, tuple[int, ...]]] = set()
         for spec in self._atoms.values():
             if not spec.slots:
                 raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
@@ -160,14 +161,21 @@ class CheckpointWriter:
                 at = f"{spec.name}/{name}"
                 if slot.compressor is not None:
                     Compressor.from_json(slot.compressor.to_json(), at=at)
-                if slot.layout is not None and (slot.layout, slot.shape) not in lowered:
-                    lower(slot.layout, slot.shape)
-                    lowered.add((slot.layout, slot.shape))
         atoms = [
             self._atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
             for spec in self._atoms.values()
         ]
         raise_first(IndexPart(tuple(atoms)).problems(at="atoms"))
+        self._check_spread()
+
+    def _check_spread(self) -> None:
+        slots = [
+            (spec.name, name, slot) for spec in self._atoms.values() for name, slot in spec.slots.items()
+        ]
+        spread = [SpreadSlot(name, slot.shape, slot.layout, slot.place) for _, name, slot in slots]
+        for fault in spread_faults(spread):
+            atom, name, _ = slots[fault.number]
+            raise relocated(fault.refusal, f"{atom}/{name}")
 
     def _atom(self, spec: AtomSpec, slots: list[Slot]) -> Atom:
         ordered = tuple(sorted(slots, key=lambda slot: slot.name))
@@ -350,7 +358,16 @@ class CheckpointWriter:
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
                 content = progress.content.value() if progress.content is not None else None
                 slots.append(
-                    Slot(name, slot.dtype, slot.shape, layout, slot.compressor, content, slot.annotations)
+                    Slot(
+                        name,
+                        slot.dtype,
+                        slot.shape,
+                        layout,
+                        slot.compressor,
+                        content,
+                        slot.annotations,
+                        slot.place,
+                    )
                 )
             atoms.append(self._atom(spec, slots))
         return IndexPart(tuple(atoms)), table

@@ -14,6 +14,7 @@ from generate.bad_index import bad_index_cases
 from generate.bad_json import bad_json_cases
 from generate.bad_tables import bad_table_cases
 from generate.bad_values import bad_value_cases
+from generate.buffer_cases import buffer_cases
 from generate.cases import Case, write_case
 from generate.forward import forward_cases
 from generate.good import good_cases
@@ -27,6 +28,7 @@ def all_cases() -> Iterator[Case]:
     """Every static case, made anew."""
     yield from good_cases()
     yield from layout_cases()
+    yield from buffer_cases()
     yield from write_cases()
     yield from bad_document_cases()
     yield from bad_value_cases()

@@ -82,6 +82,11 @@ def _root() -> Iterator[Case]:
             (),
             "A reserved step",
         ),
+        "concat-group-empty": (
+            put("root", "layouts", 0, "steps", 0, to={"kind": "concat", "group": ""}),
+            (),
+            "A concat whose group has no name",
+        ),
         "shard-rule-and-sizes": (
             put("root", "layouts", 0, "steps", 0, "sizes", to=[3, 2]),
             (),

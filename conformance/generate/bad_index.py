@@ -40,6 +40,8 @@ def bad_index_cases() -> Iterator[Case]:
             (),
             "A content digest of another kind",
         ),
+        "place-without-totals": (put(*slot, "place", to={"offsets": [0]}), (), "A place without totals"),
+        "place-empty": (put(*slot, "place", to={"offsets": [], "totals": []}), (), "A place without entries"),
         "no-atoms": (
             several(
                 put("index0", "atoms", to=[]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from generate.cases import Case, refusal
@@ -11,7 +11,7 @@ from generate.parents import floats
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.oracle.layouts import local_bytes, lower, pieces, view_of
 
-__all__ = ["layout_cases", "lowered"]
+__all__ = ["bad_layout", "good_layout", "layout_cases", "lowered"]
 
 Step = dict[str, Any]
 
@@ -218,7 +218,9 @@ TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
 }  # fmt: skip
 
 
-def lowered(mesh_: dict[str, Any], steps: list[Step], shape: Sequence[int]) -> dict[str, Any]:
+def lowered(
+    mesh_: dict[str, Any], steps: list[Step], shape: Sequence[int], place: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The result of the protocol's ``lower``."""
     return {
         "locals": [
@@ -227,51 +229,87 @@ def lowered(mesh_: dict[str, Any], steps: list[Step], shape: Sequence[int]) -> d
                 "shape": None if local is None else list(local.shape),
                 "pieces": [] if local is None else pieces(local, view_of(steps, shape)),
             }
-            for coordinate, local in lower(mesh_, steps, shape).items()
+            for coordinate, local in lower(mesh_, steps, shape, place).items()
         ]
     }
+
+
+def good_layout(
+    name: str,
+    mesh_: dict[str, Any],
+    steps: list[Step],
+    shape: tuple[int, ...],
+    place: dict[str, Any] | None = None,
+    requirements: Sequence[str] = (),
+) -> Case:
+    """A layout that is lowered, read under, and written."""
+    layout = {"mesh": mesh_, "steps": steps, **({} if place is None else {"place": place})}
+    result = lowered(mesh_, steps, shape, place)
+    data = floats(_size(shape))
+    expected = {"lower.json": json.dumps(result).encode() + b"\n"}
+    files = []
+    for number, (coordinate, local) in enumerate(lower(mesh_, steps, shape, place).items()):
+        entry: dict[str, Any] = {"coordinate": list(coordinate), "shape": None, "file": None}
+        if local is not None:
+            entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
+            expected[entry["file"]] = local_bytes(data, 4, local)
+        files.append(entry)
+    checks: list[dict[str, Any]] = [
+        {
+            "name": "lower", "role": "reader", "level": "reshard", "op": "lower",
+            "params": {**layout, "shape": list(shape)}, "expect": {"file": "lower.json"},
+        },
+        {
+            "name": "read", "role": "reader", "level": "reshard", "op": "read",
+            "params": {"atom": "w", "slot": "value", **layout},
+            "expect": {"dtype": "float32", "locals": files},
+        },
+        {
+            "name": "write", "role": "writer", "level": "reshard", "op": "write",
+            "params": {
+                "storage": "packed", "chunk_bytes": 16,
+                "atoms": [{"name": "w", "slots": {"value": {
+                    "dtype": "float32", "shape": list(shape), **layout,
+                    "ins": [{"coordinate": f["coordinate"], "in": f["file"]} for f in files if f["file"]],
+                }}}],
+            },
+            "expect": {"written": {"w/value": "whole.bin"}},
+        },
+    ]  # fmt: skip
+    expected["whole.bin"] = data
+    draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", shape, data)})], chunk_bytes=16)
+    named = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", "UCP-D-070", *requirements)
+    return Case(f"good/layouts/{name}", f"Layout: {name}", named, checks, draft.files(), expected)
+
+
+def bad_layout(
+    name: str,
+    mesh_: dict[str, Any],
+    steps: list[Step],
+    shape: tuple[int, ...],
+    requirement: str,
+    place: dict[str, Any] | None = None,
+) -> Case:
+    """A layout that neither lowers nor reads."""
+    layout = {"mesh": mesh_, "steps": steps, **({} if place is None else {"place": place})}
+    draft = Draft([AtomDraft("alpha", {"value": SlotDraft("uint8", shape, b"\1" * max(1, _size(shape)))})])
+    checks = [
+        refusal("lower", ["UCP-E-LAYOUT"], params={**layout, "shape": list(shape)}, level="reshard"),
+        refusal(
+            "read", ["UCP-E-LAYOUT"], level="reshard",
+            params={"atom": "alpha", "slot": "value", **layout},
+        ),
+    ]  # fmt: skip
+    return Case(
+        f"bad/layouts/{name}", f"Layout: {name}", (requirement, "UCP-R-021"), checks, draft.files(),
+        mutates="good/layouts/replicated", mutation=f"Layout: {name}",
+    )  # fmt: skip
 
 
 def layout_cases() -> Iterator[Case]:
     """Good and bad ones."""
     for name, (mesh_, steps, shape) in GOOD.items():
-        params = {"mesh": mesh_, "steps": steps, "shape": list(shape)}
-        result = lowered(mesh_, steps, shape)
-        count = 1
-        for extent in shape:
-            count *= extent
-        data = floats(count)
-        expected = {"lower.json": json.dumps(result).encode() + b"\n"}
-        files = []
-        for number, (coordinate, local) in enumerate(lower(mesh_, steps, shape).items()):
-            entry: dict[str, Any] = {"coordinate": list(coordinate), "shape": None, "file": None}
-            if local is not None:
-                entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
-                expected[entry["file"]] = local_bytes(data, 4, local)
-            files.append(entry)
-        checks: list[dict[str, Any]] = [
-            {"name": "lower", "role": "reader", "level": "reshard", "op": "lower", "params": params, "expect": {"file": "lower.json"}},
-            {
-                "name": "read", "role": "reader", "level": "reshard", "op": "read",
-                "params": {"atom": "w", "slot": "value", "mesh": mesh_, "steps": steps},
-                "expect": {"dtype": "float32", "locals": files},
-            },
-            {
-                "name": "write", "role": "writer", "level": "reshard", "op": "write",
-                "params": {
-                    "storage": "packed", "chunk_bytes": 16,
-                    "atoms": [{"name": "w", "slots": {"value": {
-                        "dtype": "float32", "shape": list(shape), "mesh": mesh_, "steps": steps,
-                        "ins": [{"coordinate": f["coordinate"], "in": f["file"]} for f in files if f["file"]],
-                    }}}],
-                },
-                "expect": {"written": {"w/value": "whole.bin"}},
-            },
-        ]  # fmt: skip
-        expected["whole.bin"] = data
-        draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", shape, data)})], chunk_bytes=16)
-        requirements = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", "UCP-D-070")
-        yield Case(f"good/layouts/{name}", f"Layout: {name}", requirements, checks, draft.files(), expected)
+        yield good_layout(name, mesh_, steps, shape)
     for name, (mesh_, steps, shape, requirement) in TOO_MANY.items():
         check = refusal(
             "lower",
@@ -284,21 +322,7 @@ def layout_cases() -> Iterator[Case]:
             mutates="good/layouts/blocks-rule", mutation=name,
         )  # fmt: skip
     for name, (mesh_, steps, shape, requirement) in BAD.items():
-        params = {"mesh": mesh_, "steps": steps, "shape": list(shape)}
-        draft = Draft(
-            [AtomDraft("alpha", {"value": SlotDraft("uint8", shape, b"\1" * max(1, _size(shape)))})]
-        )
-        checks = [
-            refusal("lower", ["UCP-E-LAYOUT"], params=params, level="reshard"),
-            refusal(
-                "read", ["UCP-E-LAYOUT"], level="reshard",
-                params={"atom": "alpha", "slot": "value", "mesh": mesh_, "steps": steps},
-            ),
-        ]  # fmt: skip
-        yield Case(
-            f"bad/layouts/{name}", f"Layout: {name}", (requirement, "UCP-R-021"), checks, draft.files(),
-            mutates="good/layouts/replicated", mutation=f"Layout: {name}",
-        )  # fmt: skip
+        yield bad_layout(name, mesh_, steps, shape, requirement)
 
 
 def _size(shape: Sequence[int]) -> int:

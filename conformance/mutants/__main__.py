@@ -41,7 +41,11 @@ class FloorDivision(OracleDriver):
     """Divides down where parts are to be rounded up: the rest is lost."""
 
     def lowered(
-        self, mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]
+        self,
+        mesh: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+        shape: Sequence[int],
+        place: Mapping[str, Any] | None = None,
     ) -> dict[tuple[int, ...], Local | None]:
         right = layouts._part
 
@@ -56,7 +60,7 @@ class FloorDivision(OracleDriver):
 
         layouts._part = part
         try:
-            return super().lowered(mesh, steps, shape)
+            return super().lowered(mesh, steps, shape, place)
         finally:
             layouts._part = right
 

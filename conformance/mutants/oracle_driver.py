@@ -42,7 +42,7 @@ class OracleDriver:
             "write_features": [],
             "compressors": ["gzip"],
             "dtypes": list(ITEM_BYTES),
-            "steps": ["view", "permute", "shard", "blocks", "join", "pad", "flatten", "only"],
+            "steps": ["view", "permute", "shard", "blocks", "join", "pad", "flatten", "only", "concat"],
         }
 
     def examined(self, path: str) -> Examination:
@@ -80,7 +80,9 @@ class OracleDriver:
                     "shape": None if local is None else list(local.shape),
                     "pieces": [] if local is None else self.pieces(local, view_of(params["steps"], shape)),
                 }
-                for coordinate, local in self.lowered(params["mesh"], params["steps"], shape).items()
+                for coordinate, local in self.lowered(
+                    params["mesh"], params["steps"], shape, params.get("place")
+                ).items()
             ]
         }
 
@@ -88,9 +90,13 @@ class OracleDriver:
         return pieces(local, shape)
 
     def lowered(
-        self, mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]
+        self,
+        mesh: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+        shape: Sequence[int],
+        place: Mapping[str, Any] | None = None,
     ) -> dict[tuple[int, ...], Local | None]:
-        return lower(mesh, steps, shape)
+        return lower(mesh, steps, shape, place)
 
     def read(self, params: Mapping[str, Any]) -> dict[str, Any]:
         logical = self.opened(params["path"], ("atoms/", "packs/"))
@@ -103,7 +109,7 @@ class OracleDriver:
             ITEM_BYTES[slot["dtype"]],
         )
         if "mesh" in params:
-            found = self.lowered(params["mesh"], params["steps"], shape)
+            found = self.lowered(params["mesh"], params["steps"], shape, params.get("place"))
             answers = []
             for out in params["outs"]:
                 local = found[tuple(out["coordinate"])]
@@ -167,7 +173,7 @@ class OracleDriver:
             )
         item = ITEM_BYTES[slot["dtype"]]
         data = bytearray(item * math.prod(slot["shape"]))
-        found = self.lowered(slot["mesh"], slot["steps"], slot["shape"])
+        found = self.lowered(slot["mesh"], slot["steps"], slot["shape"], slot.get("place"))
         for given in slot["ins"]:
             local = found[tuple(given["coordinate"])]
             raw = Path(given["in"]).read_bytes()
@@ -181,7 +187,8 @@ class OracleDriver:
         if layout not in layouts:
             layouts.append(layout)
         return SlotDraft(
-            slot["dtype"], tuple(slot["shape"]), bytes(data), layout=layouts.index(layout), compressor=slot.get("compressor")
+            slot["dtype"], tuple(slot["shape"]), bytes(data), layout=layouts.index(layout),
+            compressor=slot.get("compressor"), place=slot.get("place"),
         )  # fmt: skip
 
     def published(self, path: Path, atoms: Sequence[AtomDraft], **options: Any) -> dict[str, Any]:
@@ -211,7 +218,8 @@ class OracleDriver:
                 atom["name"],
                 {
                     name: SlotDraft(
-                        slot["dtype"], tuple(slot["shape"]), logical.data[atom["name"], name], slot.get("layout"), slot.get("compressor")
+                        slot["dtype"], tuple(slot["shape"]), logical.data[atom["name"], name], slot.get("layout"),
+                        slot.get("compressor"), place=slot.get("place"),
                     )
                     for name, slot in atom["slots"].items()
                 },

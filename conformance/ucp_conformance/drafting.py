@@ -61,12 +61,15 @@ class SlotDraft:
     content: bool = True
     boxes: Mapping[Any, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = field(default_factory=dict)
     annotations: dict[str, Any] | None = None
+    place: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
         """The slot as the index has it."""
         value: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.layout is not None:
             value["layout"] = self.layout
+        if self.place is not None:
+            value["place"] = self.place
         if self.compressor is not None:
             value["compressor"] = self.compressor
         if self.content:

@@ -259,7 +259,9 @@ def _atoms_written(
             mine = atom["slots"][slot_name]
             wanted = {"dtype": slot["dtype"], "shape": slot["shape"]}
             layout = {"mesh": slot["mesh"], "steps": slot["steps"]} if "mesh" in slot else None
-            differs = _differs({key: mine[key] for key in wanted}, wanted) or _differs(mine["layout"], layout)
+            differs = _differs({key: mine[key] for key in wanted}, wanted) or _differs(
+                [mine["layout"], mine.get("place")], [layout, slot.get("place")]
+            )
             if differs is not None:
                 return "fail", f"{name}/{slot_name}: {differs[1]}"
             recorded = stored[name]["slots"][slot_name]

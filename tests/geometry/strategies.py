@@ -128,6 +128,7 @@ def placed_layouts(
     if "view" in kinds:
         shape = draw(_reinterpretations(shape, steps))
     dims = [_Dim(extent) for extent in shape]
+    fixed_axes = [axis for axis in mesh.axes if isinstance(axis, MeshAxis)]
     unused = list(draw(st.permutations(mesh.axes)))
     flattened = False
     place: BufferPlace | None = None
@@ -161,11 +162,9 @@ def placed_layouts(
             case "concat":
                 # Longer than any rank's part; half of the places differ by coordinate.
                 extent = dims[0].most
-                axes = (
-                    tuple(axis for axis in mesh.axes if isinstance(axis, MeshAxis))
-                    if draw(st.booleans())
-                    else ()
-                )
+                # What the place depends on is not split over later.
+                axes = tuple(draw(st.lists(st.sampled_from(fixed_axes), unique=True))) if fixed_axes else ()
+                unused = [axis for axis in unused if axis not in axes]
                 count = math.prod(axis.size for axis in axes)
                 offsets = tuple(draw(st.integers(0, 7)) for _ in range(count))
                 place = BufferPlace(offsets, (7 + extent,) * count, tuple(axis.name for axis in axes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.geometry import model
 from tests.geometry.strategies import placed_layouts, shapes
 from ucpformat.errors import LayoutError
 from ucpformat.geometry import (
+    Blocks,
     BufferMember,
     BufferPlace,
     Concat,
@@ -23,10 +25,14 @@ from ucpformat.geometry import (
     MeshAxis,
     Only,
     Pad,
+    PlacedTensor,
     RaggedAxis,
     Shard,
     Step,
+    buffer_faults,
+    buffer_head,
     buffer_places,
+    buffer_tail,
     element_count,
     lower,
 )
@@ -135,6 +141,110 @@ def test_tensors_padded_one_by_one() -> None:
     ]
 
 
+def counted_faults(tensors: list[PlacedTensor]) -> set[int]:
+    """The tensors that do not fit beside those before them, cell by cell."""
+    faults: set[int] = set()
+    for coordinate in tensors[0].layout.mesh.coordinates() if tensors else ():
+        spans: dict[int, range] = {}
+        total: int | None = None
+        for number, tensor in enumerate(tensors):
+            head = buffer_head(tensor.layout)
+            assert head is not None
+            flat = model.held(head, tensor.shape, coordinate)
+            if flat is None:
+                continue
+            entry = 0
+            for name in tensor.place.axes:
+                axis = [axis.name for axis in tensor.layout.mesh.axes].index(name)
+                entry = entry * tensor.layout.mesh.axes[axis].size + coordinate[axis]
+            offset, mine = tensor.place.offsets[entry], tensor.place.totals[entry]
+            span = range(offset, offset + flat.size)
+            if span.stop > mine or total not in (None, mine):
+                faults.add(number)
+            elif any(set(span) & set(other) for other in spans.values()):
+                faults.add(-1)
+            else:
+                spans[number] = span
+            total = mine if total is None else total
+    return faults
+
+
+@given(st.data())
+def test_tensors_of_a_buffer_are_checked_like_cells(data: st.DataObject) -> None:
+    mesh = Mesh((MeshAxis("pp", 2), MeshAxis("tp", 3)))
+    found: list[BufferMember] = []
+    for shape in data.draw(st.lists(shapes(max_elements=30), max_size=4)):
+        layout, _ = data.draw(placed_layouts(shape, mesh, "view pad"))
+        before = itertools.takewhile(lambda step: step != Flatten(), layout.steps)
+        found.append(BufferMember(Layout(mesh, (*before, Flatten(), Concat("group"))), shape))
+    places = buffer_places(found)
+    tensors = [
+        PlacedTensor(member.layout, member.shape, place) for member, place in zip(found, places, strict=True)
+    ]
+    assert list(buffer_faults(tensors)) == []
+    if not tensors:
+        return
+    # One number is moved: what follows is what counting cells says.
+    number = data.draw(st.integers(0, len(tensors) - 1))
+    old = tensors[number]
+    entries = list(data.draw(st.sampled_from([old.place.offsets, old.place.totals])))
+    entry = data.draw(st.integers(0, len(entries) - 1))
+    moved = max(0, entries[entry] + data.draw(st.integers(-4, 4)))
+    changed = (*entries[:entry], moved, *entries[entry + 1 :])
+    if entries == list(old.place.offsets):
+        place = replace(old.place, offsets=changed)
+    else:
+        place = replace(old.place, totals=changed)
+    tensors[number] = replace(old, place=place)
+    reported = list(buffer_faults(tensors))
+    assert len({number for number, _ in reported}) == len(reported)
+    counted = counted_faults(tensors)
+    assert bool(reported) == bool(counted)
+    assert counted - {-1} <= {number for number, _ in reported}
+
+
+def test_faults_of_a_buffer_have_reasons() -> None:
+    layout = Layout(DP, GROUP)
+
+    def reasons(*places: BufferPlace) -> list[tuple[int, str]]:
+        return list(buffer_faults([PlacedTensor(layout, (4,), place) for place in places]))
+
+    assert buffer_tail(layout) == ("group", GROUP[2:])
+    assert buffer_head(Layout(DP)) is None
+    assert buffer_tail(Layout(DP)) is None
+    assert reasons(BufferPlace((0,), (8,)), BufferPlace((4,), (8,))) == []
+    assert reasons(BufferPlace((0,), (8,)), BufferPlace((3,), (8,)), BufferPlace((4,), (8,))) == [
+        (1, "at {'dp': 0}, it overlaps another tensor from element 3 on"),
+        (2, "at {'dp': 0}, it overlaps another tensor from element 4 on"),
+    ]
+    assert reasons(BufferPlace((0,), (8,)), BufferPlace((5,), (8,))) == [
+        (1, "at {'dp': 0}, [5, 9) leaves a buffer of 8 elements")
+    ]
+    assert reasons(BufferPlace((0,), (8,)), BufferPlace((4,), (9,))) == [
+        (1, "at {'dp': 0}, the buffer has 9 elements here and 8 elsewhere")
+    ]
+    assert reasons(BufferPlace((0,), (8,), ("dp",)), BufferPlace((4, 4), (8, 8), ("tp",))) == [
+        (0, "the buffer is split over ['dp']: one place for all of it"),
+        (1, "('tp',) are not distinct axes of the mesh"),
+    ]
+
+
+def test_a_buffer_of_thousands_is_checked_by_what_each_rank_holds() -> None:
+    mesh = Mesh((MeshAxis("pp", 4), MeshAxis("tp", 4), MeshAxis("dp", 1 << 10)))
+    layouts = [
+        Layout(mesh, (Only("pp", (stage,)), Shard("tp", 0), Flatten(), Concat("group"), Shard("dp", 0)))
+        for stage in range(4)
+    ]
+    tensors = [
+        PlacedTensor(layout, (64, 1 << 20), BufferPlace((number << 24,), (1000 << 24,)))
+        for layout in layouts
+        for number in range(1000)
+    ]
+    assert list(buffer_faults(tensors)) == []
+    last = replace(tensors[-1], place=BufferPlace(((999 << 24) - 1,), (1000 << 24,)))
+    assert [number for number, _ in buffer_faults([*tensors[:-1], last])] == [3999]
+
+
 def test_no_members_need_no_places() -> None:
     assert buffer_places([]) == ()
 
@@ -167,7 +277,14 @@ RAGGED = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))))
         (DP, GROUP, BufferPlace((0, 0), (4,)), "/steps/1"),
         (DP, GROUP, BufferPlace((-1,), (4,)), "/steps/1"),
         (DP, GROUP, BufferPlace((3,), (6,)), "/steps/1"),
-        (DP, GROUP, BufferPlace((0, 0), (4, 3), ("dp",)), "/steps/1"),
+        (DP, GROUP[:2], BufferPlace((0, 0), (4, 3), ("dp",)), "/steps/1"),
+        (DP, GROUP, BufferPlace((0, 0), (4, 4), ("dp",)), "/steps/1/axes"),
+        (
+            DP,
+            (*GROUP[:2], Blocks(0, (1, 3), (None, (Shard("dp", 0),)))),
+            BufferPlace((0, 0), (4, 4), ("dp",)),
+            "/steps/1/axes",
+        ),
         (DP, GROUP, BufferPlace((0,), (5,)), "/steps/2/rule"),
         (DP, (Pad(0, to=3), *GROUP), BufferPlace((0,), (4,)), "/steps/0/to"),
     ],

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ucpformat import jsonio
 from ucpformat.errors import UcpError
+from ucpformat.geometry import BufferPlace
 from ucpformat.jsonio import JsonValue
 from ucpformat.model.atom import Atom, IndexPart, Slot
 from ucpformat.model.compressor import Compressor
@@ -18,6 +19,8 @@ from ucpformat.model.dtype import DTYPES
 AT = "index/x-0.json"
 names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+entries = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
+places = st.builds(BufferPlace, entries, entries, st.lists(st.sampled_from("abc"), max_size=2).map(tuple))
 
 
 @st.composite
@@ -36,6 +39,7 @@ def slots(draw: st.DrawFn) -> tuple[Slot, ...]:
             draw(st.none() | st.just(Compressor("gzip", {"level": 1}))),
             draw(st.none() | st.just("crc32c-tree:" + "0" * 64)),
             draw(st.just({}) | st.just({"org.example": [1, None]})),
+            draw(st.none() | places),
         )
         for name in sorted(found)
     )  # fmt: skip

@@ -17,6 +17,7 @@ from ucpformat.geometry import (
     Flatten,
     Join,
     Layout,
+    LocalOnly,
     Mesh,
     MeshAxis,
     Only,
@@ -51,6 +52,7 @@ steps: st.SearchStrategy[Step] = (
     | st.builds(Blocks, st.integers(0, 3), extents | rules, own_steps)
     | st.builds(View, st.lists(st.integers(0, 9), max_size=3).map(tuple))
     | st.builds(Permute, st.lists(st.integers(0, 3), max_size=3).map(tuple))
+    | st.builds(Concat, st.sampled_from(["a", "ü"]))
     | st.builds(lambda dim, to: Pad(dim, to=to), st.integers(0, 3), st.integers(0, 9))
     | st.builds(lambda dim, multiple: Pad(dim, multiple=multiple), st.integers(0, 3), st.integers(1, 9))
 )
@@ -96,8 +98,26 @@ def test_a_layout_on_a_mesh_that_is_not_stored_is_refused() -> None:
 
 
 def test_a_reserved_primitive_is_not_stored() -> None:
-    with pytest.raises(UcpError, match=r"UCP-E-LAYOUT.*Concat"):
-        step_to_json(Concat("group"))
+    with pytest.raises(UcpError, match=r"UCP-E-LAYOUT.*LocalOnly"):
+        step_to_json(LocalOnly())
+
+
+def test_layouts_of_one_buffer_do_the_same_with_it() -> None:
+    """UCP-D-100."""
+    meshes = [MeshRecord((MeshAxis("a", 2), MeshAxis("b", 2)), None)] * 2
+    buffer = (Flatten(), Concat("g"))
+    layouts = [
+        LayoutRecord(0, (*buffer, Shard("a", 0))),
+        LayoutRecord(0, (Shard("b", 0), *buffer, Shard("a", 0))),
+        LayoutRecord(1, (*buffer, Shard("b", 0))),
+        LayoutRecord(0, (Flatten(), Concat("h"))),
+        LayoutRecord(0, (*buffer, Shard("a", 0, "even"))),
+    ]
+    resolved = resolve(meshes, layouts, at="x")
+    assert [(problem.code, problem.at) for problem in resolved.problems] == [
+        ("UCP-E-LAYOUT", "x#/layouts/4/steps")
+    ]
+    assert len(resolved.layouts) == 5
 
 
 def test_every_problem_of_meshes_and_layouts_is_found() -> None:

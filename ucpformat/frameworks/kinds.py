@@ -145,7 +145,9 @@ def rewrite_job(checkpoint: Checkpoint) -> Job:
         slots = {}
         for name, slot in view.items():
             kept = slot.stored.slot
-            slots[name] = SlotSpec(kept.dtype, kept.shape, slot.layout, kept.compressor, kept.annotations)
+            slots[name] = SlotSpec(
+                kept.dtype, kept.shape, slot.layout, kept.compressor, kept.annotations, kept.place
+            )
             sources.append(SlotSource(view.atom.name, name, partial(checkpoint.read_box, slot.stored)))
         atoms.append(AtomSpec(view.atom.name, slots, view.atom.aliases, view.atom.annotations))
     progress = checkpoint.root.progress

@@ -24,6 +24,7 @@ from ucpformat.geometry.box import (
 )
 from ucpformat.geometry.box_index import BoxIndex
 from ucpformat.geometry.buffer import BufferPlace
+from ucpformat.geometry.buffer_check import PlacedTensor, buffer_faults, buffer_head, buffer_tail
 from ucpformat.geometry.canonical import canonical
 from ucpformat.geometry.cover import (
     CoverFault,
@@ -121,6 +122,7 @@ __all__ = [
     "Partial",
     "Permute",
     "Piece",
+    "PlacedTensor",
     "RaggedAxis",
     "RankPlan",
     "RankPlanner",
@@ -137,7 +139,10 @@ __all__ = [
     "Traffic",
     "TransferPlan",
     "View",
+    "buffer_faults",
+    "buffer_head",
     "buffer_places",
+    "buffer_tail",
     "canonical",
     "check_cover",
     "chunk_grid",

@@ -48,7 +48,7 @@ def buffer_places(
     used = set[int]().union(*(lowering.used_axes for lowering in lowerings))
     rows = {
         tuple(coordinate[axis] for axis in sorted(used)): _row(
-            [None if (held := lowering.at(coordinate)) is None else held.size for lowering in lowerings],
+            [lowering.size_at(coordinate) for lowering in lowerings],
             align,
             multiple,
         )

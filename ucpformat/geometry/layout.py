@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import get_args
@@ -60,6 +61,15 @@ class Layout:
             raise _refusal(
                 "a local tensor has no other steps: leave them out", f"/steps/{self.steps.index(LocalOnly())}"
             )
+
+    def axes_after(self, place: int) -> frozenset[str]:
+        """Return the axes over which the steps behind the one at ``place`` split."""
+        shards: list[Step] = []
+        for step in self.steps[place + 1 :]:
+            shards.append(step)
+            if isinstance(step, Blocks):
+                shards.extend(itertools.chain.from_iterable(own or () for own in step.steps or ()))
+        return frozenset(step.axis for step in shards if isinstance(step, Shard))
 
     def holds(self, rank: int) -> bool:
         """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty."""

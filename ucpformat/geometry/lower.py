@@ -108,6 +108,19 @@ class Lowering:
         is_canonical = self._seen.is_plain and sum(start != HOLE for start, _ in ranges) <= 1
         return LocalMap((position,), tuple(pieces) if is_canonical else canonical(pieces, self.view))
 
+    def size_at(self, coordinate: Coordinate) -> int | None:
+        """Return how many elements the local tensor of ``coordinate`` has, or None where it holds nothing."""
+        if any(coordinate[axis] not in positions for axis, positions in self._present):
+            return None
+        if self.own_axes is not None:
+            return element_count(self.shape[1:])
+        dims = (
+            extent_of(run(program, extent, coordinate))
+            for program, extent in zip(self._dims, self._seen.extents, strict=True)
+        )
+        size = math.prod(dims)
+        return size if self._flat is None else extent_of(run(self._flat, size, coordinate))
+
     @property
     def own_axes(self) -> tuple[Axis, ...] | None:
         """The axes of the mesh where every coordinate has an entry of its own, never merged; else None."""
@@ -182,6 +195,11 @@ class Lowering:
         starts = [position for _, position in projections(mesh, set(self._partial))]
         for coordinate, position in used_coordinates:
             yield coordinate, [[position + start + other for other in others] for start in starts]
+
+    @property
+    def present(self) -> tuple[tuple[int, frozenset[int]], ...]:
+        """Indices of axes, each with the positions where anything is held at all."""
+        return self._present
 
     @property
     def used_axes(self) -> set[int]:
@@ -267,7 +285,7 @@ def lower(layout: Layout, shape: tuple[int, ...], *, place: BufferPlace | None =
             case Flatten():
                 flat = []
             case Concat() if flat is not None:
-                flat.append(compiled_place(place, mesh, at))
+                flat.append(compiled_place(place, mesh, layout.axes_after(number), at))
             case Only():
                 present.append((axis_of(mesh, step.axis), frozenset(step.coordinates)))
             case Partial():

@@ -109,10 +109,14 @@ class Place:
     totals: tuple[int, ...]
     at: str
 
+    def entry(self, coordinate: Coordinate) -> tuple[int, int]:
+        """Return the offset and the total at a coordinate."""
+        place = sum(coordinate[axis] * stride for axis, stride in zip(self.axes, self.strides, strict=True))
+        return self.offsets[place], self.totals[place]
+
     def placed(self, intervals: list[Interval], coordinate: Coordinate) -> list[Interval]:
         """Return the buffer around the tensor; UCP-E-LAYOUT where that does not fit in."""
-        place = sum(coordinate[axis] * stride for axis, stride in zip(self.axes, self.strides, strict=True))
-        offset, total = self.offsets[place], self.totals[place]
+        offset, total = self.entry(coordinate)
         after = total - offset - extent_of(intervals)
         if after < 0:
             raise error(

@@ -25,10 +25,12 @@ from ucpformat.model.fields import (
     string,
 )
 from ucpformat.model.keys import case_problems, component_problems, name_problems
+from ucpformat.model.place import place_from_json, place_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ucpformat.geometry import BufferPlace
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["MAX_NDIM", "MAX_SLOT_NAME", "Atom", "IndexPart", "Slot"]
@@ -37,7 +39,7 @@ MAX_NDIM: Final = 32
 MAX_SLOT_NAME: Final = 64
 _CONTENT: Final = re.compile(r"crc32c-tree:[0-9a-f]{64}")
 _SLOT_REQUIRED: Final = frozenset({"dtype", "shape"})
-_SLOT_OPTIONAL: Final = frozenset({"layout", "compressor", "content", "annotations"})
+_SLOT_OPTIONAL: Final = frozenset({"layout", "place", "compressor", "content", "annotations"})
 _ATOM_REQUIRED: Final = frozenset({"name", "key", "slots"})
 _ATOM_OPTIONAL: Final = frozenset({"aliases", "annotations"})
 _PART_REQUIRED: Final = frozenset({"atoms"})
@@ -48,7 +50,8 @@ _NONE: Final[frozenset[str]] = frozenset()
 class Slot:
     """One tensor of an atom's state: its data type, its logical shape in elements, and how it is kept.
 
-    ``layout`` is an index into the root's layouts, ``content`` a content digest (SPEC 11.3).
+    ``layout`` is an index into the root's layouts, ``place`` where the tensor lies in the buffer of such a
+    layout (SPEC 12.1), ``content`` a content digest (SPEC 11.3).
     """
 
     name: str
@@ -58,6 +61,7 @@ class Slot:
     compressor: Compressor | None = None
     content: str | None = None
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    place: BufferPlace | None = None
 
     @classmethod
     def _read(cls, name: str, value: JsonValue) -> Slot:
@@ -67,17 +71,19 @@ class Slot:
         shape = integers(found["shape"], "#/shape")
         if len(found) == 2:
             return cls(name, dtype, shape)
-        layout = compressor = content = None
+        layout = compressor = content = place = None
         annotations: Mapping[str, JsonValue] = {}
         if "layout" in found:
             layout = integer(found["layout"], "#/layout")
+        if "place" in found:
+            place = place_from_json(found["place"], "#/place")
         if "compressor" in found:
             compressor = Compressor.from_json(found["compressor"], at="#/compressor")
         if "content" in found:
             content = _content(found["content"])
         if "annotations" in found:
             annotations = object_(found["annotations"], "#/annotations")
-        return cls(name, dtype, shape, layout, compressor, content, annotations)
+        return cls(name, dtype, shape, layout, compressor, content, annotations, place)
 
     @classmethod
     def from_json(cls, name: str, value: JsonValue, *, at: str) -> Slot:
@@ -96,6 +102,8 @@ class Slot:
         value: dict[str, JsonValue] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.layout is not None:
             value["layout"] = self.layout
+        if self.place is not None:
+            value["place"] = place_to_json(self.place)
         if self.compressor is not None:
             value["compressor"] = self.compressor.to_json()
         if self.content is not None:

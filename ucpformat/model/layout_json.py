@@ -7,7 +7,7 @@ are structurally sound (``UCP-E-SCHEMA``), and `resolve` makes geometry of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast, get_args
 
@@ -16,6 +16,7 @@ from ucpformat.geometry import (
     Axis,
     BlockRule,
     Blocks,
+    Concat,
     Flatten,
     Join,
     Layout,
@@ -30,6 +31,7 @@ from ucpformat.geometry import (
     Shard,
     Step,
     View,
+    buffer_tail,
 )
 from ucpformat.jsonio import pointer
 from ucpformat.model.fields import array, choice, integer, integers, members, relocated, string
@@ -120,6 +122,7 @@ def resolve(meshes: Sequence[MeshRecord], layouts: Sequence[LayoutRecord], *, at
     problems: list[Problem] = []
     made_meshes: dict[int, Mesh] = {}
     made_layouts: list[Layout] = []
+    kept: list[tuple[int, int, Layout]] = []
     for index, record in enumerate(meshes):
         try:
             made_meshes[index] = Mesh(record.axes, record.ranks)
@@ -133,9 +136,23 @@ def resolve(meshes: Sequence[MeshRecord], layouts: Sequence[LayoutRecord], *, at
         elif layout.mesh in made_meshes:
             try:
                 made_layouts.append(Layout(made_meshes[layout.mesh], layout.steps))
+                kept.append((index, layout.mesh, made_layouts[-1]))
             except UcpError as refusal:
                 problems.append(relocated(refusal, pointer(at, "layouts", index)).problem())
+    problems.extend(_buffer_problems(kept, at))
     return Resolved(tuple(made_meshes.values()), tuple(made_layouts), tuple(problems))
+
+
+def _buffer_problems(layouts: Sequence[tuple[int, int, Layout]], at: str) -> Iterator[Problem]:
+    """Layouts that put tensors into one buffer and do different things with it (UCP-D-100)."""
+    known: dict[tuple[int, str], tuple[Step, ...]] = {}
+    for index, mesh, layout in layouts:
+        tail = buffer_tail(layout)
+        if tail is not None and known.setdefault((mesh, tail[0]), tail[1]) != tail[1]:
+            message = (
+                f"an earlier layout does something else with the buffer {tail[0][:80]!r}: name another group"
+            )
+            yield Problem("UCP-E-LAYOUT", pointer(at, "layouts", index, "steps"), message)
 
 
 def _shard_from_json(value: JsonValue, at: str) -> Shard:
@@ -225,6 +242,14 @@ def _pad_from_json(value: JsonValue, at: str) -> Pad:
     return Pad(dim, multiple=integer(found["multiple"], pointer(at, "multiple"), least=1))
 
 
+def _concat_from_json(value: JsonValue, at: str) -> Concat:
+    found = members(value, frozenset({"kind", "group"}), _NONE, at)
+    group = string(found["group"], pointer(at, "group"))
+    if not group:
+        raise error("UCP-E-SCHEMA", "a buffer has a name", at=pointer(at, "group"))
+    return Concat(group)
+
+
 _READERS: Final[Mapping[str, Callable[[JsonValue, str], Step]]] = {
     "view": _view_from_json,
     "permute": _permute_from_json,
@@ -234,6 +259,7 @@ _READERS: Final[Mapping[str, Callable[[JsonValue, str], Step]]] = {
     "pad": _pad_from_json,
     "flatten": _flatten_from_json,
     "only": _only_from_json,
+    "concat": _concat_from_json,
 }
 STEP_KINDS: Final = tuple(_READERS)
 
@@ -284,6 +310,8 @@ def step_to_json(step: Step) -> dict[str, JsonValue]:
             return {"kind": "flatten"}
         case Only(axis, coordinates):
             return {"kind": "only", "axis": axis, "coordinates": list(coordinates)}
+        case Concat(group):
+            return {"kind": "concat", "group": group}
         case _:
             raise error("UCP-E-LAYOUT", f"{type(step).__name__} is reserved: this draft cannot store it")
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
+from ucpformat.jsonio import pointer
 from ucpformat.model.dtype import dtype
 from ucpformat.model.table import OWN_OBJECT
 
@@ -45,6 +46,12 @@ class StoredSlot:
     def prefix(self) -> str:
         """Key of the Zarr array, in storage plain."""
         return f"atoms/{self.atom.key}/{self.slot.name}"
+
+    @property
+    def at(self) -> str:
+        """The place of the slot in its index part."""
+        number = self.part.index.atoms.index(self.atom)
+        return pointer(self.part.index_key, "atoms", number, "slots", self.slot.name)
 
     def chunk_key(self, chunk: int) -> str:
         """Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
@@ -183,7 +190,7 @@ class StoredPart:
                 try:
                     kind, grid, chunks = _form(slot.dtype, slot.shape, chunk_bytes)
                 except UcpError as refusal:
-                    at = f"{index_key}#/atoms/{position}/slots/{slot.name}"
+                    at = pointer(index_key, "atoms", position, "slots", slot.name)
                     raise error(refusal.code, refusal.message, at=at) from None
                 self._in_order.append(StoredSlot(atom, slot, kind, grid, rows, self))
                 rows += chunks

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ucpformat.errors import Problem, UcpError
-from ucpformat.geometry import covers, distinct_boxes, lower
+from ucpformat.errors import Problem, error
+from ucpformat.geometry import covers, distinct_boxes
 from ucpformat.jsonio import pointer
 from ucpformat.model.atom import IndexPart
 from ucpformat.model.features import READ_FEATURES, feature_set_problems, needed_features, negotiate
 from ucpformat.model.fields import relocated
 from ucpformat.model.packs import Pack, PackList
 from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, root_digest
+from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
@@ -24,7 +25,7 @@ from ucpformat.storage.part import StoredPart
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ucpformat.geometry import Layout
+    from ucpformat.geometry import Layout, Lowering
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.part import StoredSlot
     from ucpformat.storage.store import Store
@@ -216,24 +217,32 @@ def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Fin
 
 
 def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
-    """Every layout fits the slots that refer to it, and leaves nothing of them out (SPEC 13)."""
+    """Every layout fits the slots that refer to it, and leaves nothing of them out (SPEC 12 and 13)."""
     layouts: tuple[Layout, ...] = checked.root.layouts
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for stored in checked.slots():
-        slot = stored.slot
-        if slot.layout is None or slot.layout >= len(layouts) or (slot.layout, slot.shape) in seen:
-            continue
-        seen.add((slot.layout, slot.shape))
-        at = pointer(ROOT_KEY, "layouts", slot.layout)
-        try:
-            lowering = lower(layouts[slot.layout], slot.shape)
-            fault = covers(distinct_boxes(lowering), lowering.view)
-        except UcpError as refusal:
-            findings.add(relocated(refusal, at).problem())
-            continue
-        if fault is not None:
-            message = f"it does not cover {stored.atom.name}/{slot.name} of shape {slot.shape}: {fault}"
-            findings.add(Problem("UCP-E-COVER", at, message))
+    stored = [slot for slot in checked.slots() if slot.slot.layout is None or slot.slot.layout < len(layouts)]
+    spread = [
+        SpreadSlot(
+            found.slot.name,
+            found.slot.shape,
+            None if found.slot.layout is None else layouts[found.slot.layout],
+            found.slot.place,
+        )
+        for found in stored
+    ]
+    for fault in spread_faults(spread, _check_cover):
+        found = stored[fault.number]
+        if fault.of_layout and found.slot.layout is not None:
+            problem = relocated(fault.refusal, pointer(ROOT_KEY, "layouts", found.slot.layout)).problem()
+            who = f"{found.atom.name[:80]}/{found.slot.name} of shape {found.slot.shape}"
+            findings.add(Problem(problem.code, problem.at, f"{problem.message} ({who})"))
+        else:
+            findings.add(Problem(fault.refusal.code, found.at, fault.refusal.message))
+
+
+def _check_cover(lowering: Lowering) -> None:
+    fault = covers(distinct_boxes(lowering), lowering.view)
+    if fault is not None:
+        raise error("UCP-E-COVER", f"the layout does not cover the tensor: {fault}")
 
 
 def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Findings) -> None:

@@ -15,7 +15,7 @@ import ucpformat as ucp
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from ucpformat.frameworks.kinds import convert_checkpoint
-from ucpformat.geometry import Box, Layout, Piece, Strided, lower
+from ucpformat.geometry import Box, BufferPlace, Layout, Piece, Strided, lower
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.layout_json import (
@@ -26,6 +26,7 @@ from ucpformat.model.layout_json import (
     resolve,
     step_to_json,
 )
+from ucpformat.model.place import place_from_json, place_to_json
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
 
@@ -73,6 +74,10 @@ class RefusalError(Exception):
     """A refusal that the library states as data."""
 
 
+def place_of(params: Mapping[str, Any]) -> BufferPlace | None:
+    return place_from_json(params["place"], "place") if "place" in params else None
+
+
 def layout_json(layout: Layout | None) -> Json | None:
     if layout is None:
         return None
@@ -89,6 +94,7 @@ def inspect(params: Json) -> Json:
                     "shape": list(view.shape),
                     "chunk_shape": list(view.chunk_shape),
                     "layout": layout_json(view.layout),
+                    **({} if view.place is None else {"place": place_to_json(view.place)}),
                 }
                 for slot, view in atom.items()
             }
@@ -130,7 +136,7 @@ def piece_json(piece: Piece) -> Json:
 
 def lower_method(params: Json) -> Json:
     layout = layout_of(params)
-    lowering = lower(layout, tuple(params["shape"]))
+    lowering = lower(layout, tuple(params["shape"]), place=place_of(params))
     found = []
     for coordinate in layout.mesh.coordinates():
         local = lowering.at(coordinate)
@@ -169,7 +175,9 @@ def read_layout(checkpoint: ucp.Checkpoint, dtype: str, params: Json) -> Json:
     found = []
     for out in params["outs"]:
         where = dict(zip(names, out["coordinate"], strict=True))
-        data = checkpoint.read(params["atom"], params["slot"], layout=layout, coord=where)
+        data = checkpoint.read(
+            params["atom"], params["slot"], layout=layout, coord=where, place=place_of(params)
+        )
         found.append({"coordinate": out["coordinate"], "shape": None if data is None else list(data.shape)})
         if data is not None:
             save_array(data, out["out"])
@@ -185,7 +193,7 @@ def read_blob(params: Json) -> Json:
 def slot_spec(slot: Json) -> ucp.SlotSpec:
     compressor = Compressor.from_json(slot["compressor"], at="compressor") if "compressor" in slot else None
     layout = layout_of(slot) if "mesh" in slot else None
-    return ucp.SlotSpec(slot["dtype"], tuple(slot["shape"]), layout, compressor)
+    return ucp.SlotSpec(slot["dtype"], tuple(slot["shape"]), layout, compressor, place=place_of(slot))
 
 
 def gathered(slot: Json) -> NDArray[Any]:
@@ -195,7 +203,7 @@ def gathered(slot: Json) -> NDArray[Any]:
         return np.frombuffer(Path(slot["in"]).read_bytes(), kind).reshape(shape)
     # Elements as opaque bytes: strides of extension types are numpy's weak side.
     opaque = np.dtype(f"V{kind.itemsize}")
-    lowering = lower(layout_of(slot), shape)
+    lowering = lower(layout_of(slot), shape, place=place_of(slot))
     # Pieces are boxes of the view, whose elements stand in the same row-major order.
     whole = np.zeros(lowering.view, opaque)
     for given in slot["ins"]:

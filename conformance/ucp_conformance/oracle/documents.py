@@ -173,6 +173,13 @@ def _root_content(root: dict[str, Any], found: Collected) -> None:
             continue
         with found.refusals(), _placed(at):
             layouts.check_steps(root["meshes"][layout["mesh"]], layout["steps"])
+    behind: dict[tuple[int, str], Any] = {}
+    for number, layout in enumerate(root["layouts"]):
+        kinds = [step["kind"] for step in layout["steps"]]
+        if "concat" in kinds:
+            rest = layout["steps"][kinds.index("concat") :]
+            if behind.setdefault((layout["mesh"], rest[0]["group"]), rest) != rest:
+                found.add("UCP-E-LAYOUT", pointer(ROOT, "layouts", number), "other steps behind one concat")
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ucp_conformance.oracle import buffers as buffers_of
 from ucp_conformance.oracle import documents, layouts
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
 from ucp_conformance.oracle.chunk_table import OWN_OBJECT, Segment, Table, parse_table
@@ -40,6 +42,7 @@ class Logical:
                 "shape": value["shape"],
                 "chunk_shape": list(self.chunk_shapes[atom, name]),
                 "layout": self.layout(value.get("layout")),
+                **({"place": value["place"]} if "place" in value else {}),
             }
 
         return {
@@ -112,6 +115,41 @@ def examine(path: Path) -> Examination:
     with found.refusals():
         logical = _Examiner(Store(path), found).run()
     return Examination(found.problems, logical)
+
+
+def slot_place(logical: Logical, slot: SlotChunks) -> str:
+    """The place of a slot in its index part."""
+    part = next(part for part in logical.root["parts"] if part["table"]["key"] == slot.table_key)
+    names = [atom["name"] for atom in logical.atoms]
+    first = names.index(part["first"])
+    number = names.index(slot.atom["name"]) - first
+    return pointer(part["index"]["key"], "atoms", number, "slots", slot.name)
+
+
+def in_buffer(layout: dict[str, Any], slot: dict[str, Any]) -> buffers_of.Held:
+    """What a slot takes of its buffer at every coordinate."""
+    steps = layout["steps"]
+    kinds = [step["kind"] for step in steps]
+    if "concat" not in kinds:
+        return {}
+    only = [step for step in steps if step["kind"] == "only"]
+    before = [step for step in steps[: kinds.index("concat")] if step["kind"] != "only"]
+    try:
+        found = layouts.lower(layout["mesh"], [*only, *before], slot["shape"])
+    except RefusalError:
+        return {}  # of the layout, not of the place
+    held: dict[tuple[int, ...], tuple[int, int, int] | None] = {}
+    names = [axis["name"] for axis in layout["mesh"]["axes"]]
+    for coordinate, local in found.items():
+        if local is None:
+            held[coordinate] = None
+            continue
+        where = dict(zip(names, coordinate, strict=True))
+        offset, total = buffers_of.entry_of(layout["mesh"], slot["place"], where)
+        if offset + len(local.cells) > total:
+            raise RefusalError("UCP-E-LAYOUT", "", "the tensor leaves its buffer")
+        held[coordinate] = offset, len(local.cells), total
+    return held
 
 
 class _Examiner:
@@ -291,15 +329,38 @@ class _Examiner:
                             root["state"]["key"], "optimizers", name, "groups", number, "atoms", place
                         )
                         self.found.add("UCP-E-REFERENCE", at)
+        buffers: dict[tuple[int, str, str], list[tuple[str, buffers_of.Held]]] = {}
         for slot in self.slots:
+            here = slot_place(logical, slot)
             layout = logical.layout(slot.slot.get("layout"))
-            if layout is not None:
-                self.check_cover(slot, layout, int(slot.slot["layout"]))
+            if layout is None:
+                if "place" in slot.slot:
+                    self.found.add("UCP-E-LAYOUT", here, "a place without a layout")
+                continue
+            self.check_cover(slot, layout, int(slot.slot["layout"]), here)
+            group = [step["group"] for step in layout["steps"] if step["kind"] == "concat"]
+            if group and here not in {problem.at for problem in self.found.problems}:
+                with suppress(RefusalError):  # said above
+                    mesh = root["layouts"][slot.slot["layout"]]["mesh"]
+                    held = in_buffer(layout, slot.slot)
+                    buffers.setdefault((mesh, group[0], slot.name), []).append((here, held))
+        for members in buffers.values():
+            for number in buffers_of.clashes([held for _, held in members]):
+                self.found.add(
+                    "UCP-E-LAYOUT", members[number][0], "it clashes with another slot of its buffer"
+                )
 
-    def check_cover(self, slot: SlotChunks, layout: dict[str, Any], index: int) -> None:
+    def check_cover(self, slot: SlotChunks, layout: dict[str, Any], index: int, here: str) -> None:
         at = pointer(ROOT, "layouts", index)
+        mesh, steps, place = layout["mesh"], layout["steps"], slot.slot.get("place")
         try:
-            lowered = layouts.lower(layout["mesh"], layout["steps"], slot.slot["shape"])
+            buffers_of.check_place(mesh, steps, place)
+            in_buffer(layout, slot.slot)
+        except RefusalError as refusal:
+            self.found.add(refusal.problem.code, here, refusal.problem.why)
+            return
+        try:
+            lowered = layouts.lower(mesh, steps, slot.slot["shape"], place)
         except RefusalError as refusal:
             self.found.add(refusal.problem.code, at, refusal.problem.why)
             return

@@ -6,17 +6,26 @@ Every element of the local tensor is followed on its own: small shapes only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
 
+from ucp_conformance.oracle.buffers import check_place, entry_of
 from ucp_conformance.oracle.bytes_of import linear
-from ucp_conformance.oracle.problem import RefusalError
+from ucp_conformance.oracle.layout_rules import check_mesh, check_steps, coordinates, positions, wrong
 
-__all__ = ["Local", "check_mesh", "coordinates", "holdings", "local_bytes", "lower", "pieces", "view_of"]
-
-_MOST = 1 << 20
+__all__ = [
+    "Local",
+    "check_mesh",
+    "check_steps",
+    "coordinates",
+    "holdings",
+    "local_bytes",
+    "lower",
+    "pieces",
+    "view_of",
+]
 
 
 @dataclass(frozen=True)
@@ -36,157 +45,16 @@ class _Tensor:
     blocks: Mapping[int, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 
 
-def _wrong(why: str) -> RefusalError:
-    return RefusalError("UCP-E-LAYOUT", "", why)
-
-
-def check_mesh(mesh: Mapping[str, Any]) -> None:
-    """UCP-D-059, UCP-D-060, UCP-D-071."""
-    names = [axis["name"] for axis in mesh["axes"]]
-    if len(set(names)) < len(names) or "" in names:
-        raise _wrong("axis names are not unique or empty")
-    earlier: dict[str, int] = {}
-    for axis in mesh["axes"]:
-        if "size" in axis:
-            earlier[axis["name"]] = axis["size"]
-        elif axis["by"] not in earlier or len(axis["sizes"]) != earlier[axis["by"]]:
-            raise _wrong("an axis whose sizes do not fit the axis that decides them")
-    size = 1
-    for name, positions in earlier.items():
-        deciding = [axis["sizes"] for axis in mesh["axes"] if axis.get("by") == name]
-        size *= (
-            sum(math.prod(sizes[at] for sizes in deciding) for at in range(positions))
-            if deciding
-            else positions
-        )
-    if size > _MOST:
-        raise RefusalError("UCP-E-LIMIT", "", "too many coordinates")
-    ranks = mesh.get("ranks")
-    if ranks is not None and (len(ranks) != size or len(set(ranks)) != size):
-        raise _wrong("ranks are not one per coordinate, or not distinct")
-
-
-def coordinates(mesh: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """All coordinates, row-major."""
-
-    def beginnings(axes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, ...]]:
-        if not axes:
-            yield ()
-            return
-        names = [axis["name"] for axis in axes]
-        for start in beginnings(axes[:-1]):
-            where = dict(zip(names, start, strict=False))
-            yield from ((*start, at) for at in range(_positions(mesh, names[-1], where)))
-
-    return beginnings(mesh["axes"])
-
-
-def _positions(mesh: Mapping[str, Any], name: str, where: Mapping[str, int]) -> int:
-    """How many positions an axis has at a coordinate."""
-    axis = next(axis for axis in mesh["axes"] if axis["name"] == name)
-    return int(axis["size"] if "size" in axis else axis["sizes"][where[axis["by"]]])
-
-
-def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
-    """What can be said of steps without a shape (UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066)."""
-    sizes = {axis["name"]: axis.get("size", 0) or min(axis["sizes"]) for axis in mesh["axes"]}
-    ragged = {axis["name"]: axis["by"] for axis in mesh["axes"] if "by" in axis}
-    placed = False
-    boxes = 1  # no more than the blocks of all dimensions make together
-    used: set[str] = set()
-    own: dict[
-        int, tuple[set[str], bool]
-    ] = {}  # open blocks of a dimension: axes of own steps, any free block
-    flat = False
-
-    def take(axis: str, taken: set[str]) -> int:
-        if axis not in sizes:
-            raise _wrong(f"no axis {axis!r}")
-        if axis in taken:
-            raise _wrong(f"axis {axis!r} is used twice")
-        if any(ragged.get(other) == axis for other in used.union(*(axes for axes, _ in own.values()))):
-            raise _wrong(f"axis {axis!r} decides the size of one that is used already")
-        return int(sizes[axis])
-
-    def elsewhere(dim: int | None) -> set[str]:
-        return used.union(*(axes for other, (axes, _) in own.items() if other != dim))
-
-    def rule(step: Mapping[str, Any], size: int) -> None:
-        if "sizes" in step and step["axis"] in ragged:
-            raise _wrong("sizes for an axis whose size differs")
-        if "sizes" in step and len(step["sizes"]) != size:
-            raise _wrong("sizes are not one per position")
-
-    for step in steps:
-        kind = step["kind"]
-        if kind in ("view", "permute"):
-            if placed:
-                raise _wrong("views and permutations come first")
-            if kind == "permute" and sorted(step["order"]) != list(range(len(step["order"]))):
-                raise _wrong("the order does not name every dimension once")
-            continue
-        placed = placed or kind != "only"
-        if flat and step.get("dim", 0) != 0:
-            raise _wrong("a flat tensor has one dimension")
-        if kind == "shard":
-            dim = step["dim"]
-            if dim in own and not own[dim][1]:
-                raise _wrong("no block is left to this step")
-            rule(step, take(step["axis"], elsewhere(dim)))
-            used.add(step["axis"])
-        elif kind == "blocks":
-            dim = step["dim"]
-            if dim in own:
-                raise _wrong("blocks within blocks")
-            count = len(step["sizes"]) if "sizes" in step else step["count"]
-            if count > _MOST:
-                raise RefusalError("UCP-E-LIMIT", "", "too many blocks")
-            boxes *= count
-            if boxes > _MOST:
-                raise RefusalError("UCP-E-LIMIT", "", "too many boxes")
-            entries = step.get("steps", [None] * count)
-            if len(entries) != count:
-                raise _wrong("steps are not one per block")
-            axes: set[str] = set()
-            for entry in entries:
-                mine: set[str] = set()
-                for shard in entry or ():
-                    if shard["dim"] != dim:
-                        raise _wrong("a block's own step splits another dimension")
-                    rule(shard, take(shard["axis"], elsewhere(None) | mine))
-                    mine.add(shard["axis"])
-                axes |= mine
-            own[dim] = axes, None in entries
-        elif kind == "pad":
-            if step["dim"] in own:
-                raise _wrong("padding a dimension with open blocks")
-        elif kind == "join":
-            if step["dim"] not in own:
-                raise _wrong("there are no blocks to join")
-            used |= own.pop(step["dim"])[0]
-        elif kind == "flatten":
-            if flat:
-                raise _wrong("flatten occurs twice")
-            flat = True
-            for axes, _ in own.values():
-                used |= axes
-            own.clear()
-        elif kind == "only":
-            size = take(step["axis"], elsewhere(None))
-            places = step["coordinates"]
-            if any(place >= size for place in places) or any(b <= a for a, b in pairwise(places)):
-                raise _wrong("positions are not ascending positions of the axis")
-            used.add(step["axis"])
-        else:
-            raise _wrong(f"unknown step {kind!r}")
-
-
 def lower(
-    mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]
+    mesh: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    shape: Sequence[int],
+    place: Mapping[str, Any] | None = None,
 ) -> dict[tuple[int, ...], Local | None]:
     """What every coordinate holds; refuses with UCP-E-LAYOUT what does not fit at some coordinate."""
     check_mesh(mesh)
     check_steps(mesh, steps)
+    check_place(mesh, steps, place)
     view_of(steps, shape)
     names = [axis["name"] for axis in mesh["axes"]]
     whole = _Tensor(tuple(shape), tuple(range(math.prod(shape))))
@@ -194,14 +62,23 @@ def lower(
     for coordinate in coordinates(mesh):
         where = dict(zip(names, coordinate, strict=True))
         tensor = whole
-        absent = False
+        absent = any(
+            where[step["axis"]] not in step["coordinates"] for step in steps if step["kind"] == "only"
+        )
         for step in steps:
-            if step["kind"] == "only":
-                absent = absent or where[step["axis"]] not in step["coordinates"]
-            else:
+            if step["kind"] == "concat":
+                tensor = tensor if absent else _buffer(tensor, *entry_of(mesh, place, where))
+            elif step["kind"] != "only":
                 tensor = _apply(tensor, step, mesh, where)
         found[coordinate] = None if absent else Local(tensor.shape, tensor.cells)
     return found
+
+
+def _buffer(tensor: _Tensor, offset: int, total: int) -> _Tensor:
+    behind = total - offset - len(tensor.cells)
+    if behind < 0:
+        raise wrong("the tensor leaves its buffer")
+    return _Tensor((total,), (*[-1] * offset, *tensor.cells, *[-1] * behind))
 
 
 def _apply(
@@ -220,14 +97,14 @@ def _apply(
         return _Tensor(shape, tuple(tensor.cells[linear(place, tensor.shape)] for place in places))
     dim = step["dim"]
     if dim >= len(tensor.shape):
-        raise _wrong(f"there is no dimension {dim}")
+        raise wrong(f"there is no dimension {dim}")
     if step["kind"] == "join":
         return replace(tensor, blocks={at: found for at, found in tensor.blocks.items() if at != dim})
     if step["kind"] == "pad":
         extent = tensor.shape[dim]
         to = step["to"] if "to" in step else -(-extent // step["multiple"]) * step["multiple"]
         if to < extent:
-            raise _wrong("padding to less than the extent")
+            raise wrong("padding to less than the extent")
         return _take(tensor, dim, [*range(extent), *[-1] * (to - extent)])
     if step["kind"] == "shard":
         blocks = tensor.blocks.get(dim, ((tensor.shape[dim], True),))
@@ -244,7 +121,7 @@ def _apply(
         )
     sizes = step["sizes"] if "sizes" in step else _sizes(tensor.shape[dim], step["count"], step["rule"])
     if sum(sizes) != tensor.shape[dim]:
-        raise _wrong("the sizes of blocks do not sum to the extent")
+        raise wrong("the sizes of blocks do not sum to the extent")
     kept = []
     left, start = [], 0
     for extent, entry in zip(sizes, step.get("steps", [None] * len(sizes)), strict=True):
@@ -273,11 +150,11 @@ def _part(
     extent: int, step: Mapping[str, Any], mesh: Mapping[str, Any], where: Mapping[str, int]
 ) -> tuple[int, int]:
     """Where the part of this position begins and ends."""
-    n = _positions(mesh, step["axis"], where)
+    n = positions(mesh, step["axis"], where)
     i = where[step["axis"]]
     if "sizes" in step:
         if sum(step["sizes"]) != extent:
-            raise _wrong("the sizes of a shard do not sum to the extent")
+            raise wrong("the sizes of a shard do not sum to the extent")
         start = sum(step["sizes"][:i])
         return start, start + step["sizes"][i]
     lengths = _sizes(extent, n, step["rule"])
@@ -288,7 +165,7 @@ def _sizes(extent: int, n: int, rule: str) -> list[int]:
     """The extents of ``n`` parts under a rule."""
     if rule == "even":
         if extent % n:
-            raise _wrong("an even split does not divide the extent")
+            raise wrong("an even split does not divide the extent")
         return [extent // n] * n
     if rule == "ceil":
         c = -(-extent // n)
@@ -309,12 +186,12 @@ def view_of(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> tuple[i
     for step in steps:
         if step["kind"] == "permute":
             if len(step["order"]) != len(dims):
-                raise _wrong("the order does not name every dimension once")
+                raise wrong("the order does not name every dimension once")
             dims = [dims[dim] for dim in step["order"]]
             changed = True
         elif step["kind"] == "view":
             if math.prod(step["shape"]) != count:
-                raise _wrong("a view with another number of elements")
+                raise wrong("a view with another number of elements")
             dims = _regrouped(dims, step["shape"]) if count else [[] for _ in step["shape"]]
             changed = True
     if not changed or count == 0:
@@ -352,7 +229,7 @@ def _regrouped(dims: Sequence[Sequence[Digit]], shape: Sequence[int]) -> list[li
                 rest.insert(0, (radix // lacking, weight))
                 lacking = 1
             else:
-                raise _wrong("a view whose extents do not fit")
+                raise wrong("a view whose extents do not fit")
         found.append(taken)
     return found
 
