@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ucpformat.patterns import Patterns, parse_patterns
+from ucpformat.patterns import AtomMapDocument, Patterns, parse_atom_map, parse_patterns
 
 ENVELOPE: dict[str, Any] = {
     "format": "ucp",
@@ -43,3 +43,19 @@ def shard(dim: int | str = 0, **how: Any) -> dict[str, Any]:
 def parsed(*rules: dict[str, Any], **changes: Any) -> Patterns:
     """`document`, parsed from its bytes."""
     return parse_patterns(json.dumps(document(*rules, **changes)).encode())
+
+
+def atom_map(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """An atom map with these entries, and the parameter ``n``, which is 2 unless given."""
+    return {
+        **ENVELOPE,
+        "kind": "atom-map",
+        "parameters": [{"name": "n", "default": 2}],
+        "entries": list(entries),
+        **changes,
+    }
+
+
+def parsed_map(*entries: dict[str, Any], **changes: Any) -> AtomMapDocument:
+    """`atom_map`, parsed from its bytes."""
+    return parse_atom_map(json.dumps(atom_map(*entries, **changes)).encode())

@@ -138,13 +138,13 @@ def test_an_unmatched_name_is_refused_with_the_nearest_rules() -> None:
     }
     found = refusal(patterns, atoms)
     assert (found.code, found.at) == ("UCP-E-UNMATCHED", "patterns.json#/rules")
-    assert found.message.startswith("no rule matches the slot 'value' of 'model.layers.x.mlp.up.weight'")
+    assert found.message.startswith("nothing matches the slot 'value' of 'model.layers.x.mlp.up.weight'")
     assert "rule 0, 'model.layers.{i:int}.mlp.up.weight': component 3 is 'x', not '{i:int}'" in found.message
     assert "'head.**'" not in found.message
-    assert "6 other atoms have no rule either: 'model.layers.0.attn.q.weight', 'tail.0'" in found.message
+    assert "nor do 6 other atoms have a match: 'model.layers.0.attn.q.weight', 'tail.0'" in found.message
     del atoms["model.layers.x.mlp.up.weight"]
     assert "rule 1, which is for the slots step alone" in refusal(patterns, atoms).message
-    assert "no rule matches the slot 'value' of 'b'." in refusal(parsed(), {"b": {"value": ()}}).message
+    assert "nothing matches the slot 'value' of 'b'. Add" in refusal(parsed(), {"b": {"value": ()}}).message
 
 
 @pytest.mark.parametrize(

@@ -20,33 +20,39 @@ from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
-from ucpformat.patterns import Patterns
+from ucpformat.patterns import AtomMapDocument, Patterns
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
 
 
-def pattern_structure(value: Any, *, at: str) -> None:
-    """Read a pattern document and pass over what is wrong with its content."""
-    try:
-        Patterns.from_json(value, at=at)
-    except UcpError as found:
-        if found.code in STRUCTURE:
-            raise
+def structure_alone(parse: Callable[..., object]) -> Callable[..., object]:
+    """A parser that passes over what is wrong with the content of a document."""
+
+    def structure(value: Any, *, at: str) -> None:
+        try:
+            parse(value, at=at)
+        except UcpError as found:
+            if found.code in STRUCTURE:
+                raise
+
+    return structure
 
 
 PARSERS: dict[str, Callable[..., object]] = {
     "arrangement": Arrangement.structure,
     "atom": Atom.from_json,
+    "atom-map": structure_alone(AtomMapDocument.from_json),
     "envelope": check_envelope,
     "index": IndexPart.structure,
     "layout": LayoutRecord.from_json,
     "packs": PackList.structure,
-    "patterns": pattern_structure,
+    "patterns": structure_alone(Patterns.from_json),
     "root": Root.structure,
     "state": StateDocument.structure,
 }
 WHOLE: dict[str, Any] = {
     "arrangement": Arrangement,
+    "atom-map": AtomMapDocument,
     "index": IndexPart,
     "packs": PackList,
     "patterns": Patterns,

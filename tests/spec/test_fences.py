@@ -16,11 +16,12 @@ from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
-from ucpformat.patterns import Patterns
+from ucpformat.patterns import AtomMapDocument, Patterns
 
 JSON_FENCES = [fence for fence in fences() if fence.info[:1] in (("json",), ("jsonc",))]
 PARSERS: dict[str, Any] = {
     "arrangement": Arrangement.from_json,
+    "atom-map": AtomMapDocument.from_json,
     "envelope": Envelope.from_json,
     "index": IndexPart.from_json,
     "layout": LayoutRecord.from_json,

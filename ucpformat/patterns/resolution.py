@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Layout, Mesh, Only, Step
 from ucpformat.jsonio import pointer
 from ucpformat.model.fields import relocated
 from ucpformat.model.layout_json import MeshRecord, step_from_json
+from ucpformat.patterns.nearest import Candidate, unmatched
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -23,9 +24,6 @@ __all__ = ["AtomShapes", "resolve", "slot_shapes"]
 
 AtomShapes = Mapping[str, Mapping[str, Sequence[int]]]
 """Name of an atom to name of a slot to its logical shape, in elements."""
-
-_NEAREST: Final = 3
-_NAMES_SHOWN: Final = 5
 
 
 def slot_shapes(atoms: Iterable[Atom]) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -46,16 +44,19 @@ def resolve(
     """
     resolver = _Resolver(patterns, {} if parameters is None else parameters)
     resolved: dict[tuple[str, str], Layout] = {}
-    unmatched: list[tuple[str, str]] = []
+    missing: list[tuple[str, str]] = []
     for name, slots in atoms.items():
         for slot, shape in slots.items():
             rule = resolver.rule(name, slot)
             if rule is None:
-                unmatched.append((name, slot))
+                missing.append((name, slot))
             elif rule[0].layout is not None:
                 resolved[name, slot] = resolver.layout(*rule, name, tuple(shape))
-    if unmatched:
-        raise _unmatched(patterns, unmatched)
+    if missing:
+        candidates = [
+            Candidate(f"rule {place}", rule.match, rule.slots) for place, rule in enumerate(patterns.rules)
+        ]
+        raise unmatched(candidates, missing, pointer(patterns.at, "rules"))
     return resolved
 
 
@@ -134,33 +135,3 @@ def _mesh(value: JsonValue, at: str) -> Mesh:
         return Mesh(record.axes, record.ranks)
     except UcpError as refusal:
         raise relocated(refusal, at) from None
-
-
-def _unmatched(patterns: Patterns, found: Sequence[tuple[str, str]]) -> UcpError:
-    name, slot = found[0]
-    ranked = sorted(
-        (_distance(rule, name, place) for place, rule in enumerate(patterns.rules)),
-        key=lambda entry: (-entry[0], entry[1]),
-    )
-    reasons = [reason for _, _, reason in ranked[:_NEAREST]]
-    others = list(dict.fromkeys(atom for atom, _ in found if atom != name))
-    message = f"no rule matches the slot {slot!r} of {name!r}"
-    if reasons:
-        message += "; the nearest are " + "; ".join(reasons)
-    if others:
-        shown = ", ".join(repr(other) for other in others[: _NAMES_SHOWN - 1])
-        message += f"; {len(others)} other atoms have no rule either: {shown}"
-        message += ", ..." if len(others) >= _NAMES_SHOWN else ""
-    message += ". Add a rule, with the layout null for what the job does not hold"
-    return error("UCP-E-UNMATCHED", message, at=pointer(patterns.at, "rules"))
-
-
-def _distance(rule: PatternRule, name: str, place: int) -> tuple[int, int, str]:
-    """How near a rule comes to ``name``, its place, and why it does not match."""
-    if rule.captures(name) is not None:
-        slots = ", ".join(glob.text for glob in rule.slots or ())
-        return len(name), place, f"rule {place}, which is for the slots {slots} alone"
-    agreed, why, text = max(
-        ((*glob.mismatch(name), glob.text) for glob in rule.match), key=lambda entry: entry[0]
-    )
-    return agreed, place, f"rule {place}, {text!r}: {why}"
