@@ -1,12 +1,13 @@
 """ucpformat: the open format for distributed training checkpoints.
 
-`open` reads a checkpoint lazily, `save` and `load` keep a state dict, `validate` finds every problem,
+`open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job, `validate` finds every problem,
 `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr. SPEC.md is the format.
 """
 
 from importlib.metadata import version
 
 from ucpformat.errors import Problem, UcpError
+from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.model.compressor import Compressor
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointWriter",
     "Compressor",
     "Flatten",
+    "Held",
     "Layout",
     "Mesh",
     "MeshAxis",

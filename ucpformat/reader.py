@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Self
@@ -242,7 +242,18 @@ class Checkpoint(Mapping[str, AtomView]):
         targets = []
         for (name, slot), out in into.items():
             stored = self[name][slot].stored
-            targets.append((stored, destination_of(stored, stored.slot.shape, out)))
+            destination = destination_of(stored, stored.slot.shape, out)
+            targets.append((stored, Box.whole(stored.slot.shape), destination))
+        self._bulk_reader.read(targets)
+
+    def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
+        """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.
+
+        What lies together in the store is fetched together, and several calls proceed at once.
+
+        Raises:
+            UcpError: what procedure 17.3 says; what the arrays then hold is not defined.
+        """
         self._bulk_reader.read(targets)
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.chunk_writer import StoredChunk
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.store import Durability, Store
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "slot_place"]
 
@@ -89,6 +89,7 @@ class CheckpointWriter:
 
     All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
     `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
+    ``prepared`` is a store at ``url`` whose place is made ready already.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
@@ -109,6 +110,7 @@ class CheckpointWriter:
         workers: int | None = None,
         progress: Callable[[int], None] | None = None,
         durability: Durability = "fsync",
+        prepared: Store | None = None,
     ) -> None:
         specs = sorted(atoms, key=lambda spec: spec.name)
         keys = assign_keys(spec.name for spec in specs)
@@ -130,9 +132,10 @@ class CheckpointWriter:
             for spec in self._atoms.values()
             for name, slot in sorted(spec.slots.items())
         }
-        self._store = open_store(url, durability=durability)
-        self._store.prepare()
-        self._pieces = PieceWriter(
+        self._store = open_store(url, durability=durability) if prepared is None else prepared
+        if prepared is None:
+            self._store.prepare()
+        self.pieces = PieceWriter(
             self._store,
             places,
             storage=storage,
@@ -140,11 +143,11 @@ class CheckpointWriter:
             workers=worker_count(workers),
             progress=progress,
         )
-        self._slots = self._pieces.slots
+        self._slots = self.pieces.slots
         self._packs: list[Pack] | None = None
         self._committed = False
         try:
-            self._pieces.begin()
+            self.pieces.begin()
         except BaseException:
             self.abort()
             raise
@@ -211,13 +214,13 @@ class CheckpointWriter:
             UcpError: ``UCP-E-MISMATCH`` where dtype or shape are not those declared; ``UCP-E-STORE`` for a box
                 that cuts chunks, where storage is plain or the slot compressed.
         """
-        self._pieces.write(atom, slot, data, offset)
+        self.pieces.write(atom, slot, data, offset)
 
     def submit(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
     ) -> None:
         """As `write`, in the background: ``data`` must not change before `commit` returns."""
-        self._pieces.submit(atom, slot, data, offset)
+        self.pieces.submit(atom, slot, data, offset)
 
     def admit(
         self, packs: Sequence[Pack], stored: Iterable[tuple[tuple[str, str], int, StoredChunk]]
@@ -235,10 +238,15 @@ class CheckpointWriter:
                 segment = replace(segment, container=first + segment.container)
             self._slots[slot].add(chunk, replace(one, segment=segment))
 
+    def flush(self) -> None:
+        """Make what was written durable: a commit has less to do then. Nothing is written here any more."""
+        self._finished()
+        self._store.flush()
+
     def _finished(self) -> list[Pack]:
         """The packs of this writer, which are then closed, and of those admitted."""
         if self._packs is None:
-            self._packs = self._pieces.finish()
+            self._packs = self.pieces.finish()
         return self._packs
 
     def set_value(self, name: str, value: object, *, extend: Extend | None = None) -> None:
@@ -311,7 +319,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
-        self._pieces.close()
+        self.pieces.close()
         self._store.close()
         return digest
 
@@ -384,7 +392,7 @@ class CheckpointWriter:
 
     def abort(self) -> None:
         """Give the attempt up: nothing becomes visible; what was written is removed as far as possible."""
-        self._pieces.abort()
+        self.pieces.abort()
         with suppress(Exception):
             self._store.discard()
         self._store.close()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 import ucpformat
 from tests.frameworks.stock_torch import fingerprint, loaded
@@ -254,13 +254,20 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_distributed_tensors_are_refused_by_name(one_process: None, tmp_path: Path) -> None:
-    tensor = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
+def test_a_pending_reduction_is_refused_by_name(one_process: None, tmp_path: Path) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    whole = DTensor.from_local(torch.arange(2.0), mesh)
+    pending = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(UcpError) as caught:
-        ucpformat.save(tmp_path / "s", {"a": torch.ones(1), "b": {"c": tensor}})
-    assert (caught.value.code, caught.value.at) == ("UCP-E-MISMATCH", "b.c")
-    assert "full_tensor" in caught.value.message
+        ucpformat.save(tmp_path / "s", {"a": whole, "b": {"c": pending}})
+    assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", "b.c/value")
     assert not (tmp_path / "s").exists()
+    ucpformat.save(tmp_path / "s", {"a": whole})
+    with pytest.raises(UcpError, match="pending reduction"):
+        ucpformat.load(tmp_path / "s", {"a": pending})
+    whole.to_local().zero_()
+    ucpformat.load(tmp_path / "s", {"a": whole})
+    assert whole.to_local().tolist() == [0.0, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

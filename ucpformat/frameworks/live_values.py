@@ -43,7 +43,7 @@ def tensor_dtype(tensor: Any, *, at: str) -> str:
 
     Raises:
         UnsupportedError: ``UCP-E-DTYPE`` for types without one.
-        MismatchError: ``UCP-E-MISMATCH`` for a tensor that is not dense CPU memory of one process.
+        MismatchError: ``UCP-E-MISMATCH`` for a tensor that is not dense memory of one process.
     """
     if isinstance(tensor, np.ndarray):
         if isinstance(tensor, np.ma.MaskedArray):
@@ -56,20 +56,26 @@ def tensor_dtype(tensor: Any, *, at: str) -> str:
             f"a {type(tensor).__name__} is not a dense tensor of one process; gather it first (full_tensor())",
             at=at,
         )
-    if tensor.device.type != "cpu":
-        raise error("UCP-E-MISMATCH", f"the tensor lies on {tensor.device}; move it to the CPU first", at=at)
+    if tensor.device.type == "meta":
+        raise error("UCP-E-MISMATCH", "a tensor on the meta device has no elements; materialise it", at=at)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in TORCH_DTYPES:
         raise error("UCP-E-DTYPE", f"{tensor.dtype} has no data type in this format", at=at)
     return name
 
 
+def _require_host(tensor: Any, at: str) -> None:
+    if not isinstance(tensor, np.ndarray) and tensor.device.type != "cpu":
+        raise error("UCP-E-MISMATCH", f"the tensor lies on {tensor.device}; move it to the CPU first", at=at)
+
+
 def elements_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
     """The elements of a tensor as a numpy array of the format's type, a view wherever memory holds them so.
 
-    Raises as `tensor_dtype`.
+    Raises as `tensor_dtype`, and ``UCP-E-MISMATCH`` for a tensor on a device.
     """
     kind = dtype(tensor_dtype(tensor, at=at))
+    _require_host(tensor, at)
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor).astype(kind.numpy, copy=False)
     return array_view(tensor.detach().resolve_conj().resolve_neg(), kind, at=at)
@@ -78,9 +84,10 @@ def elements_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
 def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
     """A numpy view of a tensor's memory, to be written to.
 
-    Raises as `tensor_dtype`, and ``UCP-E-MISMATCH`` for memory that cannot take the elements as they are.
+    Raises as `elements_of`, and ``UCP-E-MISMATCH`` for memory that cannot take the elements as they are.
     """
     kind = dtype(tensor_dtype(tensor, at=at))
+    _require_host(tensor, at)
     if not isinstance(tensor, np.ndarray) and (tensor.is_conj() or tensor.is_neg()):
         raise error("UCP-E-MISMATCH", "the tensor is a conjugate or negative view of its memory", at=at)
     view = array_view(tensor, kind, at=at)

@@ -39,6 +39,7 @@ from ucpformat.geometry.exchange import Exchange, RankPlan, plan_transfer
 from ucpformat.geometry.explicit import ExplicitHoldings, LocalBox, local_map_of
 from ucpformat.geometry.grid import ChunkGrid, chunk_grid
 from ucpformat.geometry.group import BufferMember, buffer_places
+from ucpformat.geometry.held import HeldBox, held_boxes
 from ucpformat.geometry.layout import Layout
 from ucpformat.geometry.lower import Lowering, lower
 from ucpformat.geometry.mesh import Axis, Coordinate, Mesh, MeshAxis, RaggedAxis
@@ -105,6 +106,7 @@ __all__ = [
     "ExchangeTable",
     "ExplicitHoldings",
     "Flatten",
+    "HeldBox",
     "Holdings",
     "Join",
     "Layout",
@@ -159,6 +161,7 @@ __all__ = [
     "extract",
     "first_gap",
     "first_overlap",
+    "held_boxes",
     "intersect_box",
     "invert",
     "local_map_of",

@@ -1,8 +1,8 @@
-"""Many whole slots at once (SPEC section 17.3): in the order of the objects they lie in, small ones together.
+"""Many boxes of slots at once (SPEC section 17.3): in the order of the objects they lie in, small ones together.
 
-A whole slot whose chunks are one uncompressed segment each is a sequence of runs of bytes that need no
-arithmetic of boxes. Runs that follow one another in a pack are fetched by one call, and several calls proceed
-at once. Everything else goes the way of `ChunkReader`.
+An uncompressed segment that is wanted whole, and lies whole in the destination, is a run of bytes. Runs that follow
+one another in a pack are fetched by one call, and several calls proceed at once. Everything else goes the way of
+`ChunkReader`, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ucpformat.geometry import Box
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.chunk_reader import verify_blocks
+from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ucpformat.geometry import Box
     from ucpformat.model.table import Segment
     from ucpformat.storage.chunk_reader import ChunkReader
     from ucpformat.storage.part import StoredSlot
@@ -31,7 +32,11 @@ __all__ = ["BulkReader"]
 
 _CALL_BYTES: Final = 1 << 22  # a multiple of BLOCK_BYTES, small enough to be verified while in cache
 _CALL_RUNS: Final = 256
+_GROUP_CHUNKS: Final = 16
 _GAP_BYTES: Final = 4096  # what alignment can leave between two segments
+
+
+_OfChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
 
 
 class _Run(NamedTuple):
@@ -50,7 +55,7 @@ class _Run(NamedTuple):
 
 
 class BulkReader:
-    """Fills arrays with whole slots; ``verify`` and ``executor`` as `ChunkReader`, which does the odd ones."""
+    """Fills arrays with boxes of slots; ``verify`` and ``executor`` as `ChunkReader`, which does the odd ones."""
 
     def __init__(self, store: Store, reader: ChunkReader, executor: Executor, *, verify: bool = True) -> None:
         self._store = store
@@ -58,49 +63,58 @@ class BulkReader:
         self._executor = executor
         self._verify = verify
 
-    def read(self, targets: Iterable[tuple[StoredSlot, NDArray[np.generic]]]) -> None:
-        """Fill each array (shape and numpy type of its slot, any strides).
+    def read(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
+        """Fill each array (shape of its box, numpy type of its slot, any strides) with a box of a slot.
 
         Raises:
             UcpError: as procedure 17.3 says. What the arrays then hold is not defined.
         """
         runs: list[_Run] = []
         rest = []
-        for stored, out in targets:
-            of_slot = self._runs(stored, out)
-            if of_slot is None:
-                rest.append((stored, out))
-            else:
-                runs.extend(of_slot)
+        for stored, box, out in targets:
+            if box.is_empty:
+                continue
+            for chunk in stored.grid.chunks_for(box):
+                of_chunk = self._runs(stored, chunk, box, out)
+                if of_chunk is None:
+                    rest.append((stored, chunk, box, out))
+                else:
+                    runs.extend(of_chunk)
         runs.sort(key=lambda run: (run.key, run.offset))
         futures = [self._executor.submit(self._fetch, call) for call in _calls(runs)]
-        try:
-            # In this thread: a large slot puts its chunks into the same executor, and waits for them.
-            for stored, out in rest:
-                self._reader.read_box(stored, Box.whole(out.shape), out)
-        finally:
-            wait(futures)
+        futures += [self._executor.submit(self._read_chunks, group) for group in _groups(rest)]
+        wait(futures)
         for future in futures:
             future.result()
 
-    def _runs(self, stored: StoredSlot, out: NDArray[np.generic]) -> list[_Run] | None:
-        """The runs that fill ``out``, or None where it takes more than runs; zero entries are filled here."""
-        if stored.slot.compressor is not None or not out.flags.c_contiguous:
+    def _read_chunks(self, group: Iterable[_OfChunk]) -> None:
+        for stored, chunk, box, out in group:
+            self._reader.read_chunk(stored, chunk, box, out)
+
+    def _runs(self, stored: StoredSlot, chunk: int, box: Box, out: NDArray[np.generic]) -> list[_Run] | None:
+        """The runs that fill what ``out`` has of a chunk, or None where it takes more than runs.
+
+        It does not where every segment is wanted whole, and lies in ``out`` without a gap.
+        """
+        if stored.slot.compressor is not None:
             return None
-        memory = out.reshape(-1).view(np.uint8)
+        segments = stored.segments(chunk)
+        if not segments:
+            return None
+        whole = stored.grid.count == 1 and box.shape == stored.slot.shape
+        chunk_box = box if whole else stored.chunk_box(chunk)
         runs: list[_Run] = []
-        start = 0
-        for chunk in range(stored.grid.count):
-            segments = stored.segments(chunk)
-            stop = start + stored.raw_bytes(chunk)
-            if not segments:
-                memory[start:stop] = 0
-            elif segments[0].box is not None:
+        for segment in segments:
+            held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
+            if not box.contains(held):
+                if held.intersect(box) is None:
+                    continue
                 return None
-            else:
-                segment = segments[0]
-                runs.extend(_split(stored.object_key(chunk, segment), segment, memory[start:stop].data))
-            start = stop
+            target = out if held == box else out[selection(held, box)]
+            if not target.flags.c_contiguous:
+                return None
+            memory = target.reshape(-1).view(np.uint8).data
+            runs.extend(_split(stored.object_key(chunk, segment), segment, memory))
         return runs
 
     def _fetch(self, call: Sequence[_Run]) -> None:
@@ -118,6 +132,20 @@ class BulkReader:
         if self._verify:
             for run, tail in zip(call, tails, strict=True):
                 verify_blocks([run.target, tail], run.checksums, run.first_block, run.key)
+
+
+def _groups(chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
+    """Chunks that go one by one: some to a task, where they are small, because tasks cost as well."""
+    group: list[_OfChunk] = []
+    nbytes = 0
+    for one in chunks:
+        group.append(one)
+        nbytes += one[3].nbytes
+        if nbytes >= _CALL_BYTES or len(group) == _GROUP_CHUNKS:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
 
 
 def _split(key: str, segment: Segment, target: memoryview) -> Iterator[_Run]:

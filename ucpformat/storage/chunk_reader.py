@@ -86,14 +86,15 @@ class ChunkReader:
         chunks = list(stored.grid.chunks_for(box))
         if self._executor is None or len(chunks) == 1 or out.nbytes < _INLINE_BYTES:
             for chunk in chunks:
-                self._read_chunk(stored, chunk, box, out)
+                self.read_chunk(stored, chunk, box, out)
             return
-        futures = [self._executor.submit(self._read_chunk, stored, chunk, box, out) for chunk in chunks]
+        futures = [self._executor.submit(self.read_chunk, stored, chunk, box, out) for chunk in chunks]
         wait(futures)
         for future in futures:
             future.result()
 
-    def _read_chunk(self, stored: StoredSlot, chunk: int, box: Box, out: NDArray[np.generic]) -> None:
+    def read_chunk(self, stored: StoredSlot, chunk: int, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill what a chunk has of ``box`` into ``out``, which has the shape of ``box``; see `read_box`."""
         chunk_box = stored.chunk_box(chunk)
         wanted = chunk_box.intersect(box)
         if wanted is None:  # pragma: no cover - chunks_for yields intersecting chunks

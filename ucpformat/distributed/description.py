@@ -1,0 +1,175 @@
+"""Descriptions of what ranks have to save, and the whole that they make.
+
+A description is the same on all ranks that hold their tensors alike, wherever they stand on the mesh: such ranks
+compare digests, and only what differs is sent. Of values it has digests, so that it stays small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
+from ucpformat.errors import error
+from ucpformat.jsonio import dumps_canonical
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.state import Optimizer, ParameterGroup
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from ucpformat.distributed.local_state import LocalState, SlotName
+    from ucpformat.geometry import BufferPlace, Layout
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["Described", "Source", "describe", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One way in which ranks hold a slot; ``layout`` None is all of it on each."""
+
+    layout: Layout | None
+    place: BufferPlace | None
+    ranks: frozenset[int]
+
+
+@dataclass(slots=True)
+class Described:
+    """What all ranks together are to save.
+
+    ``owners`` gives for every value the first rank that lists it.
+    """
+
+    atoms: dict[str, AtomSpec] = field(default_factory=dict)
+    sources: dict[SlotName, list[Source]] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    annotations: dict[str, JsonValue] = field(default_factory=dict)
+
+
+def describe(local: LocalState, options: Mapping[str, JsonValue]) -> bytes:
+    """A process's description; ``options`` are what all processes have to give alike."""
+    layouts: dict[Layout, int] = {}
+
+    def slot(atom: str, name: str, spec: SlotSpec) -> JsonValue:
+        place = local.places.get((atom, name))
+        return [
+            spec.dtype,
+            list(spec.shape),
+            None if spec.layout is None else layouts.setdefault(spec.layout, len(layouts)),
+            None if place is None else to_json(place),
+            None if spec.compressor is None else spec.compressor.to_json(),
+            dict(spec.annotations),
+        ]
+
+    atoms: JsonValue = [
+        [
+            spec.name,
+            {name: slot(spec.name, name, one) for name, one in sorted(spec.slots.items())},
+            list(spec.aliases),
+            dict(spec.annotations),
+        ]
+        for spec in sorted(local.atoms, key=lambda spec: spec.name)
+    ]
+    value: dict[str, JsonValue] = {
+        "options": dict(options),
+        "atoms": atoms,
+        "layouts": [to_json(layout) for layout in layouts],
+        "values": {name: _digest(value) for name, value in sorted(local.state.values.items())},
+        "optimizers": {
+            name: optimizer.to_json() for name, optimizer in sorted(local.state.optimizers.items())
+        },
+        "annotations": dict(local.state.annotations),
+    }
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _digest(value: JsonValue) -> str:
+    return hashlib.sha256(dumps_canonical(value)).hexdigest()
+
+
+def merged(descriptions: Iterable[tuple[bytes, Sequence[int]]]) -> Described:
+    """Put distinct descriptions together, each with the ranks that gave it, in order of the first of them.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH``, with name and ranks, where ranks contradict one another.
+    """
+    whole = Described()
+    digests: dict[str, str] = {}
+    options: tuple[Any, int] | None = None
+    for data, ranks in descriptions:
+        found = json.loads(data)
+        if options is not None and options[0] != found["options"]:
+            message = f"ranks {options[1]} and {ranks[0]} save with different options: give all the same"
+            raise error("UCP-E-MISMATCH", message)
+        options = (found["options"], ranks[0])
+        layouts = [layout_from(layout) for layout in found["layouts"]]
+        for atom in found["atoms"]:
+            _add_atom(whole, atom, layouts, frozenset(ranks))
+        for name, digest in found["values"].items():
+            owner = whole.owners.setdefault(name, ranks[0])
+            if digests.setdefault(name, digest) != digest:
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"the value differs between ranks {owner} and {ranks[0]}; "
+                    "give all ranks the same, or each a name of its own",
+                    at=name,
+                )
+        for name, value in found["optimizers"].items():
+            _add_optimizer(whole, name, Optimizer.from_json(value, at=name), ranks[0])
+        _fill(whole.annotations, found["annotations"])
+    return whole
+
+
+def _add_atom(whole: Described, atom: Any, layouts: Sequence[Layout], ranks: frozenset[int]) -> None:
+    name, slots, aliases, annotations = atom
+    known = whole.atoms.get(name, AtomSpec(name, {}, (), annotations))
+    specs = dict(known.slots)
+    for slot, (kind, extents, number, place, compressor, notes) in slots.items():
+        layout = None if number is None else layouts[number]
+        spec = SlotSpec(
+            kind,
+            tuple(extents),
+            layout,
+            None if compressor is None else Compressor.from_json(compressor, at=name),
+            notes,
+        )
+        other = specs.setdefault(slot, spec)
+        if (other.dtype, other.shape, other.compressor) != (spec.dtype, spec.shape, spec.compressor):
+            raise error(
+                "UCP-E-MISMATCH",
+                f"rank {min(ranks)} has {spec.dtype}{list(spec.shape)}, "
+                f"another has {other.dtype}{list(other.shape)}",
+                at=f"{name}/{slot}",
+            )
+        source = Source(layout, None if place is None else place_from(place), ranks)
+        whole.sources.setdefault((name, slot), []).append(source)
+    also = tuple(sorted({*known.aliases, *aliases}))
+    whole.atoms[name] = replace(known, slots=specs, aliases=also)
+
+
+def _add_optimizer(whole: Described, name: str, optimizer: Optimizer, rank: int) -> None:
+    """Groups are those of all ranks together: a stage of a pipeline lists only its own parameters."""
+    known = whole.optimizers.setdefault(name, optimizer)
+    if known is optimizer or known == optimizer:
+        return
+    if [group.options for group in known.groups] != [group.options for group in optimizer.groups]:
+        message = f"rank {rank} has other groups or options than an earlier one"
+        raise error("UCP-E-MISMATCH", message, at=name)
+    whole.optimizers[name] = Optimizer(
+        tuple(
+            ParameterGroup(tuple(dict.fromkeys((*mine.atoms, *theirs.atoms))), mine.options)
+            for mine, theirs in zip(known.groups, optimizer.groups, strict=True)
+        )
+    )
+
+
+def _fill(known: dict[str, JsonValue], more: Mapping[str, JsonValue]) -> None:
+    """Add what is not there yet, at any depth."""
+    for name, value in more.items():
+        mine = known.setdefault(name, value)
+        if mine is not value and isinstance(mine, dict) and isinstance(value, dict):
+            _fill(mine, value)

@@ -1,0 +1,117 @@
+"""Groups of processes, and steps after which all of them go on or all of them raise.
+
+What travels is bytes of our own making: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ucpformat.errors import REGISTRY, UcpError, error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Group", "OneProcess", "Reply", "agreed", "reply_of", "unpack"]
+
+
+class Group(Protocol):
+    """Processes that call the same methods in the same order.
+
+    Where one of them is gone, a method raises, or the group's own time limit does; it never returns with less.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process, as meshes name it."""
+        ...
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """All processes, in the group's order; the first one commits."""
+        ...
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What every process gave, in the order of `ranks`."""
+        ...
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """As `all_gather`, for the first process; None for the others."""
+        ...
+
+    def broadcast(self, data: bytes) -> bytes:
+        """What the first process gave."""
+        ...
+
+
+class OneProcess:
+    """The group of a process alone."""
+
+    rank = 0
+    ranks = (0,)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """The data themselves."""
+        return [data]
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """The data themselves."""
+        return [data]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """The data themselves."""
+        return data
+
+
+class Reply(NamedTuple):
+    """What a process has to say after a step: ``data``, or the failure that kept it from saying that."""
+
+    data: bytes
+    failure: BaseException | None
+
+    def pack(self) -> bytes:
+        """For the way to other processes."""
+        if self.failure is None:
+            return b"+" + self.data
+        if isinstance(self.failure, UcpError):
+            parts = [self.failure.code, self.failure.message, self.failure.at]
+        else:
+            parts = ["UCP-E-RANK", f"{type(self.failure).__name__}: {self.failure}", ""]
+        return b"-" + json.dumps(parts).encode()
+
+
+def reply_of(step: Callable[[], bytes]) -> Reply:
+    """Run a step; whatever it raises is kept, for the others to hear of it."""
+    try:
+        return Reply(step(), None)
+    except BaseException as failure:
+        return Reply(b"", failure)
+
+
+def unpack(group: Group, packed: Sequence[bytes]) -> list[bytes]:
+    """The data of all replies, in the order of ranks.
+
+    Raises:
+        UcpError: the failure of the first rank that has one, with its code and place.
+    """
+    for rank, one in zip(group.ranks, packed, strict=True):
+        if one[:1] == b"-":
+            code, message, at = json.loads(one[1:])
+            code = code if code in REGISTRY else "UCP-E-RANK"
+            raise error(code, f"{message} (on rank {rank})" if len(packed) > 1 else message, at=at)
+    return [one[1:] for one in packed]
+
+
+def agreed(group: Group, step: Callable[[], bytes]) -> list[bytes]:
+    """Run a step on every process, and gather what each returned; all raise where one did.
+
+    Raises:
+        UcpError: what the step raised on the first rank where it did, on all ranks; on that rank itself, the
+            original.
+    """
+    reply = reply_of(step)
+    packed = group.all_gather(reply.pack())
+    if reply.failure is not None:
+        raise reply.failure
+    return unpack(group, packed)

@@ -1,0 +1,39 @@
+"""What one process has to save: slots of which it holds a part, and what is not a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ucpformat.model.state import StateDocument
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import BufferPlace
+    from ucpformat.writer import AtomSpec
+
+__all__ = ["ArraySource", "LocalState", "SlotName"]
+
+SlotName = tuple[str, str]
+"""An atom's name and a slot's."""
+ArraySource = Callable[[], "NDArray[np.generic]"]
+"""Gives a local tensor in host memory when it is about to be written; it may copy it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """One process's part of what is to be saved.
+
+    ``atoms`` have logical shapes; the layout of a slot says how the ranks of its mesh hold it, and without one
+    every rank that lists the slot holds all of it. ``arrays`` give the local tensors, of the shapes that the layouts
+    say. ``places`` are of slots whose layout puts them into a buffer: their array is the buffer. ``state`` has
+    values, optimizers and annotations; what ranks list alike has to be equal.
+    """
+
+    atoms: Sequence[AtomSpec]
+    arrays: Mapping[SlotName, ArraySource]
+    places: Mapping[SlotName, BufferPlace] = field(default_factory=dict)
+    state: StateDocument = field(default_factory=StateDocument)

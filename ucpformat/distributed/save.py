@@ -1,0 +1,318 @@
+"""Saving by several processes at once (SPEC sections 8 and 17.4): each writes its share, the first one commits.
+
+Ranks compare digests of what they have (and send descriptions where those differ), write without a word to one
+another, and send receipts for what is durable. The first rank publishes the root document when it has them all; a
+rank that dies before leaves no checkpoint. What was written is removed by its own writer, but only when it knows
+that nothing was published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.distributed.description import Described, describe, merged
+from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
+from ucpformat.distributed.receipts import Receipt, stored_chunks
+from ucpformat.distributed.share import Portion, SlotToShare, portions
+from ucpformat.errors import error
+from ucpformat.geometry import Concat, LocalOnly, Partial, Scale, chunk_grid
+from ucpformat.model.dtype import dtype
+from ucpformat.model.names import assign_keys
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.model.state import StateDocument
+from ucpformat.storage.piece_writer import PieceWriter
+from ucpformat.storage.store import open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec, slot_place
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.distributed.local_state import LocalState, SlotName
+    from ucpformat.geometry import Piece
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.root import Storage
+    from ucpformat.storage.store import Durability, Store
+
+__all__ = ["SaveOptions", "SaveReport", "save_together"]
+
+_DIGEST_BYTES: Final = 32
+_STAGED_BYTES: Final = 1 << 28  # of local tensors that may have been copied from a device
+_PUBLISHED: Final = b"p"
+_KEEP: Final = b"k"
+_DISCARD: Final = b"d"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How to save; the same on all ranks but for ``workers``."""
+
+    storage: Storage = "packed"
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    step: int | None = None
+    workers: int | None = None
+    durability: Durability = "fsync"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What came of it: the root digest, and the logical bytes that this rank wrote."""
+
+    digest: str
+    nbytes: int
+
+
+def save_together(
+    url: str | os.PathLike[str],
+    describe_state: Callable[[], LocalState],
+    group: Group,
+    options: SaveOptions | None = None,
+) -> SaveReport:
+    """Save what all ranks of ``group`` hold as one checkpoint; every rank calls this.
+
+    ``describe_state`` gives this rank's part; what it raises, all ranks raise.
+
+    Raises:
+        UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS``, ``UCP-E-MISMATCH``
+            where ranks contradict one another, ``UCP-E-COVER`` where something is held by none, ``UCP-E-STORE``,
+            and ``UCP-E-RANK`` for what no code of the format describes.
+    """
+    options = options or SaveOptions()
+    store = open_store(url, durability=options.durability)
+    try:
+        attempt, local, whole = _agree(store, describe_state, group, options)
+        return _Saving(url, store, local, group, options, attempt, whole).run()
+    finally:
+        store.close()
+
+
+def _agree(
+    store: Store, describe_state: Callable[[], LocalState], group: Group, options: SaveOptions
+) -> tuple[str, LocalState, Described]:
+    """Prepare the place, and learn what all have to save."""
+    first = group.rank == group.ranks[0]
+    description = b""
+    local: LocalState | None = None
+
+    def begin() -> bytes:
+        nonlocal description, local
+        local = describe_state()
+        description = describe(
+            local,
+            {"storage": options.storage, "chunk_bytes": options.chunk_bytes, "step": options.step},
+        )
+        if first:
+            store.prepare()
+        return hashlib.sha256(description).digest() + secrets.token_bytes(4)
+
+    try:
+        replies = agreed(group, begin)
+        attempt = replies[0][_DIGEST_BYTES:].hex()
+        alike: dict[bytes, list[int]] = {}
+        for rank, reply in zip(group.ranks, replies, strict=True):
+            alike.setdefault(reply[:_DIGEST_BYTES], []).append(rank)
+        texts = [description]
+        if len(alike) > 1:
+            speakers = [ranks[0] for ranks in alike.values()]
+            sent = group.all_gather(description if group.rank in speakers else b"")
+            texts = [sent[list(group.ranks).index(rank)] for rank in speakers]
+        if local is None:  # pragma: no cover - a step that did not raise has set it
+            raise AssertionError("nothing was described")
+        return attempt, local, merged(zip(texts, alike.values(), strict=True))
+    except BaseException:
+        if first:
+            with suppress(Exception):
+                store.discard()
+        raise
+
+
+class _Saving:
+    """One rank's part of one attempt."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        store: Store,
+        local: LocalState,
+        group: Group,
+        options: SaveOptions,
+        attempt: str,
+        whole: Described,
+    ) -> None:
+        self._url = url
+        self._store = store
+        self._local = local
+        self._group = group
+        self._options = options
+        self._attempt = attempt
+        self._whole = whole
+        self._names = sorted(whole.sources)
+        self._nbytes = 0
+
+    def run(self) -> SaveReport:
+        """Write, and hear what became of it."""
+        first = self._group.rank == self._group.ranks[0]
+        return SaveReport(self._commit() if first else self._contribute(), self._nbytes)
+
+    def _commit(self) -> str:
+        writer: CheckpointWriter | None = None
+
+        def write() -> bytes:
+            nonlocal writer
+            writer = CheckpointWriter(
+                self._url,
+                [_storable(atom) for atom in self._whole.atoms.values()],
+                storage=self._options.storage,
+                chunk_bytes=self._options.chunk_bytes,
+                step=self._options.step,
+                attempt=self._attempt,
+                workers=self._options.workers,
+                prepared=self._store,
+            )
+            self._write(writer.pieces)
+            writer.flush()
+            return b""
+
+        try:
+            reply = reply_of(write)
+            packed = self._group.gather(reply.pack())
+        except BaseException:
+            self._give_up(writer)
+            raise
+        failure = reply.failure
+        if failure is None and writer is not None and packed is not None:
+            try:
+                digest = self._publish(writer, unpack(self._group, packed))
+            except BaseException as reason:
+                failure = reason
+            else:
+                self._group.broadcast(_PUBLISHED + digest.encode())
+                return digest
+        self._give_up(writer)
+        self._group.broadcast((_DISCARD if self._is_unpublished() else _KEEP) + Reply(b"", failure).pack())
+        raise failure if failure is not None else AssertionError("a save neither failed nor published")
+
+    def _publish(self, writer: CheckpointWriter, receipts: Sequence[bytes]) -> str:
+        values = dict(self._values())
+        for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
+            writer.admit(receipt.packs, receipt.stored)
+            values.update(receipt.values)
+        optimizers, annotations = self._whole.optimizers, self._whole.annotations
+        writer.set_state(StateDocument(values, optimizers, {}, annotations))
+        return writer.commit()
+
+    def _give_up(self, writer: CheckpointWriter | None) -> None:
+        if writer is not None:
+            writer.abort()
+        else:
+            with suppress(Exception):
+                self._store.discard()
+
+    def _is_unpublished(self) -> bool:
+        """Whether certainly no root document was published: others may then remove what they wrote."""
+        try:
+            return self._store.size(ROOT_KEY) is None
+        except Exception:
+            return False
+
+    def _contribute(self) -> str:
+        reply = reply_of(self._write_part)
+        # Whatever breaks off from here on, the first rank may have published: files stay.
+        self._group.gather(reply.pack())
+        outcome = self._group.broadcast(b"")
+        if outcome[:1] == _PUBLISHED:
+            return outcome[1:].decode()
+        if outcome[:1] == _DISCARD:
+            self._store.discard()
+        if reply.failure is not None:
+            raise reply.failure
+        unpack(self._group, [outcome[1:]] + [b"+"] * (len(self._group.ranks) - 1))
+        raise AssertionError("a save that was given up came without a reason")
+
+    def _write_part(self) -> bytes:
+        self._store.join()
+        keys = assign_keys(self._whole.atoms)
+        pieces = PieceWriter(
+            self._store,
+            {
+                (atom, name): slot_place(
+                    keys[atom], atom, name, self._whole.atoms[atom].slots[name], self._options.chunk_bytes
+                )
+                for atom, name in self._local.arrays
+            },
+            storage=self._options.storage,
+            name=f"{self._attempt}-{list(self._group.ranks).index(self._group.rank)}",
+            workers=worker_count(self._options.workers),
+        )
+        try:
+            self._write(pieces)
+            packs = pieces.finish()
+            self._store.flush()
+            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values())
+            return receipt.pack(self._names)
+        finally:
+            pieces.abort()
+
+    def _values(self) -> dict[str, JsonValue]:
+        """The values that are this rank's to send."""
+        rank, owners = self._group.rank, self._whole.owners
+        return {name: value for name, value in self._local.state.values.items() if owners[name] == rank}
+
+    def _write(self, target: PieceWriter) -> None:
+        by_slot: dict[SlotName, list[Portion]] = {}
+        for portion in portions(self._to_share(), self._group.rank):
+            by_slot.setdefault(portion.name, []).append(portion)
+        pending = 0
+        for name, found in by_slot.items():
+            memory = np.ascontiguousarray(self._local.arrays[name]()).reshape(-1)
+            for portion in found:
+                part = _seen(memory, portion.piece, at="/".join(name))
+                target.submit(*name, part, portion.piece.box.offset)
+                self._nbytes += part.nbytes
+            pending += memory.nbytes
+            if pending >= _STAGED_BYTES:
+                target.drain()
+                pending = 0
+        target.drain()
+
+    def _to_share(self) -> Iterator[SlotToShare]:
+        for name in self._names:
+            if name not in self._local.arrays:
+                continue
+            slot = self._whole.atoms[name[0]].slots[name[1]]
+            item = dtype(slot.dtype).item_bytes
+            grid = chunk_grid(slot.shape, item, self._options.chunk_bytes)
+            yield SlotToShare(name, tuple(self._whole.sources[name]), grid, item)
+
+
+def _storable(atom: AtomSpec) -> AtomSpec:
+    """The atom without layouts that documents cannot have: they are provenance."""
+    unknown = (Concat, LocalOnly, Partial, Scale)
+
+    def slot(spec: SlotSpec) -> SlotSpec:
+        if spec.layout is None or not any(isinstance(step, unknown) for step in spec.layout.steps):
+            return spec
+        return replace(spec, layout=None)
+
+    return replace(atom, slots={name: slot(spec) for name, spec in atom.slots.items()})
+
+
+def _seen(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
+    """What a dense local tensor, flat, has of a box of the slot."""
+    local, shape = piece.local, piece.box.shape
+    last = local.offset + sum((extent - 1) * step for extent, step in zip(shape, local.strides, strict=True))
+    if last >= memory.size:
+        message = f"the local tensor has {memory.size} elements, its layout says that it has more"
+        raise error("UCP-E-MISMATCH", message, at=at)
+    item = memory.itemsize
+    steps = tuple(step * item for step in local.strides)
+    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, local.offset * item, steps)

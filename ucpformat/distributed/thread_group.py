@@ -1,0 +1,80 @@
+"""A group of threads of one process: for tests, and for one process that drives several devices."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ThreadGroup", "run_threads"]
+
+_T = TypeVar("_T")
+
+
+class _Shared:
+    """What the threads of a group have in common: a place for the data of each, and a barrier."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.data = [b""] * size
+
+
+class ThreadGroup:
+    """One thread's view of its group. ``rounds`` counts what it took part in, ``sent`` the bytes that it gave."""
+
+    def __init__(self, shared: _Shared, rank: int) -> None:
+        self._shared = shared
+        self.rank = rank
+        self.ranks = range(len(shared.data))
+        self.rounds = 0
+        self.sent = 0
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What every thread gave."""
+        self.rounds += 1
+        self.sent += len(data)
+        self._shared.data[self.rank] = data
+        self._wait()
+        found = list(self._shared.data)
+        self._wait()
+        return found
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """As `all_gather`, for the first thread."""
+        found = self.all_gather(data)
+        return found if self.rank == 0 else None
+
+    def broadcast(self, data: bytes) -> bytes:
+        """What the first thread gave."""
+        return self.all_gather(data if self.rank == 0 else b"")[0]
+
+    def leave(self) -> None:
+        """Be gone: whoever waits for this thread, now or later, gets an error."""
+        self._shared.barrier.abort()
+
+    def _wait(self) -> None:
+        try:
+            self._shared.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise error("UCP-E-RANK", "a thread of the group is gone") from None
+
+
+def run_threads(size: int, work: Callable[[ThreadGroup], _T]) -> list[_T | BaseException]:
+    """Run ``work`` in ``size`` threads that form a group; what each returned or raised, in order of rank."""
+    shared = _Shared(size)
+
+    def run(rank: int) -> _T | BaseException:
+        group = ThreadGroup(shared, rank)
+        try:
+            return work(group)
+        except BaseException as failure:
+            group.leave()
+            return failure
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))

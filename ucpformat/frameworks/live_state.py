@@ -1,0 +1,130 @@
+"""A nested state dict as this process's part of a checkpoint (SPEC sections 10, 11 and 15)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.distributed.local_state import LocalState
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.live_objects import extend
+from ucpformat.frameworks.live_values import is_tensor
+from ucpformat.frameworks.local_tensors import Held, LocalTensor, local_tensor
+from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations, state_annotations
+from ucpformat.frameworks.state_groups import gather_groups
+from ucpformat.frameworks.state_names import Assignment, Names, recognise
+from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.model.state import StateDocument
+from ucpformat.model.values import encode
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ucpformat.distributed.local_state import SlotName
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.compressor import Compressor
+
+__all__ = ["live_state"]
+
+
+def live_state(
+    state: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    layouts: Mapping[str, Held] | None = None,
+    compressor: Compressor | None = None,
+) -> LocalState:
+    """What this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
+
+    Raises:
+        UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
+    """
+    leaves = flatten(state, is_tensor)
+    paths = {dotted(leaf): leaf for leaf in leaves}
+    declared = dict(layouts or {})
+    unknown = sorted(declared.keys() - {name for name in paths if is_tensor(leaves[paths[name]])})
+    if unknown:
+        raise error("UCP-E-NAME", "a layout is given for what is no tensor of the state", at=unknown[0])
+    tensors = {name: leaf for name, leaf in paths.items() if is_tensor(leaves[leaf])}
+    objects = {name: leaf for name, leaf in paths.items() if name not in tensors}
+    names = recognise(_key_paths(tensors), _key_paths(objects))
+    held = {
+        name: found
+        for name, leaf in tensors.items()
+        if (found := local_tensor(leaves[leaf], rank=rank, held=declared.get(name), at=name)) is not None
+    }
+    owners, tied = _tied(held, names.assignments)
+    slots: dict[str, dict[str, SlotSpec]] = {}
+    owned: dict[SlotName, LocalTensor] = {}
+    for name in owners:
+        place, tensor = names.assignments[name], held[name]
+        slots.setdefault(place.name, {})[place.slot] = SlotSpec(
+            tensor.dtype, tensor.shape, tensor.layout, compressor, slot_annotations(paths[name])
+        )
+        owned[place.name, place.slot] = tensor
+    atoms = []
+    for atom, specs in slots.items():
+        also = tied.get(atom, [])
+        aliases = tuple(sorted({names.assignments[name].name for name in also} - {atom}))
+        atoms.append(AtomSpec(atom, specs, aliases, alias_annotations([paths[name] for name in also])))
+    return LocalState(
+        atoms,
+        {slot: tensor.array for slot, tensor in owned.items()},
+        {slot: tensor.place for slot, tensor in owned.items() if tensor.place is not None},
+        _state_document(
+            {name: leaves[leaf] for name, leaf in objects.items()}, objects, names, frozenset(slots)
+        ),
+    )
+
+
+def _state_document(
+    values: Mapping[str, object], paths: Mapping[str, StatePath], names: Names, atoms: frozenset[str]
+) -> StateDocument:
+    encoded = {name: _encoded(value, name) for name, value in values.items()}
+    optimizers = {}
+    origins = {}
+    for optimizer in names.optimizers:
+        gathered = gather_groups(optimizer, encoded, _key_paths(paths), atoms)
+        if gathered is not None:
+            optimizers[optimizer.name] = gathered
+            origins[optimizer.name] = (optimizer.path, optimizer.form)
+            for group in optimizer.groups:
+                for _, key in group.options:
+                    del encoded[key]
+    annotations = state_annotations("state_dict", origins, {name: paths[name] for name in encoded})
+    return StateDocument(encoded, optimizers, {}, annotations)
+
+
+def _encoded(obj: object, name: str) -> JsonValue:
+    try:
+        return encode(obj, at=name, extend=extend)
+    except UcpError as refusal:
+        # What `extend` refuses does not know its place.
+        raise refusal if refusal.at else error(refusal.code, refusal.message, at=name) from None
+
+
+def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:
+    """Paths as `recognise` takes them."""
+    return {name: key_path(path) for name, path in paths.items()}
+
+
+def _tied(
+    tensors: Mapping[str, LocalTensor], places: Mapping[str, Assignment]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Names that own their memory, and by owner's atom the names that share it.
+
+    Only a value is ever tied, and only under a name that has no slots of its own.
+    """
+    stateful = {place.name for place in places.values() if place.slot != "value"}
+    owners: list[str] = []
+    tied: dict[str, list[str]] = {}
+    by_memory: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        place = places[name]
+        key = tensor.memory() if place.slot == "value" else None
+        owner = place.name if key is None else by_memory.setdefault(key, place.name)
+        if owner == place.name or place.name in stateful:
+            owners.append(name)
+        else:
+            tied.setdefault(owner, []).append(name)
+    return owners, tied

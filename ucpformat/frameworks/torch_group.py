@@ -1,0 +1,110 @@
+"""A process group of torch.distributed as a `Group`: bytes travel as tensors of bytes, nothing is pickled."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.distributed.group import Group, OneProcess
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TorchGroup", "group_of"]
+
+
+def group_of(group: object) -> Group:
+    """``group`` itself, that of a torch process group, or of the job's default one; without any, this process.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where this process is not in the group.
+    """
+    if group is not None and hasattr(group, "ranks") and hasattr(group, "all_gather"):
+        return group  # type: ignore[return-value]
+    torch = sys.modules.get("torch")
+    if group is None and (
+        torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized()
+    ):
+        return OneProcess()
+    return TorchGroup(group)
+
+
+class TorchGroup:
+    """Wraps a process group; None is the default one.
+
+    Bytes lie in host memory where the group has a backend for it (gloo), else on the current device.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._group: Any = group
+        if group is None:
+            self._group = dist.group.WORLD
+        self.rank: int = dist.get_rank()
+        self.ranks: Sequence[int] = tuple(dist.get_process_group_ranks(self._group))
+        if self.rank not in self.ranks:
+            raise error("UCP-E-MISMATCH", f"rank {self.rank} is not in the process group that was given")
+        devices = [device.type for device in self._group._device_types]
+        self._device = torch.device("cpu" if "cpu" in devices else devices[0])
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What every process gave."""
+        import torch
+        import torch.distributed as dist
+
+        sizes = self._sizes(len(data))
+        mine = self._padded(data, max(sizes))
+        found = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(found, mine, group=self._group)
+        return [self._bytes(one, size) for one, size in zip(found, sizes, strict=True)]
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """As `all_gather`, for the first process."""
+        import torch
+        import torch.distributed as dist
+
+        sizes = self._sizes(len(data))
+        mine = self._padded(data, max(sizes))
+        first = self.ranks[0]
+        found = [torch.empty_like(mine) for _ in sizes] if self.rank == first else None
+        dist.gather(mine, found, dst=first, group=self._group)
+        if found is None:
+            return None
+        return [self._bytes(one, size) for one, size in zip(found, sizes, strict=True)]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """What the first process gave."""
+        import torch
+        import torch.distributed as dist
+
+        first = self.ranks[0]
+        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
+        dist.broadcast(size, src=first, group=self._group)
+        buffer = self._padded(data if self.rank == first else b"", int(size.item()))
+        dist.broadcast(buffer, src=first, group=self._group)
+        return self._bytes(buffer, int(size.item()))
+
+    def _sizes(self, size: int) -> list[int]:
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor([size], dtype=torch.int64, device=self._device)
+        found = [torch.empty_like(mine) for _ in self.ranks]
+        dist.all_gather(found, mine, group=self._group)
+        return [int(one.item()) for one in found]
+
+    def _padded(self, data: bytes, size: int) -> Any:
+        import torch
+
+        # Collectives of nothing are not supported everywhere.
+        buffer = torch.zeros(max(1, size), dtype=torch.uint8)
+        if data:
+            buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return buffer.to(self._device)
+
+    @staticmethod
+    def _bytes(buffer: Any, size: int) -> bytes:
+        return bytes(buffer[:size].cpu().numpy().tobytes())
