@@ -1,7 +1,8 @@
 """ucpformat: the open format for distributed training checkpoints.
 
-`open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job, `validate` finds every problem,
-`CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr. SPEC.md is the format.
+`open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job,
+`validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
+SPEC.md is the format.
 """
 
 from importlib.metadata import version

@@ -54,13 +54,12 @@ def describe(local: LocalState, options: Mapping[str, JsonValue]) -> bytes:
     """A process's description; ``options`` are what all processes have to give alike."""
     layouts: dict[Layout, int] = {}
 
-    def slot(atom: str, name: str, spec: SlotSpec) -> JsonValue:
-        place = local.places.get((atom, name))
+    def slot(spec: SlotSpec) -> JsonValue:
         return [
             spec.dtype,
             list(spec.shape),
             None if spec.layout is None else layouts.setdefault(spec.layout, len(layouts)),
-            None if place is None else to_json(place),
+            None if spec.place is None else to_json(spec.place),
             None if spec.compressor is None else spec.compressor.to_json(),
             dict(spec.annotations),
         ]
@@ -68,7 +67,7 @@ def describe(local: LocalState, options: Mapping[str, JsonValue]) -> bytes:
     atoms: JsonValue = [
         [
             spec.name,
-            {name: slot(spec.name, name, one) for name, one in sorted(spec.slots.items())},
+            {name: slot(one) for name, one in sorted(spec.slots.items())},
             list(spec.aliases),
             dict(spec.annotations),
         ]
@@ -136,6 +135,7 @@ def _add_atom(whole: Described, atom: Any, layouts: Sequence[Layout], ranks: fro
             layout,
             None if compressor is None else Compressor.from_json(compressor, at=name),
             notes,
+            None if place is None else place_from(place),
         )
         other = specs.setdefault(slot, spec)
         if (other.dtype, other.shape, other.compressor) != (spec.dtype, spec.shape, spec.compressor):
@@ -145,7 +145,7 @@ def _add_atom(whole: Described, atom: Any, layouts: Sequence[Layout], ranks: fro
                 f"another has {other.dtype}{list(other.shape)}",
                 at=f"{name}/{slot}",
             )
-        source = Source(layout, None if place is None else place_from(place), ranks)
+        source = Source(layout, spec.place, ranks)
         whole.sources.setdefault((name, slot), []).append(source)
     also = tuple(sorted({*known.aliases, *aliases}))
     whole.atoms[name] = replace(known, slots=specs, aliases=also)

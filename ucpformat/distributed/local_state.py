@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import BufferPlace
     from ucpformat.writer import AtomSpec
 
 __all__ = ["ArraySource", "LocalState", "SlotName"]
@@ -29,11 +28,10 @@ class LocalState:
 
     ``atoms`` have logical shapes; the layout of a slot says how the ranks of its mesh hold it, and without one
     every rank that lists the slot holds all of it. ``arrays`` give the local tensors, of the shapes that the layouts
-    say. ``places`` are of slots whose layout puts them into a buffer: their array is the buffer. ``state`` has
-    values, optimizers and annotations; what ranks list alike has to be equal.
+    say; that of a slot whose layout puts it into a buffer is the buffer. ``state`` has values, optimizers and
+    annotations; what ranks list alike has to be equal.
     """
 
     atoms: Sequence[AtomSpec]
     arrays: Mapping[SlotName, ArraySource]
-    places: Mapping[SlotName, BufferPlace] = field(default_factory=dict)
     state: StateDocument = field(default_factory=StateDocument)

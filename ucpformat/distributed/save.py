@@ -21,7 +21,7 @@ from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.errors import error
-from ucpformat.geometry import Concat, LocalOnly, Partial, Scale, chunk_grid
+from ucpformat.geometry import LocalOnly, Partial, Scale, chunk_grid
 from ucpformat.model.dtype import dtype
 from ucpformat.model.names import assign_keys
 from ucpformat.model.root import ROOT_KEY
@@ -296,7 +296,7 @@ class _Saving:
 
 def _storable(atom: AtomSpec) -> AtomSpec:
     """The atom without layouts that documents cannot have: they are provenance."""
-    unknown = (Concat, LocalOnly, Partial, Scale)
+    unknown = (LocalOnly, Partial, Scale)
 
     def slot(spec: SlotSpec) -> SlotSpec:
         if spec.layout is None or not any(isinstance(step, unknown) for step in spec.layout.steps):

@@ -59,7 +59,12 @@ def live_state(
     for name in owners:
         place, tensor = names.assignments[name], held[name]
         slots.setdefault(place.name, {})[place.slot] = SlotSpec(
-            tensor.dtype, tensor.shape, tensor.layout, compressor, slot_annotations(paths[name])
+            tensor.dtype,
+            tensor.shape,
+            tensor.layout,
+            compressor,
+            slot_annotations(paths[name]),
+            tensor.place,
         )
         owned[place.name, place.slot] = tensor
     atoms = []
@@ -70,7 +75,6 @@ def live_state(
     return LocalState(
         atoms,
         {slot: tensor.array for slot, tensor in owned.items()},
-        {slot: tensor.place for slot, tensor in owned.items() if tensor.place is not None},
         _state_document(
             {name: leaves[leaf] for name, leaf in objects.items()}, objects, names, frozenset(slots)
         ),

@@ -13,7 +13,7 @@ export const CODES = Object.freeze([
   'UCP-E-LAYOUT', 'UCP-E-COVER', 'UCP-E-VALUE', 'UCP-E-TABLE', 'UCP-E-SEGMENT', 'UCP-E-ZARR',
   'UCP-E-MISSING', 'UCP-E-LENGTH', 'UCP-E-CHECKSUM', 'UCP-E-CODEC', 'UCP-E-PADDING',
   'UCP-E-CONTENT', 'UCP-E-EXISTS', 'UCP-E-MISMATCH', 'UCP-E-SOURCE', 'UCP-E-PICKLE',
-  'UCP-E-OBJECT', 'UCP-W-UNREFERENCED',
+  'UCP-E-OBJECT', 'UCP-E-RANK', 'UCP-W-UNREFERENCED',
 ]);
 
 const ORDER = new Map(CODES.map((code, position) => [code, position]));
