@@ -51,6 +51,7 @@ CASES: dict[str, Case] = {
     "z1-round-robin": Case(1, "bfloat16", round_robin=True, same_data=True, config=UNCLIPPED),
     "z1-plain-order": Case(1, "bfloat16", same_data=True, config=UNCLIPPED),
     "z3-sub-groups": Case(3, "bfloat16", zero={"sub_group_size": 400}),
+    "z1-aligned": Case(1, "bfloat16", zero={"parameter_alignment": True}),
     "z2-sgd": Case(2, "bfloat16", rule="sgd"),
 }
 

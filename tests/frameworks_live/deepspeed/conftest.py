@@ -34,8 +34,8 @@ class Saved:
         found: dict[str, Any] = torch.load(self.folder / "reference.pt", weights_only=True)
         return found
 
-    def buffers(self, rank: int) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = torch.load(self.folder / f"buffers-{rank}.pt", weights_only=True)
+    def buffers(self, rank: int, when: str = "buffers") -> list[torch.Tensor]:
+        found: list[torch.Tensor] = torch.load(self.folder / f"{when}-{rank}.pt", weights_only=True)
         return found
 
 

@@ -121,6 +121,12 @@ def options_of(engine: Any) -> list[dict[str, Any]]:
     ]
 
 
+def shapes_of(engine: Any) -> list[Any]:
+    """Names and shapes in the order of the flat buffers, which DeepSpeed computes for ZeRO alone."""
+    found: list[Any] = engine._get_zero_param_shapes() if engine.zero_optimization() else []
+    return found
+
+
 def buffers_of(engine: Any) -> list[torch.Tensor]:
     """The flat fp32 buffers of this rank as they lie in memory."""
     for member in (
@@ -138,6 +144,7 @@ def make(folder: Path, name: str, rank: int, world: int) -> None:
     case = CASES[name]
     engine = engine_of(case, world)
     dtype = torch.bfloat16 if case.dtype == "bfloat16" else torch.float32
+    torch.save(buffers_of(engine), folder / f"initial-{rank}.pt")
     train(engine, STEPS, 0 if case.same_data else rank, dtype)
     client = {"epoch": 3, "note": "client", "nested": {"a": [1, 2.5, None]}, "rng": torch.get_rng_state()}
     engine.save_checkpoint(str(folder / "ckpt"), tag=TAG, client_state=client)
@@ -148,6 +155,8 @@ def make(folder: Path, name: str, rank: int, world: int) -> None:
         "global_steps": engine.global_steps,
         "tied": {"head.weight": "embed.weight"},
         "rng": client["rng"],
+        "shapes": [[(name, list(shape)) for name, shape in group.items()] for group in shapes_of(engine)],
+        "paddings": getattr(engine.optimizer, "round_robin_bit16_padding", None),
         "scheduler": engine.lr_scheduler.state_dict() if engine.lr_scheduler else None,
     }
     torch.save(buffers_of(engine), folder / f"buffers-{rank}.pt")

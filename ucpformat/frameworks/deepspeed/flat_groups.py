@@ -45,20 +45,11 @@ class FlatGroup:
     def source(self, name: str, held: Sequence[StoredTensor]) -> Pieces:
         """The elements of parameter ``name`` in ``held``, one flat tensor per rank: `masters`, or those of a state."""
         layout, place = self.places[name]
-        lowering = lower(layout, self.shapes[name], place=place)
         parts = []
-        for rank in self._holders(name):
-            local = lowering.at((rank,))
-            pieces = () if local is None else local.pieces
-            parts += [Part(piece, self.ranks[rank].file, held[rank]) for piece in pieces]
+        for region in lower(layout, self.shapes[name], place=place).filled():
+            rank = region.holders[0]
+            parts += [Part(piece, self.ranks[rank].file, held[rank]) for piece in region.local_map.pieces]
         return Pieces(parts)
-
-    def _holders(self, name: str) -> Sequence[int]:
-        """The ranks that may hold elements of a parameter: a run of them where the group was split as a whole."""
-        if self.ranks[0].stage == 3:
-            return range(len(self.ranks))
-        (first,), count = self.places[name][1].offsets, math.prod(self.shapes[name])
-        return range(first // self.part_size, min(len(self.ranks), -(-(first + count) // self.part_size)))
 
 
 def flat_groups(ranks: Sequence[OptimizerStates], groups: Sequence[Shapes], at: str) -> Iterator[FlatGroup]:
