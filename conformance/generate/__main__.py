@@ -19,6 +19,7 @@ from generate.cases import Case, write_case
 from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.layout_cases import layout_cases
+from generate.levels import level_cases
 from generate.writes import write_cases
 
 __all__ = ["all_cases", "main"]
@@ -38,6 +39,7 @@ def all_cases() -> Iterator[Case]:
     yield from bad_table_cases()
     yield from bad_chunk_cases()
     yield from forward_cases()
+    yield from level_cases()
 
 
 def main(folder: Path) -> int:

@@ -139,6 +139,9 @@ def _root() -> Iterator[Case]:
             also=True,
         )
     yield case(
+        "keys/twice", "One key for two documents", ("UCP-D-140",), "UCP-E-KEY", override("table0", key="index/a1-0.json"), at="ucp.json#/parts/0", also=True
+    )  # fmt: skip
+    yield case(
         "keys/case", "Two keys that differ in case alone", ("UCP-D-011",), "UCP-E-KEY", override("table0", key="index/A1-0.JSON"), at="ucp.json#/parts/0", also=True
     )  # fmt: skip
     entries: dict[str, tuple[Callable[[Draft], object], tuple[str, ...], str]] = {

@@ -89,7 +89,9 @@ BY_DECODER: dict[str, Any] = {
     "timedelta-list": named("datetime.timedelta", [0, 0, 0]),
     "scalar-long": named("numpy.scalar", {"$tuple": ["uint8", {"$bytes": "AAA="}]}),
     "path-number": named("pathlib.PosixPath", 1),
-    "path-dots": named("pathlib.PurePosixPath", "a//b/."),
+    "timedelta-days": named("datetime.timedelta", {"$tuple": [10**9, 0, 0]}),
+    "datetime-year": named("datetime.date", "0000-01-01"),
+    "time-offset": named("datetime.time", "00:00:00+24:00"),
 }  # fmt: skip
 
 

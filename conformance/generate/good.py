@@ -217,6 +217,8 @@ VALUES: dict[str, Any] = {
     "timedelta": {"$object": {"type": "datetime.timedelta", "value": {"$tuple": [-1, 86399, 999999]}}},
     "scalar": {"$object": {"type": "numpy.scalar", "value": {"$tuple": ["float32", {"$bytes": "AACAPw=="}]}}},
     "path": {"$object": {"type": "pathlib.PurePosixPath", "value": "a/b"}},
+    "path-dots": {"$object": {"type": "pathlib.PurePosixPath", "value": "a//b/."}},
+    "path-windows": {"$object": {"type": "pathlib.WindowsPath", "value": "c:/a\\b"}},
 }  # fmt: skip
 
 

@@ -61,6 +61,11 @@ def pad(dim: int, **how: int) -> Step:
     return {"kind": "pad", "dim": dim, **how}
 
 
+def ruled(dim: int, count: int, rule: str = "even") -> Step:
+    """Blocks by a rule."""
+    return {"kind": "blocks", "dim": dim, "rule": rule, "count": count}
+
+
 def ragged(by: str, name: str, *sizes: int) -> dict[str, Any]:
     """A mesh of two axes, the size of the second decided by the first."""
     return {"axes": [{"name": by, "size": len(sizes)}, {"name": name, "by": by, "sizes": list(sizes)}]}
@@ -106,6 +111,7 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
     "view-join": (mesh(a=2), [view(12), shard("a", 0)], (3, 4)),
     "view-heads": (mesh(a=2), [view(3, 2, 2, 2), permute(1, 0, 2, 3), view(12, 2), shard("a", 0)], (12, 2)),
     "view-empty": (mesh(a=2), [view(0, 5), shard("a", 1)], (2, 0)),
+    "view-empty-more": (mesh(a=2), [view(0, 7, 5), shard("a", 1)], (3, 0)),
     "view-scalar": (mesh(a=2), [view(1, 1)], ()),
     "view-only": (mesh(p=2, a=2), [only("p", 1), view(2, 3), shard("a", 0)], (6,)),
     "permute": (mesh(a=2), [permute(1, 0), shard("a", 0)], (3, 4)),
@@ -122,7 +128,9 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
         (7,),
     ),
     "ragged": (ragged("p", "t", 1, 3), [only("p", 1), shard("t", 0)], (5, 2)),
+    "ragged-even-where-held": (ragged("p", "t", 1, 2), [only("p", 0), shard("t", 0, "even")], (5, 2)),
     "ragged-both": (ragged("p", "t", 2, 1), [shard("p", 0), shard("t", 0)], (7,)),
+    "blocks-many-that-touch": (mesh(a=2), [ruled(0, 2048, "ceil"), ruled(1, 2048, "ceil")], (2, 3)),
     "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
 }
 
@@ -189,6 +197,7 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
     "order-short": (mesh(a=2), [permute(0)], (2, 2), "UCP-D-087"),
     "order-twice": (mesh(a=2), [permute(0, 0)], (2, 2), "UCP-D-087"),
     "view-count": (mesh(a=2), [view(5)], (4,), "UCP-D-088"),
+    "view-of-nothing": (mesh(a=2), [view(1)], (0,), "UCP-D-088"),
     "view-across": (mesh(a=2), [permute(1, 0), view(2, 6)], (4, 3), "UCP-D-088"),
     "pad-short": (mesh(a=2), [pad(0, to=3)], (4,), "UCP-D-089"),
     "pad-blocks": (mesh(a=2), [blocks(0, [2, 2]), pad(0, to=4)], (4,), "UCP-D-065"),
@@ -205,16 +214,13 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
 }
 
 
-def ruled(dim: int, count: int) -> Step:
-    """Blocks by a rule."""
-    return {"kind": "blocks", "dim": dim, "rule": "even", "count": count}
-
-
 TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
     "blocks": (mesh(a=2), [ruled(0, 2**20 + 1)], (2**20 + 1,), "UCP-D-090"),
-    "boxes": (
+    "ranges": (
         mesh(a=2, b=2), [ruled(0, 2048), shard("a", 0), ruled(1, 2048), shard("b", 1)], (8192, 8192), "UCP-D-091",
     ),
+    "elements": (mesh(a=2), [pad(0, to=2**53 - 1)], (1, 2), "UCP-D-141"),
+    "elements-multiple": (mesh(a=2), [pad(0, multiple=2**53 - 1)], (2, 3), "UCP-D-141"),
 }  # fmt: skip
 
 

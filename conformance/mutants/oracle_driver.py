@@ -18,6 +18,7 @@ from ucp_conformance.oracle import documents
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, boxes_of, linear
 from ucp_conformance.oracle.examine import Examination, Logical, examine
 from ucp_conformance.oracle.layouts import Local, local_bytes, lower, pieces, view_of
+from ucp_conformance.oracle.levels import at_level
 from ucp_conformance.oracle.problem import Problem, RefusalError
 from ucp_conformance.oracle.store import is_component
 
@@ -49,7 +50,8 @@ class OracleDriver:
         return examine(Path(path))
 
     def validate(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {"problems": [{"code": p.code, "at": p.at} for p in self.examined(params["path"]).problems]}
+        problems = at_level(self.examined(params["path"]).problems, params["level"])
+        return {"problems": [{"code": problem.code, "at": problem.at} for problem in problems]}
 
     def opened(self, path: str, touched: Sequence[str] = ()) -> Logical:
         """A checkpoint that a reader of the objects that begin with ``touched`` accepts."""

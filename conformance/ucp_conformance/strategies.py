@@ -61,8 +61,7 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict
     ]
     while _product(axes) > 8:
         axes.pop()
-    if "pad" in kinds and len(axes) > 1 and draw(st.sampled_from([False, False, True])):
-        # Axes whose size differs came into the format together with padding.
+    if len(axes) > 1 and draw(st.sampled_from([False, False, True])):
         sizes = [draw(st.integers(1, 3)) for _ in range(axes[0]["size"])]
         axes[1] = {"name": axes[1]["name"], "by": axes[0]["name"], "sizes": sizes}
     mesh = {"axes": axes}
@@ -141,7 +140,7 @@ def _step(
     if kind == "join":
         return {"kind": "join", "dim": dim}
     if kind == "blocks":
-        if "pad" in kinds and draw(st.sampled_from([False, False, True])):
+        if draw(st.sampled_from([False, False, True])):
             rule = draw(st.sampled_from(["ceil", "balanced", "even"]))
             return {"kind": "blocks", "dim": dim, "rule": rule, "count": draw(st.integers(1, 4))}
         sizes = draw(splits(extent, draw(st.integers(1, 4))))

@@ -249,3 +249,15 @@ def test_layouts_of_too_many_pieces_are_refused_and_not_spelled_out() -> None:
     held = lower(Layout(TP, twice), (1 << 15,)).at((0,))
     assert held is not None
     assert len(held.pieces) == 1 << 13
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [((1, 2), (Pad(0, to=2**53 - 1),)), ((2, 3), (Flatten(), Pad(0, multiple=2**53 - 1), Pad(0, to=2**53)))],
+)
+def test_a_local_tensor_has_no_more_elements_than_a_double_counts(
+    shape: tuple[int, ...], steps: tuple[Step, ...]
+) -> None:
+    lowering = lower(Layout(TP, steps), shape)
+    with pytest.raises(UcpError, match="UCP-E-LIMIT"):
+        lowering.at((0,))

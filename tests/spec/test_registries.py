@@ -7,6 +7,7 @@ import re
 
 from tests.spec.document import fences, lines, prose, table
 from ucpformat.errors import REGISTRY
+from ucpformat.geometry.lower import MAX_ELEMENTS
 from ucpformat.geometry.mesh import MAX_COORDINATES
 from ucpformat.jsonio import MAX_BYTES, MAX_DEPTH, MAX_INTEGER
 from ucpformat.model.atom import MAX_NDIM, Slot
@@ -39,7 +40,11 @@ def test_features_are_those_of_the_registry() -> None:
 
 
 def test_limits_are_those_of_the_library() -> None:
-    limits = dict(table("| what | limit |"))
+    rows = table("| what | limit | code |")
+    limits = {what: limit for what, limit, _ in rows}
+    assert {code.strip("`") for _, _, code in rows} <= set(REGISTRY)
+    assert limits["elements of a local tensor"] == "2^53-1"
+    assert MAX_ELEMENTS == 2**53 - 1
     assert limits["root document"] == f"{MAX_ROOT_BYTES >> 20} MiB"
     assert limits["any other JSON document"] == f"{MAX_DOCUMENT_BYTES >> 20} MiB"
     assert MAX_DOCUMENT_BYTES == MAX_BYTES

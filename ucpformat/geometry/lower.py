@@ -54,6 +54,8 @@ from ucpformat.geometry.steps import (
 
 __all__ = ["Lowering", "lower"]
 
+MAX_ELEMENTS = 2**53 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
@@ -78,7 +80,7 @@ class Lowering:
     def at(self, coordinate: Coordinate) -> LocalMap | None:
         """Return what ``coordinate`` holds, or None where it holds nothing.
 
-        Raises UCP-E-LAYOUT off the mesh, UCP-E-LIMIT over `MAX_PIECES`.
+        Raises UCP-E-LAYOUT off the mesh, UCP-E-LIMIT over `MAX_PIECES` and over `MAX_ELEMENTS`.
         """
         self.layout.mesh.check_coordinate(coordinate)
         if any(coordinate[axis] not in positions for axis, positions in self._present):
@@ -90,6 +92,7 @@ class Lowering:
             for program, extent in zip(self._dims, self._seen.extents, strict=True)
         ]
         local_shape = tuple(map(extent_of, dims))
+        _check_elements(local_shape)
         if self._flat is None:
             pieces = list(self._pieces(dims, Box.whole(local_shape), local_shape, 0))
             # Plain dims are spread one by one, and products of maximal intervals are canonical as they are.
@@ -104,6 +107,7 @@ class Lowering:
                     pieces.extend(self._pieces(dims, box, local_shape, position - start))
                     check_count(len(pieces))
             position += length
+        _check_elements((position,))
         # One range of a plain tensor decomposes canonically; boxes of several may continue each other.
         is_canonical = self._seen.is_plain and sum(start != HOLE for start, _ in ranges) <= 1
         return LocalMap((position,), tuple(pieces) if is_canonical else canonical(pieces, self.view))
@@ -322,6 +326,12 @@ def lower(layout: Layout, shape: tuple[int, ...], *, place: BufferPlace | None =
     )
     _try(lowering)
     return lowering
+
+
+def _check_elements(local_shape: tuple[int, ...]) -> None:
+    """Raise UCP-E-LIMIT for a local tensor whose elements, padding included, other languages cannot count."""
+    if math.prod(max(1, extent) for extent in local_shape) > MAX_ELEMENTS:
+        raise error("UCP-E-LIMIT", f"a local tensor of shape {local_shape} has more than 2^53-1 elements")
 
 
 def _try(lowering: Lowering) -> None:

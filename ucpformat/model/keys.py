@@ -40,9 +40,9 @@ def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
 
 
 def case_problems(keys: Iterable[tuple[str, str]]) -> Iterator[Problem]:
-    """``UCP-E-KEY`` for ``(key, at)`` whose key differs from an earlier one in case alone (UCP-D-011)."""
+    """``UCP-E-KEY`` for ``(key, at)`` whose key is an earlier one, if in other case (UCP-D-011, UCP-D-140)."""
     seen: dict[str, str] = {}
     for key, at in keys:
-        other = seen.setdefault(key.lower(), key)
-        if other != key:
-            yield Problem("UCP-E-KEY", at, f"{key[:80]!r} and {other[:80]!r} differ only in case")
+        other = seen.setdefault(key.lower(), at)
+        if other != at:
+            yield Problem("UCP-E-KEY", at, f"{key[:80]!r} is used at {other} already, if in other case")

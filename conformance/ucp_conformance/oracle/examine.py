@@ -92,6 +92,7 @@ class Logical:
             "optimizers": seen["optimizers"],
             "blobs": seen["blobs"],
             "annotations": self.root["annotations"],
+            "step": seen["step"],
         }
 
 
@@ -212,16 +213,13 @@ class _Examiner:
         documents.schema("state", value, key)
         logical.state = value
         self.values(value, key)
-        keys: dict[str, str] = {}
+        keys: set[str] = set()
         for name, blob in value["blobs"].items():
             mine = blob["object"]["key"]
             at = pointer(key, "blobs", name, "object", "key")
-            if (
-                not is_key(mine)
-                or not mine.startswith("blobs/")
-                or keys.setdefault(mine.lower(), mine) != mine
-            ):
+            if not is_key(mine) or not mine.startswith("blobs/") or mine.lower() in keys:
                 raise RefusalError("UCP-E-KEY", at)
+            keys.add(mine.lower())
             with self.found.refusals():
                 logical.blobs[name] = fetch(self.store, blob["object"])
         for name, optimizer in value["optimizers"].items():

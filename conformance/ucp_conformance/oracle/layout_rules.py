@@ -66,8 +66,8 @@ def positions(mesh: Mapping[str, Any], name: str, where: Mapping[str, int]) -> i
     return int(axis["size"] if "size" in axis else axis["sizes"][where[axis["by"]]])
 
 
-def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
-    """What can be said of steps without a shape (UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066)."""
+def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int:
+    """What can be said of steps without a shape; returns how many ranges they make at most."""
     sizes = {axis["name"]: axis.get("size", 0) or min(axis["sizes"]) for axis in mesh["axes"]}
     ragged = {axis["name"]: axis["by"] for axis in mesh["axes"] if "by" in axis}
     placed = False
@@ -83,7 +83,7 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             raise wrong(f"no axis {axis!r}")
         if axis in taken:
             raise wrong(f"axis {axis!r} is used twice")
-        if any(ragged.get(other) == axis for other in used.union(*(axes for axes, _ in own.values()))):
+        if any(ragged.get(other) == axis for other in taken.union(used, *(axes for axes, _ in own.values()))):
             raise wrong(f"axis {axis!r} decides the size of one that is used already")
         return int(sizes[axis])
 
@@ -121,8 +121,6 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             if count > MOST:
                 raise RefusalError("UCP-E-LIMIT", "", "too many blocks")
             boxes *= count
-            if boxes > MOST:
-                raise RefusalError("UCP-E-LIMIT", "", "too many boxes")
             entries = step.get("steps", [None] * count)
             if len(entries) != count:
                 raise wrong("steps are not one per block")
@@ -162,3 +160,4 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             buffered = True
         else:
             raise wrong(f"unknown step {kind!r}")
+    return boxes

@@ -14,6 +14,8 @@ from typing import Any
 from ucp_conformance.oracle.buffers import check_place, entry_of
 from ucp_conformance.oracle.bytes_of import linear
 from ucp_conformance.oracle.layout_rules import check_mesh, check_steps, coordinates, positions, wrong
+from ucp_conformance.oracle.problem import RefusalError
+from ucp_conformance.oracle.views import view_of
 
 __all__ = [
     "Local",
@@ -26,6 +28,10 @@ __all__ = [
     "pieces",
     "view_of",
 ]
+
+
+_MOST = 1 << 20
+_MOST_ELEMENTS = 2**53 - 1
 
 
 @dataclass(frozen=True)
@@ -53,24 +59,26 @@ def lower(
 ) -> dict[tuple[int, ...], Local | None]:
     """What every coordinate holds; refuses with UCP-E-LAYOUT what does not fit at some coordinate."""
     check_mesh(mesh)
-    check_steps(mesh, steps)
+    most = check_steps(mesh, steps)
     check_place(mesh, steps, place)
     view_of(steps, shape)
+    if most > _MOST:
+        _check_ranges(mesh, steps, shape)
     names = [axis["name"] for axis in mesh["axes"]]
     whole = _Tensor(tuple(shape), tuple(range(math.prod(shape))))
     found: dict[tuple[int, ...], Local | None] = {}
     for coordinate in coordinates(mesh):
         where = dict(zip(names, coordinate, strict=True))
+        if any(step["kind"] == "only" and where[step["axis"]] not in step["coordinates"] for step in steps):
+            found[coordinate] = None
+            continue
         tensor = whole
-        absent = any(
-            where[step["axis"]] not in step["coordinates"] for step in steps if step["kind"] == "only"
-        )
         for step in steps:
             if step["kind"] == "concat":
-                tensor = tensor if absent else _buffer(tensor, *entry_of(mesh, place, where))
+                tensor = _buffer(tensor, *entry_of(mesh, place, where))
             elif step["kind"] != "only":
                 tensor = _apply(tensor, step, mesh, where)
-        found[coordinate] = None if absent else Local(tensor.shape, tensor.cells)
+        found[coordinate] = Local(tensor.shape, tensor.cells)
     return found
 
 
@@ -79,6 +87,36 @@ def _buffer(tensor: _Tensor, offset: int, total: int) -> _Tensor:
     if behind < 0:
         raise wrong("the tensor leaves its buffer")
     return _Tensor((total,), (*[-1] * offset, *tensor.cells, *[-1] * behind))
+
+
+def _check_ranges(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
+    """UCP-D-091 before `flatten`, dimension by dimension: what is too much is never lowered."""
+    kinds = [step["kind"] for step in steps]
+    steps = steps[: kinds.index("flatten")] if "flatten" in kinds else steps
+    names = [axis["name"] for axis in mesh["axes"]]
+    for coordinate in coordinates(mesh):
+        where = dict(zip(names, coordinate, strict=True))
+        count = 1
+        for dim, extent in enumerate(_extents(steps, shape)):
+            tensor = _Tensor((extent,), tuple(range(extent)))
+            for step in steps:
+                if step.get("dim") == dim:
+                    tensor = _apply(tensor, {**step, "dim": 0}, mesh, where)
+            cells = [cell for cell in tensor.cells if cell >= 0]
+            count *= sum(1 for before, cell in pairwise([-2, *cells]) if cell != before + 1)
+        if count > _MOST:
+            raise RefusalError("UCP-E-LIMIT", "", "too many ranges")
+
+
+def _extents(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> list[int]:
+    """The extents that views and permutations leave."""
+    extents = list(shape)
+    for step in steps:
+        if step["kind"] == "view":
+            extents = list(step["shape"])
+        elif step["kind"] == "permute":
+            extents = [extents[dim] for dim in step["order"]]
+    return extents
 
 
 def _apply(
@@ -105,6 +143,9 @@ def _apply(
         to = step["to"] if "to" in step else -(-extent // step["multiple"]) * step["multiple"]
         if to < extent:
             raise wrong("padding to less than the extent")
+        others = (max(1, other) for at, other in enumerate(tensor.shape) if at != dim)
+        if max(1, to) * math.prod(others) > _MOST_ELEMENTS:
+            raise RefusalError("UCP-E-LIMIT", "", "a local tensor with too many elements")
         return _take(tensor, dim, [*range(extent), *[-1] * (to - extent)])
     if step["kind"] == "shard":
         blocks = tensor.blocks.get(dim, ((tensor.shape[dim], True),))
@@ -171,67 +212,6 @@ def _sizes(extent: int, n: int, rule: str) -> list[int]:
         c = -(-extent // n)
         return [min(extent, (at + 1) * c) - min(extent, at * c) for at in range(n)]
     return [extent // n + (1 if at < extent % n else 0) for at in range(n)]
-
-
-Digit = tuple[int, int]
-
-
-def view_of(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> tuple[int, ...]:
-    """The view of the logical tensor in which pieces are listed (section 13), from the digits of its index."""
-    logical = tuple(shape)
-    count = math.prod(logical)
-    weights = [math.prod(logical[dim + 1 :]) for dim in range(len(logical))]
-    dims: list[list[Digit]] = [[(e, w)] if e != 1 else [] for e, w in zip(logical, weights, strict=True)]
-    changed = False
-    for step in steps:
-        if step["kind"] == "permute":
-            if len(step["order"]) != len(dims):
-                raise wrong("the order does not name every dimension once")
-            dims = [dims[dim] for dim in step["order"]]
-            changed = True
-        elif step["kind"] == "view":
-            if math.prod(step["shape"]) != count:
-                raise wrong("a view with another number of elements")
-            dims = _regrouped(dims, step["shape"]) if count else [[] for _ in step["shape"]]
-            changed = True
-    if not changed or count == 0:
-        return logical
-    digits = sorted((digit for dim in dims for digit in dim), key=lambda digit: -digit[1])
-    marks = sorted({w for _, w in digits if w > 1} | {w for w in weights if 1 < w < count})
-    if any(b % a for a, b in pairwise(marks)):
-        return tuple(radix for radix, _ in digits)
-    view: list[int] = []
-    for extent, weight in zip(logical, weights, strict=True):
-        inside = [mark for mark in marks if weight < mark < weight * extent]
-        edges = [weight, *inside, weight * extent]
-        view += [high // low for low, high in reversed(list(pairwise(edges)))]
-    return tuple(view)
-
-
-def _regrouped(dims: Sequence[Sequence[Digit]], shape: Sequence[int]) -> list[list[Digit]]:
-    """Rule 3: the digits in order, neighbours joined, taken by the extents of the new shape."""
-    rest: list[Digit] = []
-    for radix, weight in (digit for dim in dims for digit in dim):
-        if rest and rest[-1][1] == weight * radix:
-            rest[-1] = rest[-1][0] * radix, weight
-        else:
-            rest.append((radix, weight))
-    found: list[list[Digit]] = []
-    for lacking in shape:
-        taken: list[Digit] = []
-        while lacking > 1:
-            radix, weight = rest.pop(0)
-            if lacking % radix == 0:
-                taken.append((radix, weight))
-                lacking //= radix
-            elif radix % lacking == 0:
-                taken.append((lacking, weight * radix // lacking))
-                rest.insert(0, (radix // lacking, weight))
-                lacking = 1
-            else:
-                raise wrong("a view whose extents do not fit")
-        found.append(taken)
-    return found
 
 
 def holdings(lowered: Mapping[tuple[int, ...], Local | None]) -> set[int]:

@@ -61,7 +61,7 @@ These types are defined; their content must be as stated, by readers that know t
 ``datetime.timedelta``          ``{"$tuple": [days, seconds, microseconds]}``, 0 <= seconds < 86400,
                                 0 <= microseconds < 10^6
 ``numpy.scalar``                ``{"$tuple": [dtype, {"$bytes": ...}]}``: one element, as in ``$array``
-``pathlib.PosixPath``,          the path as Python's pathlib writes it
+``pathlib.PosixPath``,          a string, the path
 ``pathlib.PurePosixPath``,
 ``pathlib.PureWindowsPath``,
 ``pathlib.WindowsPath``

@@ -23,7 +23,7 @@ from ucpformat.model.values.content import (
     tensor_to,
 )
 from ucpformat.model.values.keys import canonical_text, is_key, is_plain_name
-from ucpformat.model.values.registered import BY_NAME, registered
+from ucpformat.model.values.registered import BY_NAME, is_spelled_otherwise, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ class _Encoder:
             raise self._refusal(obj, "the type is not one that a tagged value can express")
         if TYPE_NAME.fullmatch(made.type) is None:
             raise self._refusal(obj, f"{made.type[:80]!r} is not the name of a type")
-        if made.type in BY_NAME:
+        if made.type in BY_NAME and not is_spelled_otherwise(made):
             raise self._refusal(obj, f"{made.type} is a defined type: give the object itself")
         return self._named(made.type, made.value, depth)
 

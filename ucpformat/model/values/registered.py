@@ -13,12 +13,12 @@ import numpy as np
 
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import dtype_of
-from ucpformat.model.values.content import TensorValue, array_of, check_tensor, element_bytes
+from ucpformat.model.values.content import NamedValue, TensorValue, array_of, check_tensor, element_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["BY_NAME", "NUMPY_SCALAR", "Registered", "registered"]
+__all__ = ["BY_NAME", "NUMPY_SCALAR", "Registered", "is_spelled_otherwise", "registered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,20 @@ def _delta_from(content: object) -> object:
 
 def _path_from(cls: type[pathlib.PurePath]) -> Callable[[Any], object]:
     def read(content: object) -> object:
-        if type(content) is str:
-            value = cls(content)
-            if str(value) == content:
-                return value
-        raise ValueError("not a path as pathlib writes it")
+        if type(content) is not str:
+            raise ValueError("a path is a string")
+        value = cls(content)
+        # What pathlib would write otherwise, such as `a//b`, stays as it is.
+        return value if str(value) == content else NamedValue(f"pathlib.{cls.__name__}", content)
 
     return read
+
+
+def is_spelled_otherwise(value: NamedValue) -> bool:
+    """Whether this is a path that pathlib would write otherwise, which only a `NamedValue` keeps."""
+    entry = BY_NAME.get(value.type)
+    is_path = entry is not None and issubclass(entry.cls, pathlib.PurePath)
+    return is_path and type(value.value) is str and str(entry.cls(value.value)) != value.value  # type: ignore[union-attr]
 
 
 def _scalar_to(value: np.generic) -> object:

@@ -41,18 +41,18 @@ const MAX_NDIM = 32;
  * @param {import('./store.mjs').DirectoryStore} store
  * @param {import('./root.mjs').Reference} reference
  * @param {number} limit of its length
- * @param {{digests?: boolean}} [options] digests: false where those are not looked at
+ * @param {{recorded?: boolean}} [options] recorded: false where length and digest are not looked at
  * @returns {Buffer}
  */
-export function fetchReferenced(store, {key, length, digest}, limit, {digests = true} = {}) {
+export function fetchReferenced(store, {key, length, digest}, limit, {recorded = true} = {}) {
   if (!isKey(key)) throw new UcpError('UCP-E-KEY', key.slice(0, 300), 'not a safe key');
-  if (length > limit) throw new UcpError('UCP-E-LIMIT', key, `longer than ${limit} bytes`);
   const actual = store.lengthOf(key);
-  if (actual !== length) {
+  if ((recorded ? length : actual) > limit) throw new UcpError('UCP-E-LIMIT', key, `longer than ${limit} bytes`);
+  if (recorded && actual !== length) {
     throw new UcpError('UCP-E-LENGTH', key, `has ${actual} bytes and not ${length}`);
   }
-  const bytes = store.read(key, 0, length);
-  if (digests && sha256(bytes) !== digest) throw new UcpError('UCP-E-DIGEST', key, 'another SHA-256 than recorded');
+  const bytes = store.read(key, 0, actual);
+  if (recorded && sha256(bytes) !== digest) throw new UcpError('UCP-E-DIGEST', key, 'another SHA-256 than recorded');
   return bytes;
 }
 
@@ -60,7 +60,7 @@ export function fetchReferenced(store, {key, length, digest}, limit, {digests = 
  * Fetches and parses a document and checks its structure.
  * @param {string} schema
  * @param {Problems} problems gets what breaks the schema
- * @param {{digests?: boolean}} [options] of {@link fetchReferenced}
+ * @param {{recorded?: boolean}} [options] of {@link fetchReferenced}
  * @returns {Map | null} null where it breaks the schema
  */
 export function fetchDocument(store, reference, schema, problems, options) {

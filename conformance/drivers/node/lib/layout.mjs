@@ -20,8 +20,8 @@ import {viewed} from './views.mjs';
 
 /** Most blocks of a rule (UCP-D-090). */
 export const MAX_BLOCKS = 2 ** 20;
-/** Most boxes of a slot at a coordinate, before they are joined (UCP-D-091). */
-export const MAX_BOXES = 2 ** 20;
+/** Most ranges that a coordinate keeps (UCP-D-091). */
+export const MAX_RANGES = 2 ** 20;
 
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
@@ -172,7 +172,7 @@ function phasesOf(steps, ndim) {
   };
 }
 
-/** Refuses a local tensor whose elements cannot be counted (UCP-S-004). */
+/** Refuses a local tensor whose elements cannot be counted (UCP-D-141). */
 function checkCount(extents, at) {
   if (product(extents.map((extent) => Math.max(1, extent))) > Number.MAX_SAFE_INTEGER) {
     throw new UcpError('UCP-E-LIMIT', at, 'a local tensor has too many elements');
@@ -216,7 +216,7 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
 
 /**
  * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089),
- * or cuts it into too many boxes (UCP-D-091).
+ * cuts it into too many ranges (UCP-D-091), or pads it too far (UCP-D-141).
  *
  * A dimension depends only on the axes that its own steps name, and on those that decide their
  * sizes. Where no size is decided so, no axis acts on two dimensions, and it is enough to visit the
@@ -237,26 +237,34 @@ export function checkFit(mesh, steps, shape, at) {
   /** Runs a check at every coordinate that matters to steps. */
   const visit = (list, check) => {
     const part = namedBy(list);
-    for (const coordinate of coordinatesOf(part)) check(lookup(part, coordinate));
+    for (const coordinate of coordinatesOf(part)) {
+      const where = lookup(part, coordinate);
+      const holds = steps.every(({kind, axis, coordinates}) => kind !== 'only'
+        || !part.axes.some(({name}) => name === axis) || coordinates.includes(where(axis)[0]));
+      if (holds) check(where);
+    }
   };
-  let boxes = 1;
+  const tooMany = () => new UcpError('UCP-E-LIMIT', at, `more than ${MAX_RANGES} ranges`);
+  /** Maximal ranges, padding aside. */
+  const rangesOf = (spans) => merge(spans).filter(([, , padding]) => !padding).length;
+  let ranges = 1;
   const found = begun.map((extent, dim) => {
     const extents = new Set();
     let most = 0;
     visit(byDim[dim], (where) => {
       const spans = keep(extent, byDim[dim], where, at);
-      most = Math.max(most, spans.length);
+      most = Math.max(most, rangesOf(spans));
       extents.add(extentOf(spans));
     });
-    boxes *= most;
+    ranges *= most;
     return extents;
   });
-  if (boxes > MAX_BOXES) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BOXES} boxes`);
+  if (ranges > MAX_RANGES) throw tooMany();
   checkCount(found.map((extents) => [...extents].reduce((a, b) => Math.max(a, b), 0)), at);
   if (after === null) return;
   const checkFlat = (extent, where) => {
     const spans = keep(extent, after, where, at);
-    if (spans.length > MAX_BOXES) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BOXES} boxes`);
+    if (rangesOf(spans) > MAX_RANGES) throw tooMany();
   };
   if (mesh.axes.some(({by}) => by !== undefined)) {
     visit([...byDim.flat(), ...after], (where) => checkFlat(product(

@@ -51,7 +51,7 @@ class Validation {
   document(reference, schema) {
     this.reached.add(reference.key);
     const document = this.guard(() => fetchDocument(this.store, reference, schema, this.problems,
-      {digests: !this.structure}));
+      {recorded: !this.structure}));
     if (!document) this.blind = true;
     return document ?? null;
   }
