@@ -13,6 +13,7 @@ import click
 from ucpformat.cli.convert import convert
 from ucpformat.cli.diff import diff
 from ucpformat.cli.inspect import inspect
+from ucpformat.cli.plan import plan
 from ucpformat.cli.report import printable, wants_json
 from ucpformat.cli.validate import validate
 from ucpformat.errors import UcpError
@@ -37,10 +38,11 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ucpformat", prog_name="ucp")
 def main() -> None:
-    """Universal checkpoints: convert, inspect, validate, compare."""
+    """Universal checkpoints: convert, inspect, validate, compare, plan."""
 
 
 main.add_command(convert)
 main.add_command(diff)
 main.add_command(inspect)
+main.add_command(plan)
 main.add_command(validate)

@@ -38,12 +38,10 @@ class BufferReach:
         axes: set[int],
         present: tuple[tuple[int, frozenset[int]], ...],
     ) -> None:
-        places = [(number, step) for number, step in enumerate(program) if isinstance(step, Place)]
-        ((number, place),) = places
+        number = next(number for number, step in enumerate(program) if isinstance(step, Place))
         self.head = program[: number + 1]
         behind = takewhile(lambda step: isinstance(step, Split), program[number + 1 :])
-        splits = (step for step in behind if isinstance(step, Split))
-        self._splits = list(takewhile(lambda split: split.axis not in place.axes, splits))
+        self._splits = [step for step in behind if isinstance(step, Split)]
         self._mesh = mesh
         self._present = present
         self._axes = axes - {split.axis for split in self._splits}

@@ -1,0 +1,75 @@
+"""``ucp plan``: what moves between two arrangements of ranks, before anything does."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from ucpformat.cli.plan_json import detail_json, survey_json
+from ucpformat.cli.plan_text import detail_lines, survey_lines
+from ucpformat.cli.report import format_option, printable
+from ucpformat.cli.sides import open_sides, settings_option
+from ucpformat.planning import Route, pair, rank_detail, survey
+
+if TYPE_CHECKING:
+    from ucpformat.planning import Side
+
+__all__ = ["plan"]
+
+
+@click.command()
+@click.option("--from", "source", required=True, metavar="A", help="Who holds what now.")
+@click.option("--to", "target", required=True, metavar="B", help="Who is to hold what.")
+@click.option(
+    "--atoms", default="*", show_default=True, metavar="GLOB", help="Only atoms whose name matches."
+)
+@click.option("--rank", type=click.IntRange(0), help="All that this rank does, slot by slot.")
+@click.option(
+    "--via",
+    type=click.Choice(["storage", "ranks"]),
+    help="Where ranks get what they lack: out of the checkpoint A, the default where A is one, or from the "
+    "ranks that hold it under A's layouts.",
+)
+@settings_option
+@format_option
+def plan(
+    source: str,
+    target: str,
+    atoms: str,
+    rank: int | None,
+    via: str | None,
+    settings: tuple[tuple[str, int | list[int]], ...],
+    output: str,
+) -> None:
+    """Say who moves what, and how much, from A to B. Nothing is moved.
+
+    Each of A and B is a checkpoint with the layouts that it records, an arrangement document, or patterns, a
+    document or a ready-made name, which say how the slots of the other are spread.
+    """
+    with ExitStack() as stack:
+        sides = open_sides(source, target, settings, stack)
+        pairing = pair(*sides, _route(via, sides[0]), atoms=atoms)
+        if rank is None:
+            found = survey(pairing)
+            if output == "json":
+                click.echo(json.dumps(survey_json(found), indent=2))
+            else:
+                for line in survey_lines(found):
+                    click.echo(printable(line))
+            return
+        detail = rank_detail(pairing, rank)
+        if output == "json":
+            for text in detail_json(detail):
+                click.echo(text, nl=False)
+        else:
+            for line in detail_lines(detail):
+                click.echo(printable(line))
+
+
+def _route(via: str | None, source: Side) -> Route:
+    if via is None:
+        return "ranks" if source.checkpoint is None else "storage"
+    return cast("Route", via)
