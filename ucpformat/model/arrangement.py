@@ -98,9 +98,10 @@ class Arrangement:
             LayoutRecord.from_json(layout, at=pointer(at, "layouts", index))
             for index, layout in enumerate(array(found["layouts"], pointer(at, "layouts")))
         ]
+        items = array(found["atoms"], pointer(at, "atoms"))
         atoms: list[ArrangedAtom] = []
         try:
-            for item in array(found["atoms"], pointer(at, "atoms")):
+            for item in items:
                 atoms.append(ArrangedAtom._read(item))  # noqa: PERF401  # its length is the place of a refusal
         except UcpError as refusal:
             raise relocated(refusal, pointer(at, "atoms", len(atoms))) from None
