@@ -144,6 +144,7 @@ REGISTRY: Final[dict[str, _Entry]] = {
     "UCP-E-EXISTS": _Entry(StoreError, "the destination exists and is never overwritten in place"),
     "UCP-E-MISMATCH": _Entry(MismatchError, "what was asked for differs from what the checkpoint holds"),
     "UCP-E-UNMATCHED": _Entry(MismatchError, "no rule of a pattern document or an atom map matches a name"),
+    "UCP-E-INEXACT": _Entry(MismatchError, "a value cannot be given or stored without rounding"),
     "UCP-E-SOURCE": _Entry(
         ImportRefusedError, "a foreign checkpoint is damaged, incomplete or of an unknown kind"
     ),

@@ -206,13 +206,13 @@ class Checkpoint(Mapping[str, AtomView]):
 
         Raises:
             UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``,
-                and what procedure 17.3 says.
+                ``UCP-E-INEXACT`` for a factor that rounds, and what procedure 17.3 says.
         """
         view = self[name][slot]
         stored = view.stored
         if layout is None:
             return view.read(out)
-        require_readable(layout, at=f"{name}/{slot}")
+        exponent = require_readable(layout, view.layout, stored.dtype, at=f"{name}/{slot}")
         if place is None and layout == view.layout:
             place = view.place
         lowering = lower(layout, stored.slot.shape, place=place)
@@ -224,7 +224,7 @@ class Checkpoint(Mapping[str, AtomView]):
         destination = destination_of(stored, local.shape, out)
         dense = destination.flags.c_contiguous
         target = destination if dense else destination.copy("C")
-        read_local(self._reader, stored, lowering, local, target)
+        read_local(self._reader, stored, lowering, local, target, exponent)
         if not dense:
             destination[...] = target
         return destination

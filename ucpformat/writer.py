@@ -175,7 +175,9 @@ class CheckpointWriter:
         slots = [
             (spec.name, name, slot) for spec in self._atoms.values() for name, slot in spec.slots.items()
         ]
-        spread = [SpreadSlot(name, slot.shape, slot.layout, slot.place) for _, name, slot in slots]
+        spread = [
+            SpreadSlot(name, slot.dtype, slot.shape, slot.layout, slot.place) for _, name, slot in slots
+        ]
         for fault in spread_faults(spread):
             atom, name, _ = slots[fault.number]
             raise relocated(fault.refusal, f"{atom}/{name}")

@@ -20,6 +20,7 @@ from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
+from generate.value_steps import value_step_cases
 from generate.writes import write_cases
 
 __all__ = ["all_cases", "main"]
@@ -30,6 +31,7 @@ def all_cases() -> Iterator[Case]:
     yield from good_cases()
     yield from layout_cases()
     yield from buffer_cases()
+    yield from value_step_cases()
     yield from write_cases()
     yield from bad_document_cases()
     yield from bad_value_cases()

@@ -77,10 +77,15 @@ def _root() -> Iterator[Case]:
         "chunk-bytes-large": (put("root", "chunk_bytes", to=2**30 + 1), (), "chunk_bytes above 2^30"),
         "step-negative": (put("root", "progress", to={"step": -1}), (), "A negative step"),
         "mesh-size-zero": (put("root", "meshes", 0, "axes", 0, "size", to=0), (), "An axis of size 0"),
-        "step-kind-reserved": (
-            put("root", "layouts", 0, "steps", 0, to={"kind": "local"}),
+        "step-kind-unknown": (
+            put("root", "layouts", 0, "steps", 0, to={"kind": "interleave"}),
             (),
-            "A reserved step",
+            "A step of a kind that nobody knows",
+        ),
+        "scale-exponent": (
+            put("root", "layouts", 0, "steps", 0, to={"kind": "scale", "exponent": 4097}),
+            (),
+            "A factor that no two floats differ by",
         ),
         "concat-group-empty": (
             put("root", "layouts", 0, "steps", 0, to={"kind": "concat", "group": ""}),

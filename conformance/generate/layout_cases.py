@@ -9,6 +9,7 @@ from typing import Any
 from generate.cases import Case, refusal
 from generate.parents import floats
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+from ucp_conformance.oracle.arithmetic import scaled
 from ucp_conformance.oracle.layouts import local_bytes, lower, pieces, view_of
 
 __all__ = ["bad_layout", "good_layout", "layout_cases", "lowered"]
@@ -258,7 +259,9 @@ def good_layout(
         entry: dict[str, Any] = {"coordinate": list(coordinate), "shape": None, "file": None}
         if local is not None:
             entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
-            expected[entry["file"]] = local_bytes(data, 4, local)
+            raw = local_bytes(data, 4, local)
+            exponent = sum(step["exponent"] for step in steps if step["kind"] == "scale")
+            expected[entry["file"]] = scaled(raw, "float32", exponent) if exponent else raw
         files.append(entry)
     checks: list[dict[str, Any]] = [
         {

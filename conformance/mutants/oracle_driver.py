@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.oracle import documents
+from ucp_conformance.oracle.arithmetic import reduced, scaled, spread_dtype
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, boxes_of, linear
 from ucp_conformance.oracle.examine import Examination, Logical, examine
-from ucp_conformance.oracle.layouts import Local, local_bytes, lower, pieces, view_of
+from ucp_conformance.oracle.layouts import Local, coordinates, local_bytes, lower, pieces, view_of
 from ucp_conformance.oracle.levels import at_level
 from ucp_conformance.oracle.problem import Problem, RefusalError
 from ucp_conformance.oracle.store import is_component
@@ -43,7 +44,20 @@ class OracleDriver:
             "write_features": [],
             "compressors": ["gzip"],
             "dtypes": list(ITEM_BYTES),
-            "steps": ["view", "permute", "shard", "blocks", "join", "pad", "flatten", "only", "concat"],
+            "steps": [
+                "view",
+                "permute",
+                "shard",
+                "blocks",
+                "join",
+                "pad",
+                "flatten",
+                "only",
+                "concat",
+                "partial",
+                "scale",
+                "local",
+            ],
         }
 
     def examined(self, path: str) -> Examination:
@@ -111,6 +125,7 @@ class OracleDriver:
             ITEM_BYTES[slot["dtype"]],
         )
         if "mesh" in params:
+            exponent = self.readable(params, logical.layout(slot.get("layout")), slot["dtype"])
             found = self.lowered(params["mesh"], params["steps"], shape, params.get("place"))
             answers = []
             for out in params["outs"]:
@@ -119,7 +134,8 @@ class OracleDriver:
                     {"coordinate": out["coordinate"], "shape": None if local is None else list(local.shape)}
                 )
                 if local is not None:
-                    Path(out["out"]).write_bytes(local_bytes(data, item, local))
+                    raw = local_bytes(data, item, local)
+                    Path(out["out"]).write_bytes(scaled(raw, slot["dtype"], exponent) if exponent else raw)
             return {"dtype": slot["dtype"], "locals": answers}
         if "box" in params:
             box = params["box"]
@@ -127,6 +143,24 @@ class OracleDriver:
             data, shape = b"".join(data[item * place : item * place + item] for place in places), box["shape"]
         Path(params["out"]).write_bytes(self.bytes_read(data, shape, item))
         return {"dtype": slot["dtype"], "shape": shape}
+
+    def readable(self, target: Mapping[str, Any], source: Mapping[str, Any] | None, dtype: str) -> int:
+        """The exponent of a target layout; refuses what is not for reading."""
+        exponent = 0
+        for step in target["steps"]:
+            if step["kind"] == "partial":
+                raise RefusalError("UCP-E-LAYOUT", "", "partial is of sources alone")
+            if step["kind"] == "scale":
+                spread_dtype(dtype, "scale")
+                exponent = step["exponent"]
+        if source is None or not source["steps"] or source["steps"][0]["kind"] != "local":
+            return exponent
+        same = source["mesh"]["axes"] == target["mesh"]["axes"]
+        count = len(list(coordinates(source["mesh"])))
+        kept = source["steps"][0]["resize"] == "keep" and count == len(list(coordinates(target["mesh"])))
+        if [step["kind"] for step in target["steps"]] != ["local"] or not (same or kept):
+            raise RefusalError("UCP-E-MISMATCH", "", "entries of other coordinates")
+        return exponent
 
     def bytes_read(self, data: bytes, shape: Sequence[int], item: int) -> bytes:
         return data
@@ -176,13 +210,25 @@ class OracleDriver:
         item = ITEM_BYTES[slot["dtype"]]
         data = bytearray(item * math.prod(slot["shape"]))
         found = self.lowered(slot["mesh"], slot["steps"], slot["shape"], slot.get("place"))
+        steps = {step["kind"]: step for step in slot["steps"]}
+        summed = [step["axis"] for step in slot["steps"] if step["kind"] == "partial"]
+        axes = [axis["name"] for axis in slot["mesh"]["axes"]]
+        contributions: dict[tuple[int, ...], bytearray] = {}
         for given in slot["ins"]:
             local = found[tuple(given["coordinate"])]
             raw = Path(given["in"]).read_bytes()
+            which = tuple(at for axis, at in zip(axes, given["coordinate"], strict=True) if axis in summed)
+            mine = contributions.setdefault(which, bytearray(len(data)))
             for place, cell in enumerate(local.cells if local is not None else ()):
-                if cell < 0:
-                    continue
-                data[item * cell : item * cell + item] = raw[item * place : item * place + item]
+                if cell >= 0:
+                    mine[item * cell : item * cell + item] = raw[item * place : item * place + item]
+        if summed:
+            ordered = [bytes(mine) for _, mine in sorted(contributions.items())]
+            data = bytearray(reduced(ordered, slot["dtype"], steps["partial"]["reduce"]))
+        elif contributions:
+            data = contributions[()]
+        if "scale" in steps:
+            data = bytearray(scaled(bytes(data), slot["dtype"], -steps["scale"]["exponent"]))
         if slot["mesh"] not in meshes:
             meshes.append(slot["mesh"])
         layout = {"mesh": meshes.index(slot["mesh"]), "steps": slot["steps"]}

@@ -136,7 +136,8 @@ def placed_layouts(
         # What may come next: the kind of step, and the dim that it acts on.
         options: list[tuple[str, int]] = [] if flattened else [("flatten", 0)]
         options += [("only", 0)] if unused else []
-        options += [("scale", 0)] if "scale" in kinds else []
+        scaled = any(isinstance(step, Scale) for step in steps)
+        options += [("scale", 0)] if "scale" in kinds and not scaled else []
         fixed = [axis for axis in unused if isinstance(axis, MeshAxis)]
         options += [("partial", 0)] if "partial" in kinds and fixed else []
         if "concat" in kinds and flattened and place is None and not dims[0].blocks:

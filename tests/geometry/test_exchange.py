@@ -16,7 +16,9 @@ from ucpformat.errors import LayoutError, MismatchError
 from ucpformat.geometry import (
     Blocks,
     Exchange,
+    ExplicitHoldings,
     Layout,
+    LocalBox,
     LocalOnly,
     Mesh,
     MeshAxis,
@@ -27,6 +29,7 @@ from ucpformat.geometry import (
     Shard,
     View,
     coalesced,
+    local_map_of,
     lower,
     plan_transfer,
 )
@@ -84,7 +87,7 @@ def test_a_target_has_no_contributions() -> None:
 
 
 def test_factors_are_exact() -> None:
-    third = lower(Layout(mesh(tp=2), (Scale(Fraction(1, 3)), Scale(Fraction(2)))), (4,))
+    third = lower(Layout(mesh(tp=2), (Scale(Fraction(2, 3)),)), (4,))
     half = lower(Layout(mesh(tp=2), (Scale(Fraction(1, 2)), Shard("tp", 0))), (4,))
     assert third.scale == Fraction(2, 3)
     assert {copy.factor for copy in plan_transfer(third, half).copies} == {Fraction(3, 4)}
@@ -110,6 +113,24 @@ def test_own_entries_are_not_shared_out(target: Layout) -> None:
     for pair in ((source, lower(target, (3, 2))), (lower(target, (3, 2)), source)):
         with pytest.raises(MismatchError):
             plan_transfer(*pair)
+
+
+def test_entries_that_are_kept_go_to_as_many_coordinates() -> None:
+    source = lower(Layout(mesh(dp=3), (LocalOnly("keep"),)), (3, 2))
+    plan = plan_transfer(source, lower(Layout(mesh(dp=1, tp=3), (LocalOnly(),)), (3, 2)))
+    assert [copy.source_rank == copy.target_rank for copy in plan.copies] == [True] * 3
+    whole = local_map_of((3, 2), (3, 2), [LocalBox((0, 0), (0, 0), (3, 2))])
+    explicit = ExplicitHoldings((3, 2), ((0, whole),))
+    assert not explicit.keeps_entries
+    for pair in ((source, explicit), (explicit, source)):
+        with pytest.raises(MismatchError):
+            plan_transfer(*pair)
+
+
+@pytest.mark.parametrize("factor", [2, 1, Fraction(1, 8), 3, -2, Fraction(2, 3)])
+def test_powers_of_two_have_exponents(factor: Fraction | int) -> None:
+    exponents = {2: 1, 1: 0, Fraction(1, 8): -3}
+    assert Scale(Fraction(factor)).exponent == exponents.get(factor)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 4)])

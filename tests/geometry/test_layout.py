@@ -126,6 +126,8 @@ def test_sound_layouts(steps: tuple[Step, ...]) -> None:
         ((Scale(Fraction(0)),), "/steps/0/factor"),
         ((Scale(cast(Any, 0.5)),), "/steps/0/factor"),
         ((Shard("a", 0), LocalOnly()), "/steps/1"),
+        ((Scale(Fraction(2)), Scale(Fraction(2))), "/steps/1"),
+        ((LocalOnly(cast(Any, "ask")),), "/steps/0/resize"),
         ((cast(Any, "shard"),), "/steps/0"),
     ],
 )

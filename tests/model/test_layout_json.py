@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from ucpformat.geometry import (
     MeshAxis,
     Only,
     Pad,
+    Partial,
     Permute,
     RaggedAxis,
+    Scale,
     Shard,
     Step,
     View,
@@ -53,6 +56,9 @@ steps: st.SearchStrategy[Step] = (
     | st.builds(View, st.lists(st.integers(0, 9), max_size=3).map(tuple))
     | st.builds(Permute, st.lists(st.integers(0, 3), max_size=3).map(tuple))
     | st.builds(Concat, st.sampled_from(["a", "ü"]))
+    | st.builds(Partial, st.sampled_from("abc"), st.sampled_from(["mean", "sum", "max"]))
+    | st.integers(-4096, 4096).map(lambda exponent: Scale(Fraction(2) ** exponent))
+    | st.builds(LocalOnly, st.sampled_from(["refuse", "keep"]))
     | st.builds(lambda dim, to: Pad(dim, to=to), st.integers(0, 3), st.integers(0, 9))
     | st.builds(lambda dim, multiple: Pad(dim, multiple=multiple), st.integers(0, 3), st.integers(1, 9))
 )
@@ -97,9 +103,10 @@ def test_a_layout_on_a_mesh_that_is_not_stored_is_refused() -> None:
         layout_to_json(Layout(Mesh(())), ())
 
 
-def test_a_reserved_primitive_is_not_stored() -> None:
-    with pytest.raises(UcpError, match=r"UCP-E-LAYOUT.*LocalOnly"):
-        step_to_json(LocalOnly())
+@pytest.mark.parametrize("factor", [Fraction(3), Fraction(-2), Fraction(1, 3), Fraction(2) ** 4097])
+def test_other_factors_than_powers_of_two_are_not_stored(factor: Fraction) -> None:
+    with pytest.raises(UcpError, match=r"UCP-E-LAYOUT.*powers of two"):
+        step_to_json(Scale(factor))
 
 
 def test_layouts_of_one_buffer_do_the_same_with_it() -> None:

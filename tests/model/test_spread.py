@@ -27,15 +27,20 @@ def faults(*slots: SpreadSlot) -> list[tuple[int, bool, str]]:
 
 
 def placed(offset: int, total: int = 16, name: str = "value", layout: Layout = BUFFER) -> SpreadSlot:
-    return SpreadSlot(name, (4, 2), layout, BufferPlace((offset,), (total,)))
+    return SpreadSlot(name, "float32", (4, 2), layout, BufferPlace((offset,), (total,)))
 
 
 def test_a_place_goes_with_a_concat() -> None:
     """UCP-D-092."""
-    alone = SpreadSlot("value", (4,), None, BufferPlace((0,), (4,)))
-    beside = SpreadSlot("value", (4,), PLAIN, BufferPlace((0,), (4,)))
-    without = SpreadSlot("value", (4,), BUFFER)
-    assert faults(SpreadSlot("value", (4,), None), SpreadSlot("value", (4,), PLAIN), placed(0)) == []
+    alone = SpreadSlot("value", "float32", (4,), None, BufferPlace((0,), (4,)))
+    beside = SpreadSlot("value", "float32", (4,), PLAIN, BufferPlace((0,), (4,)))
+    without = SpreadSlot("value", "float32", (4,), BUFFER)
+    assert (
+        faults(
+            SpreadSlot("value", "float32", (4,), None), SpreadSlot("value", "float32", (4,), PLAIN), placed(0)
+        )
+        == []
+    )
     assert faults(alone, beside, without) == [(0, False, ""), (1, False, ""), (2, False, "")]
 
 
@@ -53,13 +58,13 @@ def test_equal_layouts_are_one() -> None:
 
 
 def test_a_layout_that_does_not_fit_is_told_once() -> None:
-    uneven = SpreadSlot("value", (5,), Layout(MESH, (Shard("tp", 0, "even"),)))
+    uneven = SpreadSlot("value", "float32", (5,), Layout(MESH, (Shard("tp", 0, "even"),)))
     assert faults(uneven, uneven, placed(0, 15), placed(4, 15)) == [
         (0, True, "/steps/0/rule"),
         (2, True, "/steps/3/rule"),
     ]
     head = Layout(MESH, (Shard("tp", 0, "even"), Flatten(), Concat("g")))
-    slot = SpreadSlot("value", (5,), head, BufferPlace((0,), (15,)))
+    slot = SpreadSlot("value", "float32", (5,), head, BufferPlace((0,), (15,)))
     assert faults(slot, slot) == [(0, True, "/steps/0/rule")]
 
 
@@ -67,7 +72,7 @@ def test_what_is_checked_beside_is_told() -> None:
     def check(lowering: Lowering) -> None:
         raise error("UCP-E-COVER", "nothing covers it")
 
-    found = list(spread_faults([SpreadSlot("value", (4,), PLAIN)] * 2, check))
+    found = list(spread_faults([SpreadSlot("value", "float32", (4,), PLAIN)] * 2, check))
     assert [(fault.number, fault.of_layout, fault.refusal.code) for fault in found] == [
         (0, True, "UCP-E-COVER")
     ]

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 LEAVES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 9, 10, 15, 16, 22, 255, 2**30, 2**31, 2**53 - 1, -131072, 0.5, 1.0, 1e-300,
-    "", "x", "a", "b", "ucp", "plain", "packed", "ceil", "shard", "flatten", "join", "concat", "gzip", "zstd", "blosc",
+    "", "x", "a", "b", "ucp", "plain", "packed", "ceil", "shard", "flatten", "join", "concat",
+    "partial", "scale", "local", "mean", "keep", 4096, -4097, "gzip", "zstd", "blosc",
     "float32", "noshuffle", "é", "a\n", "sha256:" + "0" * 64, "sha256:" + "0" * 64 + "\n",
     "crc32c-tree:" + "f" * 64, [], [0], [1, 0], ["a"], [None], {}, {"kind": "flatten"}, {"x": 1},
 ]  # fmt: skip
 NAMES = [
     "kind", "axis", "dim", "rule", "sizes", "steps", "mesh", "packs", "name", "configuration", "layout",
     "annotations", "extra", "", "a/b~c", "by", "size", "count", "shape", "order", "to", "multiple", "place",
-    "offsets", "totals", "axes", "group",
+    "offsets", "totals", "axes", "group", "reduce", "exponent", "resize",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.builders import Tensor, save
-from ucpformat.errors import LayoutError
+from ucpformat.errors import LayoutError, MismatchError
 from ucpformat.geometry import (
     BufferPlace,
     Concat,
@@ -21,6 +21,7 @@ from ucpformat.geometry import (
     Pad,
     Partial,
     Permute,
+    Resize,
     Scale,
     Shard,
     Step,
@@ -74,11 +75,63 @@ def test_padding_is_zero(path: Path, tp: int) -> None:
     assert np.array_equal(found, padded[14 * tp : 14 * tp + 14])
 
 
-@pytest.mark.parametrize("step", [Partial("tp", "sum"), Scale(Fraction(1, 2)), LocalOnly()])
-def test_layouts_that_say_more_than_places_are_refused(path: Path, step: Step) -> None:
-    with pytest.raises(LayoutError) as caught:
+@pytest.mark.parametrize(
+    "step", [Partial("tp", "sum"), Scale(Fraction(1, 2)), Scale(Fraction(1, 3)), LocalOnly()]
+)
+def test_layouts_that_are_not_for_this_slot_are_refused(path: Path, step: Step) -> None:
+    """UCP-R-024, UCP-D-107, UCP-D-108."""
+    with pytest.raises(LayoutError):
         read(path, step, tp=0)
-    assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", "w/value")
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Path:
+    data = np.array([[1.5, -2.0], [2.0**-149, 0.0]], np.float32)
+    save(tmp_path / "h", {("w", "value"): Tensor(data, "float32")})
+    return tmp_path / "h"
+
+
+def test_factors_are_applied_where_they_are_exact(halves: Path) -> None:
+    """UCP-R-025."""
+    assert read(halves, Scale(Fraction(4)), Shard("tp", 0), tp=0).tolist() == [[6.0, -8.0]]
+    assert read(halves, Shard("tp", 0), Scale(Fraction(4)), Pad(1, to=3), tp=1).tolist() == [
+        [2.0**-147, 0.0, 0.0]
+    ]
+    with pytest.raises(MismatchError, match="UCP-E-INEXACT at w/value"):
+        read(halves, Scale(Fraction(1, 2)), tp=0)
+    with pytest.raises(LayoutError, match="power of two"):
+        read(halves, Scale(Fraction(1, 3)), tp=0)
+
+
+@pytest.mark.parametrize("resize", ["refuse", "keep"])
+def test_entries_stay_with_their_coordinates(tmp_path: Path, resize: Resize) -> None:
+    """UCP-R-026."""
+    mesh = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 3)))
+    spec = SlotSpec("int16", (6, 2), Layout(mesh, (LocalOnly(resize),)))
+    data = np.arange(12, dtype=np.int16).reshape(6, 2)
+    with CheckpointWriter(tmp_path / "c", [AtomSpec("rng", {"value": spec})]) as writer:
+        writer.write("rng", "value", data)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert np.array_equal(checkpoint["rng"]["value"].read(), data)
+
+        def entry(layout: Layout, **coord: int) -> object:
+            found = checkpoint.read("rng", layout=layout, coord=coord)
+            return None if found is None else found.tolist()
+
+        assert entry(Layout(Mesh(mesh.axes, (5, 4, 3, 2, 1, 0)), (LocalOnly(),)), dp=1, tp=1) == [8, 9]
+        line = Layout(Mesh((MeshAxis("x", 6),)), (LocalOnly(),))
+        refused = [
+            Layout(Mesh((MeshAxis("x", 3),)), (LocalOnly(),)),
+            Layout(mesh),
+            Layout(mesh, (Flatten(),)),
+        ]
+        if resize == "keep":
+            assert entry(line, x=5) == [10, 11]
+        else:
+            refused.append(line)
+        for layout in refused:
+            with pytest.raises(MismatchError, match="UCP-E-MISMATCH"):
+                entry(layout)
 
 
 BUFFER = Layout(TP, (Flatten(), Concat("g"), Shard("tp", 0, "even")))

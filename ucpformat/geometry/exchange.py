@@ -181,8 +181,15 @@ def check_exchange(source: Holdings, target: Holdings) -> None:
         )
     if target.reduce is not None:
         raise error("UCP-E-LAYOUT", "partial is of sources alone: leave it out of the target's layout")
-    if source.own_axes != target.own_axes:
+    if not _entries_fit(source, target):
         raise error(
             "UCP-E-MISMATCH",
             "entries that belong to each rank are never merged or split: read them under the same mesh",
         )
+
+
+def _entries_fit(source: Holdings, target: Holdings) -> bool:
+    """Whether entries that belong to each rank stay where they are; of equal shapes, they are equally many."""
+    if source.own_axes is None or target.own_axes is None:
+        return source.own_axes == target.own_axes
+    return source.keeps_entries or source.own_axes == target.own_axes

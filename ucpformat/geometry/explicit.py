@@ -55,6 +55,11 @@ class ExplicitHoldings:
         """None: entries are parts of one tensor."""
         return None
 
+    @property
+    def keeps_entries(self) -> bool:
+        """False: there are none."""
+        return False
+
     def regions(self) -> tuple[Region, ...]:
         """Return the distinct local maps with their holders, by the first rank listed that holds each."""
         holders: dict[LocalMap, list[int]] = {}

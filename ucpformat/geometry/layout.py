@@ -27,6 +27,7 @@ from ucpformat.geometry.steps import (
     Partial,
     Permute,
     Reduce,
+    Resize,
     Rule,
     RuleName,
     Scale,
@@ -57,10 +58,15 @@ class Layout:
         checker = _Checker(self.mesh)
         for place, step in enumerate(self.steps):
             checker.check(step, f"/steps/{place}")
-        if len(self.steps) > 1 and LocalOnly() in self.steps:
-            raise _refusal(
-                "a local tensor has no other steps: leave them out", f"/steps/{self.steps.index(LocalOnly())}"
-            )
+        alone = [place for place, step in enumerate(self.steps) if isinstance(step, LocalOnly)]
+        if len(self.steps) > 1 and alone:
+            raise _refusal("a local tensor has no other steps: leave them out", f"/steps/{alone[0]}")
+
+    @property
+    def entries(self) -> LocalOnly | None:
+        """The step that gives every coordinate an entry of its own, where there is one."""
+        step = self.steps[0] if self.steps else None
+        return step if isinstance(step, LocalOnly) else None
 
     def axes_after(self, place: int) -> frozenset[str]:
         """Return the axes over which the steps behind the one at ``place`` split."""
@@ -99,6 +105,7 @@ class _Checker:
         self.is_divided = False
         self.is_flat = False
         self.has_buffer = False
+        self.has_factor = False
 
     def check(self, step: Step, at: str) -> None:
         match step:
@@ -126,8 +133,12 @@ class _Checker:
             case Scale():
                 if not isinstance(step.factor, Fraction) or step.factor == 0:
                     raise _refusal("a factor is a fraction other than 0", f"{at}/factor")
+                if self.has_factor:
+                    raise _refusal("a layout has one factor: multiply them", at)
+                self.has_factor = True
             case LocalOnly():
-                pass
+                if step.resize not in get_args(Resize):
+                    raise _refusal(f"nothing is called {step.resize!r} here", f"{at}/resize")
             case _:
                 raise _refusal(f"{step!r} is no placement step", at)
 

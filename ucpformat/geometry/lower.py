@@ -128,7 +128,12 @@ class Lowering:
     @property
     def own_axes(self) -> tuple[Axis, ...] | None:
         """The axes of the mesh where every coordinate has an entry of its own, never merged; else None."""
-        return self.layout.mesh.axes if LocalOnly() in self.layout.steps else None
+        return self.layout.mesh.axes if self.layout.entries is not None else None
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether entries stay with their coordinates where another mesh has as many."""
+        return self.layout.entries == LocalOnly("keep")
 
     def regions(self) -> tuple[Region, ...]:
         """Return the distinct local maps with their holders, by the first coordinate that holds each.

@@ -119,6 +119,11 @@ class Holdings(Protocol):
         """The axes of a tensor with an entry of its own at every coordinate."""
         ...
 
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether such entries stay with their coordinates where another mesh has as many."""
+        ...
+
     def regions(self) -> tuple[Region, ...]:
         """Return the distinct local maps with their holders."""
         ...

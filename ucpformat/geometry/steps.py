@@ -21,6 +21,7 @@ __all__ = [
     "Partial",
     "Permute",
     "Reduce",
+    "Resize",
     "Rule",
     "RuleName",
     "Scale",
@@ -32,6 +33,7 @@ __all__ = [
 RuleName = Literal["ceil", "even", "balanced"]
 Rule = RuleName | tuple[int, ...]
 Reduce = Literal["mean", "sum", "max"]
+Resize = Literal["refuse", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +147,28 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Local value = ``factor`` * logical value; factors of several steps multiply."""
+    """Local value = ``factor`` * logical value. Documents and memories have powers of two alone."""
 
     factor: Fraction
+
+    @property
+    def exponent(self) -> int | None:
+        """``k`` where the factor is ``2**k``, else None."""
+        above, below = self.factor.numerator, self.factor.denominator
+        if above < 1 or above.bit_count() != 1 or below.bit_count() != 1:
+            return None
+        return above.bit_length() - below.bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOnly:
     """Every coordinate has its own entry: dim 0 counts the coordinates of the mesh, in their order.
 
-    The local tensor has the other dims. The only step of its layout; entries are never merged.
+    The local tensor has the other dims. The only step of its layout; entries are never merged. ``resize``
+    says who gets which under another mesh: nobody, or, where it has as many coordinates, ``keep``, the same.
     """
+
+    resize: Resize = "refuse"
 
 
 Step = Shard | Blocks | Join | Flatten | Only | View | Permute | Pad | Concat | Partial | Scale | LocalOnly

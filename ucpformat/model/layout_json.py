@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 from ucpformat.errors import Problem, UcpError, error
@@ -20,14 +21,19 @@ from ucpformat.geometry import (
     Flatten,
     Join,
     Layout,
+    LocalOnly,
     Mesh,
     MeshAxis,
     Only,
     Pad,
+    Partial,
     Permute,
     RaggedAxis,
+    Reduce,
+    Resize,
     Rule,
     RuleName,
+    Scale,
     Shard,
     Step,
     View,
@@ -53,6 +59,10 @@ __all__ = [
 
 _NONE: Final[frozenset[str]] = frozenset()
 _RULES: Final[tuple[str, ...]] = get_args(RuleName)
+_REDUCTIONS: Final[tuple[str, ...]] = get_args(Reduce)
+_RESIZES: Final[tuple[str, ...]] = get_args(Resize)
+MAX_EXPONENT: Final = 4096
+"""Of a factor, up or down (SPEC 12.3): more than any two floats differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +260,24 @@ def _concat_from_json(value: JsonValue, at: str) -> Concat:
     return Concat(group)
 
 
+def _partial_from_json(value: JsonValue, at: str) -> Partial:
+    found = members(value, frozenset({"kind", "axis", "reduce"}), _NONE, at)
+    reduce = choice(found["reduce"], _REDUCTIONS, pointer(at, "reduce"))
+    return Partial(string(found["axis"], pointer(at, "axis")), cast("Reduce", reduce))
+
+
+def _scale_from_json(value: JsonValue, at: str) -> Scale:
+    found = members(value, frozenset({"kind", "exponent"}), _NONE, at)
+    here = pointer(at, "exponent")
+    exponent = integer(found["exponent"], here, least=-MAX_EXPONENT, most=MAX_EXPONENT)
+    return Scale(Fraction(2) ** exponent)
+
+
+def _local_from_json(value: JsonValue, at: str) -> LocalOnly:
+    found = members(value, frozenset({"kind", "resize"}), _NONE, at)
+    return LocalOnly(cast("Resize", choice(found["resize"], _RESIZES, pointer(at, "resize"))))
+
+
 _READERS: Final[Mapping[str, Callable[[JsonValue, str], Step]]] = {
     "view": _view_from_json,
     "permute": _permute_from_json,
@@ -260,6 +288,9 @@ _READERS: Final[Mapping[str, Callable[[JsonValue, str], Step]]] = {
     "flatten": _flatten_from_json,
     "only": _only_from_json,
     "concat": _concat_from_json,
+    "partial": _partial_from_json,
+    "scale": _scale_from_json,
+    "local": _local_from_json,
 }
 STEP_KINDS: Final = tuple(_READERS)
 
@@ -278,7 +309,7 @@ def step_from_json(value: JsonValue, *, at: str) -> Step:
 def step_to_json(step: Step) -> dict[str, JsonValue]:
     """The JSON object of one step.
 
-    Raises ``UCP-E-LAYOUT``: a primitive that this draft reserves.
+    Raises ``UCP-E-LAYOUT``: a factor that is no power of two of at most `MAX_EXPONENT`.
     """
     match step:
         case Shard(axis, dim, str(rule)):
@@ -312,8 +343,18 @@ def step_to_json(step: Step) -> dict[str, JsonValue]:
             return {"kind": "only", "axis": axis, "coordinates": list(coordinates)}
         case Concat(group):
             return {"kind": "concat", "group": group}
-        case _:
-            raise error("UCP-E-LAYOUT", f"{type(step).__name__} is reserved: this draft cannot store it")
+        case Partial(axis, reduce):
+            return {"kind": "partial", "axis": axis, "reduce": reduce}
+        case Scale(factor):
+            exponent = step.exponent
+            if exponent is None or abs(exponent) > MAX_EXPONENT:
+                message = (
+                    f"only powers of two are stored, and not the factor {factor}: resolve it in the values"
+                )
+                raise error("UCP-E-LAYOUT", message)
+            return {"kind": "scale", "exponent": exponent}
+        case LocalOnly(resize):
+            return {"kind": "local", "resize": resize}
 
 
 def mesh_to_json(mesh: Mesh) -> dict[str, JsonValue]:
@@ -334,7 +375,7 @@ def layout_to_json(layout: Layout, meshes: Sequence[Mesh]) -> dict[str, JsonValu
     """The JSON object of a layout whose mesh is one of ``meshes``.
 
     Raises ``UCP-E-REFERENCE``: the mesh is none of them.
-    Raises ``UCP-E-LAYOUT``: a primitive that this draft reserves.
+    Raises ``UCP-E-LAYOUT``: as `step_to_json`.
     """
     if layout.mesh not in meshes:
         raise error("UCP-E-REFERENCE", "the layout's mesh is not one of the root's: add it")

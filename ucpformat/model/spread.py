@@ -15,14 +15,20 @@ from ucpformat.geometry import (
     Concat,
     Layout,
     Lowering,
+    Partial,
     PlacedTensor,
+    Reduce,
+    Scale,
     buffer_faults,
     buffer_tail,
     lower,
 )
 
-__all__ = ["SpreadFault", "SpreadSlot", "spread_faults"]
+__all__ = ["SpreadFault", "SpreadSlot", "check_partial_dtype", "check_scale_dtype", "spread_faults"]
 
+_FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+_COMPLEX: Final = frozenset({"complex64", "complex128"})
+_INTEGERS: Final = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FEW_BLOCKS: Final = 256
 """Up to here no offset in a buffer cuts a tensor into more boxes than the limit."""
 
@@ -32,6 +38,7 @@ class SpreadSlot:
     """What a slot says of how its tensor was spread."""
 
     name: str
+    dtype: str
     shape: tuple[int, ...]
     layout: Layout | None
     place: BufferPlace | None = None
@@ -102,6 +109,10 @@ def spread_faults(
             continue
         if buffer is not None:
             buffers.setdefault((*buffer, slot.name), []).append(number)
+        try:
+            _check_dtype(slot.layout, slot.dtype)
+        except UcpError as refusal:
+            yield SpreadFault(number, False, refusal)
         key = _alike(slot, kind, kinds.many_blocks[kind])
         if key in seen:
             continue
@@ -117,6 +128,26 @@ def spread_faults(
         seen.add(key)
     for found in buffers.values():
         yield from _buffer(slots, found)
+
+
+def _check_dtype(layout: Layout, dtype: str) -> None:
+    for step in layout.steps:
+        if isinstance(step, Partial):
+            check_partial_dtype(dtype, step.reduce)
+        elif isinstance(step, Scale):
+            check_scale_dtype(dtype)
+
+
+def check_partial_dtype(dtype: str, reduce: Reduce, *, at: str = "") -> None:
+    """Raise UCP-E-LAYOUT unless elements of the data type can be reduced so (UCP-D-103)."""
+    if dtype not in (*_FLOATS, *_INTEGERS) and (reduce == "max" or dtype not in _COMPLEX):
+        raise error("UCP-E-LAYOUT", f"no {reduce} of {dtype} is defined: reduce in a wider type", at=at)
+
+
+def check_scale_dtype(dtype: str, *, at: str = "") -> None:
+    """Raise UCP-E-LAYOUT unless elements of the data type have factors (UCP-D-108)."""
+    if dtype not in (*_FLOATS, *_COMPLEX):
+        raise error("UCP-E-LAYOUT", f"elements of {dtype} have no factor: leave the step out", at=at)
 
 
 def _alike(slot: SpreadSlot, kind: int, many_blocks: bool) -> object:

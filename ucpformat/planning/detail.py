@@ -69,12 +69,13 @@ class RankDetail:
             layout = layouts[kind.target.layout]
             if checkpoint is None or not layout.holds(self.rank):
                 continue
+            stored = checkpoint[name[0]][name[1]].stored
             if number not in lowerings:
                 with about(name):
-                    require_readable(layout, at="")
+                    source = self.pairing.source.saved_under(stored.slot)
+                    require_readable(layout, source, kind.dtype, at="")
                     lowerings[number] = lower(layout, kind.target.shape, place=kind.target.place)
             local = lowerings[number].at(layout.mesh.coordinate_of(self.rank))
-            stored = checkpoint[name[0]][name[1]].stored
             reads = tuple(planned_reads(stored, lowerings[number].view, local.pieces if local else ()))
             if reads:
                 yield SlotPart(name, kind.dtype.item_bytes, reads=reads)

@@ -141,7 +141,9 @@ def _join(
     key: tuple[object, ...] = (before, after, slot.dtype, other.dtype)
     if before is None and source.checkpoint is not None:
         stored = source.checkpoint[name[0]][name[1]].stored
-        key = (*key, slot.compressor is None, *storage_pattern(stored))
+        saved = source.saved_under(slot)
+        entries = None if saved is None or saved.entries is None else slot.layout
+        key = (*key, slot.compressor is None, entries, *storage_pattern(stored))
     kind = kinds.get(key)
     if kind is None:
         kind = kinds[key] = Kind(before, after, dtype(slot.dtype), dtype(other.dtype), stored)

@@ -40,6 +40,10 @@ class Side:
         meshes = {layout.mesh for layout in self.layouts}
         return {mesh.rank_at(position) for mesh in meshes for position in range(mesh.size)}
 
+    def saved_under(self, slot: Slot) -> Layout | None:
+        """Return the layout of a slot, None where it has none."""
+        return None if slot.layout is None else self.layouts[slot.layout]
+
 
 def checkpoint_side(label: str, checkpoint: Checkpoint) -> Side:
     """Return what an open checkpoint says; every index part is read."""

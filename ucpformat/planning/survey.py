@@ -108,7 +108,7 @@ def _count_reads(found: Survey, kind: Kind) -> None:
     stored, layout = kind.stored, found.pairing.target.layouts[kind.target.layout]
     if stored is None:  # pragma: no cover - kinds out of storage lie somewhere
         return
-    require_readable(layout, at="")
+    require_readable(layout, found.pairing.source.saved_under(stored.slot), kind.dtype, at="")
     lowering = lower(layout, kind.target.shape, place=kind.target.place)
     times = len(kind.names)
     for region in lowering.filled():

@@ -7,28 +7,50 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, Concat, LocalOnly, Partial, Scale, decompose_flat_range
+from ucpformat.geometry import Box, Concat, Partial, Scale, decompose_flat_range
+from ucpformat.model.spread import check_scale_dtype
+from ucpformat.storage.arithmetic import scaled
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import Layout, LocalMap, Lowering
+    from ucpformat.model.dtype import DType
     from ucpformat.storage.chunk_reader import ChunkReader
     from ucpformat.storage.part import StoredSlot
 
 __all__ = ["read_local", "require_readable"]
 
 
-def require_readable(layout: Layout, *, at: str) -> None:
-    """Refuse layouts that say more than where elements go.
+def require_readable(layout: Layout, source: Layout | None, kind: DType, *, at: str) -> int:
+    """Check a target layout against the layout that a slot was saved under; return the exponent of its factor.
 
     Raises:
-        LayoutError: ``UCP-E-LAYOUT`` for pending reductions, factors, and entries that each rank has of its own.
+        LayoutError: ``UCP-E-LAYOUT`` for pending reductions (UCP-R-024), and factors that are no power of two or
+            that the data type has none of.
+        MismatchError: ``UCP-E-MISMATCH`` where entries of each coordinate's own would change hands (UCP-R-026).
     """
-    if any(isinstance(step, Partial | Scale | LocalOnly) for step in layout.steps):
-        message = "a target layout says where elements go; partial, scale and local steps are not for reading"
-        raise error("UCP-E-LAYOUT", message, at=at)
+    exponent: int | None = 0
+    for step in layout.steps:
+        if isinstance(step, Partial):
+            message = "nothing is pending in a checkpoint: leave partial out of the layout to read under"
+            raise error("UCP-E-LAYOUT", message, at=at)
+        if isinstance(step, Scale):
+            check_scale_dtype(kind.name, at=at)
+            exponent = step.exponent
+    if exponent is None:
+        raise error("UCP-E-LAYOUT", "a factor that is no power of two is not exact", at=at)
+    entries = None if source is None else source.entries
+    if source is not None and entries is not None:
+        if layout.entries is None:
+            message = "every coordinate has an entry of its own: read the whole slot, or under a local step"
+            raise error("UCP-E-MISMATCH", message, at=at)
+        same = layout.mesh.axes == source.mesh.axes
+        if not same and (entries.resize == "refuse" or layout.mesh.size != source.mesh.size):
+            message = "the entries belong to another mesh: read the whole slot, and choose"
+            raise error("UCP-E-MISMATCH", message, at=at)
+    return exponent
 
 
 def read_local(
@@ -37,13 +59,14 @@ def read_local(
     lowering: Lowering,
     local: LocalMap,
     target: NDArray[np.generic],
+    exponent: int = 0,
 ) -> None:
-    """Fill ``target``, dense, of the local shape.
+    """Fill ``target``, dense, of the local shape, with the elements times ``2**exponent``.
 
     What no piece maps to is padding, and becomes zero; but in a buffer it may be another tensor, and stays.
 
     Raises:
-        UcpError: as procedure 17.3 says.
+        UcpError: as procedure 17.3 says; ``UCP-E-INEXACT`` where a product would be rounded (UCP-R-025).
     """
     memory, item = target.reshape(-1).view(np.uint8), stored.dtype.item_bytes
     in_buffer = any(isinstance(step, Concat) for step in lowering.layout.steps)
@@ -58,6 +81,8 @@ def read_local(
             reader.read_box(stored, piece.box, place)
         else:
             _read_viewed(reader, stored, lowering.view, piece.box, place)
+        if exponent:
+            place[...] = scaled(place, stored.dtype, exponent, at=f"{stored.atom.name}/{stored.slot.name}")
 
 
 def _read_viewed(

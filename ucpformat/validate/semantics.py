@@ -223,6 +223,7 @@ def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
     spread = [
         SpreadSlot(
             found.slot.name,
+            found.slot.dtype,
             found.slot.shape,
             None if found.slot.layout is None else layouts[found.slot.layout],
             found.slot.place,

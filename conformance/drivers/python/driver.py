@@ -15,7 +15,7 @@ import ucpformat as ucp
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from ucpformat.frameworks.kinds import convert_checkpoint
-from ucpformat.geometry import Box, BufferPlace, Layout, Piece, Strided, lower
+from ucpformat.geometry import Box, BufferPlace, Layout, Partial, Piece, Scale, Strided, lower
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.layout_json import (
@@ -29,6 +29,7 @@ from ucpformat.model.layout_json import (
 from ucpformat.model.place import place_from_json, place_to_json
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
+from ucpformat.storage.arithmetic import reduced, scaled
 
 Json = dict[str, Any]
 
@@ -204,17 +205,28 @@ def gathered(slot: Json) -> NDArray[Any]:
     # Elements as opaque bytes: strides of extension types are numpy's weak side.
     opaque = np.dtype(f"V{kind.itemsize}")
     lowering = lower(layout_of(slot), shape, place=place_of(slot))
+    mesh, reduce = lowering.layout.mesh, lowering.reduce
+    summed = [step.axis for step in lowering.layout.steps if isinstance(step, Partial)]
+    places = [number for number, axis in enumerate(mesh.axes) if axis.name in summed]
     # Pieces are boxes of the view, whose elements stand in the same row-major order.
-    whole = np.zeros(lowering.view, opaque)
+    contributions: dict[tuple[int, ...], NDArray[Any]] = {}
     for given in slot["ins"]:
-        local = lowering.at(tuple(given["coordinate"]))
+        coordinate = tuple(given["coordinate"])
+        which = tuple(coordinate[number] for number in places)
+        whole = contributions.setdefault(which, np.zeros(lowering.view, opaque))
+        local = lowering.at(coordinate)
         data = np.frombuffer(Path(given["in"]).read_bytes(), opaque)
         for piece in () if local is None else local.pieces:
             box, place = piece.box, piece_json(piece)
             strides = [stride * kind.itemsize for stride in place["strides"]]
             region = tuple(slice(low, low + size) for low, size in zip(box.offset, box.shape, strict=True))
             whole[(*region, ...)] = as_strided(data[place["local"] :], box.shape, strides)
-    return whole.reshape(shape).view(kind)
+    found = [data.reshape(shape).view(kind) for _, data in sorted(contributions.items())]
+    if not found:
+        return np.zeros(shape, kind)
+    data = found[0] if reduce is None else reduced(found, DTYPES[slot["dtype"]], reduce)
+    exponent = sum(step.exponent or 0 for step in lowering.layout.steps if isinstance(step, Scale))
+    return scaled(data, DTYPES[slot["dtype"]], -exponent) if exponent else data
 
 
 def write(params: Json) -> Json:

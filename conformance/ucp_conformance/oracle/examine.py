@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ucp_conformance.oracle import arithmetic, documents, layouts
 from ucp_conformance.oracle import buffers as buffers_of
-from ucp_conformance.oracle import documents, layouts
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
 from ucp_conformance.oracle.chunk_table import OWN_OBJECT, Segment, Table, parse_table
 from ucp_conformance.oracle.documents import ROOT, Collected, document, fetch, open_root
@@ -352,6 +352,9 @@ class _Examiner:
         at = pointer(ROOT, "layouts", index)
         mesh, steps, place = layout["mesh"], layout["steps"], slot.slot.get("place")
         try:
+            for step in steps:
+                if step["kind"] in ("partial", "scale"):
+                    arithmetic.spread_dtype(slot.slot["dtype"], step["kind"], step.get("reduce", ""))
             buffers_of.check_place(mesh, steps, place)
             in_buffer(layout, slot.slot)
         except RefusalError as refusal:

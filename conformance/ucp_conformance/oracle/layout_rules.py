@@ -76,7 +76,8 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
     own: dict[
         int, tuple[set[str], bool]
     ] = {}  # open blocks of a dimension: axes of own steps, any free block
-    flat = buffered = False
+    flat = buffered = has_factor = False
+    reduce: dict[str, str] = {}
 
     def take(axis: str, taken: set[str]) -> int:
         if axis not in sizes:
@@ -104,7 +105,7 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             if kind == "permute" and sorted(step["order"]) != list(range(len(step["order"]))):
                 raise wrong("the order does not name every dimension once")
             continue
-        placed = placed or kind != "only"
+        placed = placed or kind not in ("only", "partial", "scale")
         if flat and step.get("dim", 0) != 0:
             raise wrong("a flat tensor has one dimension")
         if kind == "shard":
@@ -158,6 +159,20 @@ def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             if not flat or buffered or 0 in own:
                 raise wrong("a concat that is not of a flat tensor, or a second one")
             buffered = True
+        elif kind == "partial":
+            take(step["axis"], elsewhere(None))
+            if step["axis"] in ragged:
+                raise wrong("copies along an axis whose size differs")
+            if step["reduce"] != reduce.setdefault("", step["reduce"]):
+                raise wrong("two reductions")
+            used.add(step["axis"])
+        elif kind == "scale":
+            if has_factor:
+                raise wrong("two factors")
+            has_factor = True
+        elif kind == "local":
+            if len(steps) > 1:
+                raise wrong("local beside other steps")
         else:
             raise wrong(f"unknown step {kind!r}")
     return boxes

@@ -74,12 +74,23 @@ def lower(
             continue
         tensor = whole
         for step in steps:
-            if step["kind"] == "concat":
+            if step["kind"] in ("partial", "scale"):
+                continue
+            if step["kind"] == "local":
+                tensor = _entry(tensor, len(found), mesh)
+            elif step["kind"] == "concat":
                 tensor = _buffer(tensor, *entry_of(mesh, place, where))
             elif step["kind"] != "only":
                 tensor = _apply(tensor, step, mesh, where)
         found[coordinate] = Local(tensor.shape, tensor.cells)
     return found
+
+
+def _entry(tensor: _Tensor, number: int, mesh: Mapping[str, Any]) -> _Tensor:
+    if not tensor.shape or tensor.shape[0] != len(list(coordinates(mesh))):
+        raise wrong("dimension 0 has not one entry for every coordinate")
+    inner = math.prod(tensor.shape[1:])
+    return _Tensor(tensor.shape[1:], tensor.cells[number * inner : (number + 1) * inner])
 
 
 def _buffer(tensor: _Tensor, offset: int, total: int) -> _Tensor:

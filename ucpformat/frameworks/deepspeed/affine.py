@@ -68,6 +68,11 @@ class AffineHoldings:
         """None: entries are parts of one tensor."""
         return None
 
+    @property
+    def keeps_entries(self) -> bool:
+        """False: there are none."""
+        return False
+
     def regions(self) -> tuple[Region, ...]:
         """Return the distinct local maps with their holders."""
         return self.listed.regions()
