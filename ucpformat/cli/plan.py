@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from glob import escape
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from ucpformat.cli.explain import explained_slots, explanation_lines, explanations_json
 from ucpformat.cli.plan_json import detail_json, survey_json
 from ucpformat.cli.plan_text import detail_lines, survey_lines
 from ucpformat.cli.report import format_option, printable
-from ucpformat.cli.sides import open_sides, settings_option
+from ucpformat.cli.sides import open_side, open_sides, settings_option
 from ucpformat.planning import Route, pair, rank_detail, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ucpformat.planning import Side
 
 __all__ = ["plan"]
@@ -22,7 +26,7 @@ __all__ = ["plan"]
 
 @click.command()
 @click.option("--from", "source", required=True, metavar="A", help="Who holds what now.")
-@click.option("--to", "target", required=True, metavar="B", help="Who is to hold what.")
+@click.option("--to", "target", metavar="B", help="Who is to hold what.")
 @click.option(
     "--atoms", default="*", show_default=True, metavar="GLOB", help="Only atoms whose name matches."
 )
@@ -33,14 +37,21 @@ __all__ = ["plan"]
     help="Where ranks get what they lack: out of the checkpoint A, the default where A is one, or from the "
     "ranks that hold it under A's layouts.",
 )
+@click.option(
+    "--explain",
+    "name",
+    metavar="NAME",
+    help="Who holds what of this atom, in words and pictures; --to may be left out.",
+)
 @settings_option
 @format_option
 def plan(
     source: str,
-    target: str,
+    target: str | None,
     atoms: str,
     rank: int | None,
     via: str | None,
+    name: str | None,
     settings: tuple[tuple[str, int | list[int]], ...],
     output: str,
 ) -> None:
@@ -50,7 +61,17 @@ def plan(
     document or a ready-made name, which say how the slots of the other are spread.
     """
     with ExitStack() as stack:
+        if target is None:
+            if name is None:
+                raise click.UsageError("say --to where, or --explain which atom of A")
+            _explain((open_side(source, settings, stack),), name, rank, output)
+            return
         sides = open_sides(source, target, settings, stack)
+        if name is not None:
+            _explain(sides, name, rank, output)
+            if output == "json":
+                return
+            atoms, rank = escape(name), None
         pairing = pair(*sides, _route(via, sides[0]), atoms=atoms)
         if rank is None:
             found = survey(pairing)
@@ -67,6 +88,16 @@ def plan(
         else:
             for line in detail_lines(detail):
                 click.echo(printable(line))
+
+
+def _explain(sides: Sequence[Side], name: str, rank: int | None, output: str) -> None:
+    explained = [(side, explained_slots(side, name, rank)) for side in sides]
+    if output == "json":
+        click.echo(json.dumps(explanations_json(name, explained), indent=2))
+        return
+    for side, slots in explained:
+        for line in explanation_lines(side, name, slots):
+            click.echo(printable(line))
 
 
 def _route(via: str | None, source: Side) -> Route:

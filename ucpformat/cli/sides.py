@@ -22,7 +22,7 @@ from ucpformat.reader import open_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["open_sides", "settings_option"]
+__all__ = ["open_side", "open_sides", "settings_option"]
 
 _KINDS: Final = (ARRANGEMENT, PATTERNS)
 
@@ -77,6 +77,16 @@ def open_sides(
                 "UCP-E-MISMATCH",
                 "patterns have no slots of their own: give a checkpoint or an arrangement too",
             )
+
+
+def open_side(path: str, settings: Sequence[tuple[str, int | list[int]]], stack: ExitStack) -> Side:
+    """Read one side that is looked at alone; raises as `open_sides`."""
+    side = _read(path, stack)
+    if isinstance(side, Patterns):
+        raise error("UCP-E-MISMATCH", "patterns have no slots of their own: give --from and --to", at=path)
+    if settings:
+        raise click.UsageError("--set gives values to the parameters of patterns, and there are none")
+    return side
 
 
 def _read(path: str, stack: ExitStack) -> Side | Patterns:

@@ -4,26 +4,37 @@ Nothing here reads data: documents and chunk tables alone.
 """
 
 from ucpformat.planning.detail import RankDetail, SlotPart, rank_detail
-from ucpformat.planning.pairing import Kind, Pairing, Route, Unplanned, pair
+from ucpformat.planning.explain import Explanation, StepTaken, explain, rank_words, shape_words
+from ucpformat.planning.pairing import Kind, Pairing, Route, Unplanned, about, pair
+from ucpformat.planning.picture import Picture, draw, picture_of
 from ucpformat.planning.side import Side, SlotName, arrangement_side, checkpoint_side, patterns_side
 from ucpformat.planning.survey import Flow, RankTotals, Survey, survey
 
 __all__ = [
+    "Explanation",
     "Flow",
     "Kind",
     "Pairing",
+    "Picture",
     "RankDetail",
     "RankTotals",
     "Route",
     "Side",
     "SlotName",
     "SlotPart",
+    "StepTaken",
     "Survey",
     "Unplanned",
+    "about",
     "arrangement_side",
     "checkpoint_side",
+    "draw",
+    "explain",
     "pair",
     "patterns_side",
+    "picture_of",
     "rank_detail",
+    "rank_words",
+    "shape_words",
     "survey",
 ]

@@ -1,0 +1,157 @@
+"""``ucp plan --explain``: how one atom is spread, in words and small pictures, or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+from ucpformat.planning import Explanation, about, draw, explain, picture_of, rank_words, shape_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ucpformat.geometry import Box, Region
+    from ucpformat.model.atom import Slot
+    from ucpformat.planning import Side
+
+__all__ = ["ExplainedSlots", "explained_slots", "explanation_lines", "explanations_json"]
+
+_REGIONS_SHOWN: Final = 16
+_BOXES_SHOWN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSlots:
+    """Slots of an atom that are spread alike; no explanation where their layout is not recorded."""
+
+    slots: tuple[Slot, ...]
+    explanation: Explanation | None
+
+
+def explained_slots(side: Side, name: str, rank: int | None) -> list[ExplainedSlots]:
+    """Explain every slot of an atom, at ``rank`` where that is given.
+
+    Raises UCP-E-MISMATCH where the side has no such atom, and as `planning.explain`.
+    """
+    slots = sorted(
+        (slot for (atom, _), slot in side.slots.items() if atom == name), key=lambda slot: slot.name
+    )
+    if not slots:
+        near = get_close_matches(name, {atom for atom, _ in side.slots}, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise error("UCP-E-MISMATCH", f"{side.label} has no atom {name!r}{hint}")
+    alike: dict[object, list[Slot]] = {}
+    for slot in slots:
+        alike.setdefault((slot.layout, slot.shape, slot.place), []).append(slot)
+    found: list[ExplainedSlots] = []
+    for group in alike.values():
+        first = group[0]
+        explanation = None
+        if first.layout is not None:
+            with about((name, first.name)):
+                explanation = explain(side.layouts[first.layout], first.shape, first.place, rank=rank)
+        found.append(ExplainedSlots(tuple(group), explanation))
+    return found
+
+
+def explanation_lines(side: Side, name: str, explained: Sequence[ExplainedSlots]) -> Iterator[str]:
+    """Lines for people."""
+    for entry in explained:
+        kinds = ", ".join(f"{slot.name} ({slot.dtype})" for slot in entry.slots)
+        yield f"{name}: {kinds}, {shape_words(entry.slots[0].shape)}, in {side.label}"
+        if entry.explanation is None:
+            yield "  who holds it is not recorded"
+        else:
+            yield from (f"  {line}".rstrip() for line in _explained(entry.explanation))
+
+
+def _explained(found: Explanation) -> Iterator[str]:
+    lowering, mesh = found.lowering, found.lowering.layout.mesh
+    axes = " x ".join(f"{axis.name} {axis.size}" for axis in mesh.axes) or "one rank"
+    yield f"mesh: {axes}"
+    where = ", ".join(
+        f"{axis.name} {position}" for axis, position in zip(mesh.axes, found.coordinate, strict=True)
+    )
+    yield f"at rank {found.rank}{f' ({where})' if where else ''} it begins as {shape_words(lowering.shape)}"
+    for number, step in enumerate(found.steps, 1):
+        outcome = "nothing" if step.shape is None else shape_words(step.shape)
+        yield f"{number}. {step.words}: {outcome}"
+    if found.replicated:
+        yield f"ranks along {', '.join(found.replicated)} hold the same"
+    yield (
+        "who holds what:"
+        if lowering.view == lowering.shape
+        else (f"who holds what, seen as {shape_words(lowering.view)}:")
+    )
+    for region in found.regions[:_REGIONS_SHOWN]:
+        yield f"  {_held(region)}"
+    if len(found.regions) > _REGIONS_SHOWN:
+        yield f"  and {len(found.regions) - _REGIONS_SHOWN} more parts; --format json lists all"
+    picture = picture_of(lowering, found.regions)
+    if picture is not None:
+        if not picture.is_exact:
+            yield "scaled down: each cell shows who holds its first element"
+        yield from draw(picture)
+
+
+def _held(region: Region) -> str:
+    held = region.local_map
+    if not held.pieces:
+        return f"{rank_words(region.holders)}: {shape_words(held.shape)}, no element"
+    boxes = ", ".join(_box_words(piece.box) for piece in held.pieces[:_BOXES_SHOWN])
+    more = f" and {len(held.pieces) - _BOXES_SHOWN} more boxes" if len(held.pieces) > _BOXES_SHOWN else ""
+    others = held.size - held.mapped
+    rest = f", and {others} elements of padding or of other tensors" if others else ""
+    return f"{rank_words(region.holders)}: {shape_words(held.shape)}, {boxes}{more}{rest}"
+
+
+def _box_words(box: Box) -> str:
+    """``[0:16, 0:64]``, as numpy writes it; ``[]`` is the one element of a scalar."""
+    return f"[{', '.join(f'{low}:{high}' for low, high in zip(box.offset, box.stop, strict=True))}]"
+
+
+def explanations_json(
+    name: str, explained: Sequence[tuple[Side, Sequence[ExplainedSlots]]]
+) -> dict[str, object]:
+    """All of it, every region and box."""
+    return {
+        "atom": name,
+        "sides": [
+            {"side": side.label, "explained": [_entry_json(entry) for entry in entries]}
+            for side, entries in explained
+        ],
+    }
+
+
+def _entry_json(entry: ExplainedSlots) -> dict[str, object]:
+    value: dict[str, object] = {
+        "slots": {slot.name: slot.dtype for slot in entry.slots},
+        "shape": list(entry.slots[0].shape),
+    }
+    found = entry.explanation
+    if found is None:
+        return value
+    return {
+        **value,
+        "view": list(found.lowering.view),
+        "rank": found.rank,
+        "coordinate": list(found.coordinate),
+        "steps": [
+            {"words": step.words, "shape": None if step.shape is None else list(step.shape)}
+            for step in found.steps
+        ],
+        "replicated": list(found.replicated),
+        "regions": [
+            {
+                "ranks": list(region.holders),
+                "local_shape": list(region.local_map.shape),
+                "boxes": [
+                    {"offset": list(piece.box.offset), "shape": list(piece.box.shape)}
+                    for piece in region.local_map.pieces
+                ],
+            }
+            for region in found.regions
+        ],
+    }
