@@ -176,7 +176,7 @@ def _stored(
     draft = Draft([AtomDraft("w", {"value": slot})], root={"meshes": [mesh(a=2, b=2)], "layouts": [layout]})
     requirements = (requirement, "UCP-V-009") if at.startswith("index") else (requirement,)
     return Case(
-        f"bad/layouts/stored-{name.replace("_", "-")}", f"A slot and its layout: {name}", requirements,
+        f"bad/layouts/stored-{name}".replace("_", "-"), f"A slot and its layout: {name}", requirements,
         [validation(["UCP-E-LAYOUT"], [at])], draft.files(),
         mutates="good/layouts/stored-partial", mutation=name,
     )  # fmt: skip
