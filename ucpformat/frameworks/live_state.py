@@ -9,11 +9,10 @@ from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.live_objects import extend
 from ucpformat.frameworks.live_values import is_tensor
 from ucpformat.frameworks.local_tensors import Held, LocalTensor, local_tensor
-from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations, state_annotations
-from ucpformat.frameworks.state_groups import gather_groups
-from ucpformat.frameworks.state_names import Assignment, Names, recognise
+from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.frameworks.state_documents import state_document
+from ucpformat.frameworks.state_names import Assignment, recognise
 from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
-from ucpformat.model.state import StateDocument
 from ucpformat.model.values import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -75,28 +74,15 @@ def live_state(
     return LocalState(
         atoms,
         {slot: tensor.array for slot, tensor in owned.items()},
-        _state_document(
-            {name: leaves[leaf] for name, leaf in objects.items()}, objects, names, frozenset(slots)
+        state_document(
+            "state_dict",
+            {name: _encoded(leaves[leaf], name) for name, leaf in objects.items()},
+            objects,
+            _key_paths(objects),
+            names,
+            frozenset(slots),
         ),
     )
-
-
-def _state_document(
-    values: Mapping[str, object], paths: Mapping[str, StatePath], names: Names, atoms: frozenset[str]
-) -> StateDocument:
-    encoded = {name: _encoded(value, name) for name, value in values.items()}
-    optimizers = {}
-    origins = {}
-    for optimizer in names.optimizers:
-        gathered = gather_groups(optimizer, encoded, _key_paths(paths), atoms)
-        if gathered is not None:
-            optimizers[optimizer.name] = gathered
-            origins[optimizer.name] = (optimizer.path, optimizer.form)
-            for group in optimizer.groups:
-                for _, key in group.options:
-                    del encoded[key]
-    annotations = state_annotations("state_dict", origins, {name: paths[name] for name in encoded})
-    return StateDocument(encoded, optimizers, {}, annotations)
 
 
 def _encoded(obj: object, name: str) -> JsonValue:
