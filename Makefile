@@ -42,6 +42,9 @@ test-fast: $(READY)  ## run the tests that start no other processes, with few ex
 test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, each in its own environment
 	set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest -q tests/frameworks_live/$$name; done
 
+test-matrix: $(READY)  ## save under every parallelism, load under every other
+	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/test_matrix.py
+
 check: $(READY)  ## style, types, layers, and every test with the coverage thresholds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

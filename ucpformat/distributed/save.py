@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.errors import error
-from ucpformat.geometry import LocalOnly, Partial, Scale, chunk_grid
+from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype
 from ucpformat.model.names import assign_keys
 from ucpformat.model.root import ROOT_KEY
@@ -29,7 +29,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
-from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec, slot_place
+from ucpformat.writer import DEFAULT_CHUNK_BYTES, CheckpointWriter, slot_place
 
 if TYPE_CHECKING:
     import os
@@ -170,7 +170,7 @@ class _Saving:
             nonlocal writer
             writer = CheckpointWriter(
                 self._url,
-                [_storable(atom) for atom in self._whole.atoms.values()],
+                self._whole.atoms.values(),
                 storage=self._options.storage,
                 chunk_bytes=self._options.chunk_bytes,
                 step=self._options.step,
@@ -292,18 +292,6 @@ class _Saving:
             item = dtype(slot.dtype).item_bytes
             grid = chunk_grid(slot.shape, item, self._options.chunk_bytes)
             yield SlotToShare(name, tuple(self._whole.sources[name]), grid, item)
-
-
-def _storable(atom: AtomSpec) -> AtomSpec:
-    """The atom without layouts that documents cannot have: they are provenance."""
-    unknown = (LocalOnly, Partial, Scale)
-
-    def slot(spec: SlotSpec) -> SlotSpec:
-        if spec.layout is None or not any(isinstance(step, unknown) for step in spec.layout.steps):
-            return spec
-        return replace(spec, layout=None)
-
-    return replace(atom, slots={name: slot(spec) for name, spec in atom.slots.items()})
 
 
 def _seen(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
