@@ -42,6 +42,7 @@ GOOD: dict[str, Placed] = {
     "concat-alone": (mesh(d=2), [FLAT, GROUP, shard("d", 0, "even")], (3, 2), place(0, 6)),
     "concat-unsplit": (mesh(d=2), [FLAT, GROUP], (2, 2), place(1, 7)),
     "concat-scalar": (mesh(d=3), [FLAT, GROUP, shard("d", 0)], (), place(4, 5)),
+    "concat-scalar-within": (mesh(d=2), [FLAT, GROUP, shard("d", 0, "even")], (), place(1, 4)),
     "concat-empty": (mesh(d=2), [FLAT, GROUP, shard("d", 0, "even")], (3, 0), place(4, 4)),
     "concat-more-ranks": (mesh(d=5), [FLAT, GROUP, shard("d", 0)], (2,), place(1, 3)),
     "concat-of-shard": (

@@ -55,9 +55,9 @@ function writeTensor(reader, path) {
 
 function slotInput(slot) {
   const {
-    dtype, shape, in: whole, ins, mesh, steps,
+    dtype, shape, in: whole, ins, mesh, steps, place,
   } = slot;
-  const layout = mesh ? {mesh, steps} : null;
+  const layout = mesh ? {mesh, steps, place} : null;
   return {
     dtype,
     shape,
@@ -97,6 +97,7 @@ const methods = {
       shape: slot.shape,
       chunk_shape: slot.grid.chunk,
       layout: checkpoint.layoutOf(slot),
+      ...(slot.place && {place: slot.place}),
     }];
     const blobs = [...(state?.get('blobs') ?? [])].map(([name, blob]) => [name, {
       media_type: blob.get('media_type'), length: blob.get('object').get('length'),
@@ -115,16 +116,16 @@ const methods = {
   }),
 
   lower(params) {
-    const {mesh, steps, shape} = plain(params);
-    return {locals: lower(mesh, steps, shape)};
+    const {mesh, steps, shape, place} = plain(params);
+    return {locals: lower(mesh, steps, shape, place)};
   },
 
   read: (params) => withCheckpoint(params.get('path'), (checkpoint) => {
     const {
-      atom, slot, out, box, mesh, steps, outs,
+      atom, slot, out, box, mesh, steps, outs, place,
     } = plain(params);
     if (outs !== undefined) {
-      const locals = readLocals(checkpoint, atom, slot, {mesh, steps},
+      const locals = readLocals(checkpoint, atom, slot, {mesh, steps, place},
         outs.map((local) => local.coordinate));
       let dtype = checkpoint.slot(atom, slot).slot.dtype.name;
       const done = [];

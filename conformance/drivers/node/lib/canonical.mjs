@@ -164,7 +164,7 @@ function piecesOfSpans({dims, flat}) {
     return groups.finish();
   };
   if (dims.length > 0) return visit(0, 0);
-  return runs.length > 0 ? [...POINT] : [];
+  return runs.slice(0, 1).map(({local}) => ({...POINT[0], local}));
 }
 
 /** Spans of a dimension that are no padding, with the position of each in the local tensor. */

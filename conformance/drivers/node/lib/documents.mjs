@@ -3,7 +3,7 @@
  */
 
 import {UcpError} from './errors.mjs';
-import {parse, place, token} from './json.mjs';
+import {parse, place, plain, token} from './json.mjs';
 import {checkSchema} from './schema.mjs';
 import {sha256} from './digest.mjs';
 import {product} from './boxes.mjs';
@@ -96,6 +96,7 @@ function readSlot(name, members, at, key, root, problems) {
     dtype,
     shape,
     layout,
+    place: plain(members.get('place')) ?? null,
     compressor: members.get('compressor') ?? null,
     content: members.get('content') ?? null,
     annotations: members.get('annotations'),

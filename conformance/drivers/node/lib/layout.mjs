@@ -16,7 +16,8 @@ import {viewed} from './views.mjs';
 /** @typedef {import('./spans.mjs').Span} Span */
 /** @typedef {{kind: string, axis?: string, dim?: number, rule?: string, count?: number,
  *   sizes?: number[], steps?: (Step[] | null)[], coordinates?: number[], shape?: number[],
- *   order?: number[], to?: number, multiple?: number}} Step */
+ *   order?: number[], to?: number, multiple?: number, group?: string}} Step */
+/** @typedef {{offsets: number[], totals: number[], axes?: string[]}} Place */
 
 /** Most blocks of a rule (UCP-D-090). */
 export const MAX_BLOCKS = 2 ** 20;
@@ -28,7 +29,7 @@ const refuse = (at, detail) => {
 };
 
 /** The kinds of steps that are implemented. */
-export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only']);
+export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only', 'concat']);
 
 /**
  * What of a layout is defined and not implemented here, or null.
@@ -42,7 +43,7 @@ export function unsupportedIn({steps}) {
 
 /**
  * Refuses steps that no tensor could have: UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066, UCP-D-077
- * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090.
+ * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090, UCP-D-093.
  * @param {Mesh} mesh
  * @param {Step[]} steps
  * @param {string} at
@@ -59,6 +60,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   const open = new Map();
   let dims = ndim;
   let flat = false;
+  let buffered = false;
 
   const checkShard = (step) => {
     const axis = axes.get(step.axis);
@@ -132,6 +134,11 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
     join(step) {
       if (!open.delete(step.dim)) refuse(at, `dimension ${step.dim} has no open blocks`);
     },
+    concat() {
+      if (!flat || open.size > 0) refuse(at, 'a concat that is not of a flat tensor without open blocks');
+      if (buffered) refuse(at, 'a second concat');
+      buffered = true;
+    },
     flatten() {
       if (flat) refuse(at, 'a second flatten');
       flat = true;
@@ -161,10 +168,34 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   }
 }
 
+/**
+ * What a place says of a coordinate (SPEC section 12.1): elements before the tensor, and of the buffer.
+ * @param {Mesh} mesh
+ * @param {Place} place that goes with it
+ * @returns {(where: (axis: string) => [position: number, size: number]) => [offset: number, total: number]}
+ */
+export function entryOf(mesh, {axes = [], offsets, totals}) {
+  const sizes = axes.map((name) => {
+    const {size, sizes: ragged} = mesh.axes.find((axis) => axis.name === name);
+    return size ?? ragged.reduce((a, b) => Math.max(a, b));
+  });
+  return (where) => {
+    const i = axes.reduce((index, axis, k) => index * sizes[k] + where(axis)[0], 0);
+    return [offsets[i], totals[i]];
+  };
+}
+
+/** Steps with what the place says in the `concat`. */
+function withPlace(mesh, steps, place) {
+  if (!place) return steps;
+  return steps.map((step) => (
+    step.kind === 'concat' ? {...step, axes: place.axes ?? [], entry: entryOf(mesh, place)} : step));
+}
+
 /** The phases of a layout: steps by dimension before `flatten`, and those after it or null. */
 function phasesOf(steps, ndim) {
   const flatten = steps.findIndex((step) => step.kind === 'flatten');
-  const acts = (step) => ['shard', 'blocks', 'join', 'pad'].includes(step.kind);
+  const acts = (step) => ['shard', 'blocks', 'join', 'pad', 'concat'].includes(step.kind);
   const before = (flatten < 0 ? steps : steps.slice(0, flatten)).filter(acts);
   return {
     byDim: Array.from({length: ndim}, (_, dim) => before.filter((step) => step.dim === dim)),
@@ -194,29 +225,31 @@ function checkCount(extents, at) {
  * @param {number[]} shape
  * @param {number[]} coordinate
  * @param {string} at
+ * @param {Place | null} [place] that goes with the layout
  * @returns {Kept | null} null where it holds nothing
  */
-export function keptAt(mesh, steps, shape, coordinate, at) {
+export function keptAt(mesh, steps, shape, coordinate, at, place = null) {
   const where = lookup(mesh, coordinate);
   if (steps.some((step) => step.kind === 'only'
       && !step.coordinates.includes(where(step.axis)[0]))) return null;
   const view = viewed(shape, steps, at);
-  const {byDim, after} = phasesOf(steps, view.extents.length);
+  const {byDim, after} = phasesOf(withPlace(mesh, steps, place), view.extents.length);
   const dims = view.extents.map((extent, dim) => merge(keep(extent, byDim[dim], where, at)));
   const extents = dims.map(extentOf);
   checkCount(extents, at);
   if (after === null) return {viewed: view, dims, flat: null, shape: extents};
   const flat = merge(keep(product(extents), after, where, at));
+  checkCount([extentOf(flat)], at);
   return {viewed: view, dims, flat, shape: [extentOf(flat)]};
 }
 
 /** Steps whose fit depends on the extent. */
 const fits = (step) => !step.sizes && step.rule !== 'even'
-  && !['blocks', 'view', 'permute', 'pad'].includes(step.kind);
+  && !['blocks', 'view', 'permute', 'pad', 'concat'].includes(step.kind);
 
 /**
  * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089),
- * cuts it into too many ranges (UCP-D-091), or pads it too far (UCP-D-141).
+ * or a buffer that does not fit a tensor (UCP-D-097); or that cuts it into too many ranges (UCP-D-091), or pads it too far (UCP-D-141).
  *
  * A dimension depends only on the axes that its own steps name, and on those that decide their
  * sizes. Where no size is decided so, no axis acts on two dimensions, and it is enough to visit the
@@ -224,14 +257,14 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
  * An accepted layout covers its tensor (UCP-D-070): the parts of each step together are what it
  * cuts, at every position of the axes before, and `only` leaves a position wherever there is one.
  */
-export function checkFit(mesh, steps, shape, at) {
+export function checkFit(mesh, steps, shape, at, place = null) {
   if (steps.every(fits)) return;
   const {extents: begun} = viewed(shape, steps, at);
-  const {byDim, after} = phasesOf(steps, begun.length);
+  const {byDim, after} = phasesOf(withPlace(mesh, steps, place), begun.length);
   const ragged = new Map(mesh.axes.map(({name, by}) => [name, by]));
   const namedBy = (list) => {
     const names = new Set(list.flatMap((step) => [step, ...(step.steps ?? []).flatMap((own) => own ?? [])])
-      .flatMap(({axis}) => (axis === undefined ? [] : [axis, ragged.get(axis)])));
+      .flatMap(({axis, axes = []}) => [axis, ragged.get(axis), ...axes]));
     return {axes: mesh.axes.filter(({name}) => names.has(name))};
   };
   /** Runs a check at every coordinate that matters to steps. */
@@ -265,8 +298,9 @@ export function checkFit(mesh, steps, shape, at) {
   const checkFlat = (extent, where) => {
     const spans = keep(extent, after, where, at);
     if (rangesOf(spans) > MAX_RANGES) throw tooMany();
+    checkCount([extentOf(spans)], at);
   };
-  if (mesh.axes.some(({by}) => by !== undefined)) {
+  if (place || mesh.axes.some(({by}) => by !== undefined)) {
     visit([...byDim.flat(), ...after], (where) => checkFlat(product(
       begun.map((extent, dim) => extentOf(keep(extent, byDim[dim], where, at)))), where));
     return;

@@ -5,6 +5,7 @@
 import {isPossibleShape} from './documents.mjs';
 import {Problems, Unsupported, UcpError} from './errors.mjs';
 import {fromPlain} from './json.mjs';
+import {checkPlace} from './buffers.mjs';
 import {canonicalPieces} from './canonical.mjs';
 import {checkFit, checkSteps, keptAt, unsupportedIn} from './layout.mjs';
 import {checkMesh, coordinatesOf} from './mesh.mjs';
@@ -21,8 +22,9 @@ import {logicalPieces} from './views.mjs';
 /** @typedef {{coordinate: number[], shape: number[] | null, pieces: Piece[]}} Local */
 
 /** Refuses a layout that comes from a caller and not from a document, and breaks its schema. */
-export function checkForm({mesh, steps}) {
+export function checkForm({mesh, steps, place}) {
   const problems = new Problems();
+  if (place) checkSchema('atom#/$defs/place', fromPlain(place), '', problems, 'UCP-E-LAYOUT');
   checkSchema('layout#/$defs/mesh', fromPlain(mesh), '', problems, 'UCP-E-LAYOUT');
   checkSchema('layout', fromPlain({mesh: 0, steps}), '', problems, 'UCP-E-LAYOUT');
   problems.raise();
@@ -32,20 +34,21 @@ export function checkForm({mesh, steps}) {
  * Refuses a layout that breaks SPEC section 12 for a tensor of this shape (UCP-R-021).
  * @throws {Unsupported} for what is defined there and not implemented
  */
-export function checkLayout(mesh, steps, shape, at = '') {
+export function checkLayout(mesh, steps, shape, at = '', place = null) {
   const missing = unsupportedIn({mesh, steps});
   if (missing) throw new Unsupported(missing);
   checkMesh(mesh, at);
   checkSteps(mesh, steps, at, shape.length);
-  checkFit(mesh, steps, shape, at);
+  checkPlace(mesh, steps, place, at);
+  checkFit(mesh, steps, shape, at, place);
 }
 
 /**
  * The local tensor at a coordinate, of a layout that {@link checkLayout} accepts.
  * @returns {Local}
  */
-export function lowerAt(mesh, steps, shape, coordinate, at = '') {
-  const kept = keptAt(mesh, steps, shape, coordinate, at);
+export function lowerAt(mesh, steps, shape, coordinate, place = null) {
+  const kept = keptAt(mesh, steps, shape, coordinate, '', place);
   if (kept === null) return {coordinate, shape: null, pieces: []};
   return {coordinate, shape: kept.shape, pieces: canonicalPieces(kept)};
 }
@@ -54,8 +57,8 @@ export function lowerAt(mesh, steps, shape, coordinate, at = '') {
  * The same with pieces that are boxes of the logical tensor, not canonical.
  * @returns {Local}
  */
-export function lowerToLogical(mesh, steps, shape, coordinate, at = '') {
-  const kept = keptAt(mesh, steps, shape, coordinate, at);
+export function lowerToLogical(mesh, steps, shape, coordinate, place = null) {
+  const kept = keptAt(mesh, steps, shape, coordinate, '', place);
   if (kept === null) return {coordinate, shape: null, pieces: []};
   const pieces = canonicalPieces(kept).flatMap((piece) => [...logicalPieces(shape, kept.viewed.view, piece)]);
   return {coordinate, shape: kept.shape, pieces};
@@ -65,9 +68,9 @@ export function lowerToLogical(mesh, steps, shape, coordinate, at = '') {
  * The local tensors at all coordinates, in row-major order.
  * @returns {Local[]}
  */
-export function lower(mesh, steps, shape) {
-  checkForm({mesh, steps});
+export function lower(mesh, steps, shape, place = null) {
+  checkForm({mesh, steps, place});
   if (!isPossibleShape(shape, 1)) throw new UcpError('UCP-E-SHAPE', '', 'too many dimensions or bytes');
-  checkLayout(mesh, steps, shape);
-  return [...coordinatesOf(mesh)].map((coordinate) => lowerAt(mesh, steps, shape, coordinate));
+  checkLayout(mesh, steps, shape, '', place);
+  return [...coordinatesOf(mesh)].map((coordinate) => lowerAt(mesh, steps, shape, coordinate, place));
 }

@@ -228,21 +228,22 @@ export function readBox(checkpoint, atom, slot, box) {
  * @param {Checkpoint} checkpoint
  * @param {string} atom
  * @param {string} slot
- * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout
+ * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[],
+ *   place?: import('./layout.mjs').Place}} layout
  * @param {number[][]} coordinates
  * @returns {Generator<{coordinate: number[], shape: number[] | null, dtype: string,
  *   bytes: Buffer | null}>} shape and bytes are null where a coordinate holds nothing
  */
-export function* readLocals(checkpoint, atom, slot, {mesh, steps}, coordinates) {
+export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null}, coordinates) {
   const reader = readerOf(checkpoint, atom, slot);
   const {dtype} = reader.slot;
-  checkForm({mesh, steps});
-  checkLayout(mesh, steps, reader.slot.shape);
+  checkForm({mesh, steps, place});
+  checkLayout(mesh, steps, reader.slot.shape, '', place);
   for (const coordinate of coordinates) {
     if (!hasCoordinate(mesh, coordinate)) {
       throw new UcpError('UCP-E-MISMATCH', '', `the mesh has no coordinate [${coordinate}]`);
     }
-    const {shape, pieces} = lowerToLogical(mesh, steps, reader.slot.shape, coordinate);
+    const {shape, pieces} = lowerToLogical(mesh, steps, reader.slot.shape, coordinate, place);
     if (shape === null) {
       yield {coordinate, shape, dtype: dtype.name, bytes: null};
       continue;

@@ -29,7 +29,7 @@ export function rewrite(from, path, storage) {
     const slotInput = (atom, slot) => ({
       dtype: slot.dtype.name,
       shape: slot.shape,
-      layout: source.layoutOf(slot),
+      layout: source.layoutOf(slot) && {...source.layoutOf(slot), place: slot.place},
       compressor: slot.compressor,
       annotations: slot.annotations,
       open: () => slotSource(readerOf(source, atom.name, slot.name)),

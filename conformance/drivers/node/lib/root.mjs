@@ -6,6 +6,7 @@ import {Problems, UcpError} from './errors.mjs';
 import {parse, place, plain} from './json.mjs';
 import {checkSchema} from './schema.mjs';
 import {rootDigestProblem} from './digest.mjs';
+import {unlikeInGroup} from './buffers.mjs';
 import {checkSteps, unsupportedIn} from './layout.mjs';
 import {checkMesh} from './mesh.mjs';
 import {ROOT_KEY, compareUtf8, foldKey, isKey, isName} from './names.mjs';
@@ -131,6 +132,9 @@ function checkFeatureLists({readFeatures, writeFeatures}, problems) {
 function checkLayouts({meshes, layouts}, problems) {
   const sound = (check) => problems.guard(() => check() ?? true) ?? false;
   const meshesOk = meshes.map((mesh, i) => sound(() => checkMesh(mesh, place(ROOT_KEY, `/meshes/${i}`))));
+  for (const i of unlikeInGroup(layouts)) {
+    problems.add('UCP-E-LAYOUT', place(ROOT_KEY, `/layouts/${i}`), 'another of its group differs behind the concat');
+  }
   return layouts.map(({mesh, steps}, i) => meshesOk[mesh] === true
     && !unsupportedIn({mesh: meshes[mesh], steps})
     && sound(() => checkSteps(meshes[mesh], steps, place(ROOT_KEY, `/layouts/${i}`))));

@@ -121,6 +121,8 @@ const KEYWORDS = {
     || report(at, `is below ${limit}`),
   maximum: (limit) => (value, at, report) => typeof value !== 'number' || value <= limit
     || report(at, `is above ${limit}`),
+  minLength: (limit) => (value, at, report) => typeof value !== 'string'
+    || codePoints(value, limit) >= limit || report(at, `is shorter than ${limit}`),
   maxLength: (limit) => (value, at, report) => typeof value !== 'string'
     || codePoints(value, limit) <= limit || report(at, `is longer than ${limit}`),
   pattern(source) {

@@ -63,18 +63,19 @@ export function fileSource(path, length) {
 
 /**
  * Local tensors of a layout. Every element has to be held by one of them; of replicas, one serves.
- * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[]}} layout checked
+ * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[],
+ *   place?: import('./layout.mjs').Place}} layout checked
  * @param {number[]} shape
  * @param {number} itemSize
  * @param {{coordinate: number[], bytes: Uint8Array}[]} locals
  * @returns {Source}
  */
-export function localsSource({mesh, steps}, shape, itemSize, locals) {
+export function localsSource({mesh, steps, place = null}, shape, itemSize, locals) {
   const held = locals.flatMap(({coordinate, bytes}) => {
     if (!hasCoordinate(mesh, coordinate)) {
       mismatch(`the mesh has no coordinate [${coordinate}]`);
     }
-    const local = lowerToLogical(mesh, steps, shape, coordinate);
+    const local = lowerToLogical(mesh, steps, shape, coordinate, place);
     if (local.shape === null) return mismatch(`the coordinate [${coordinate}] holds nothing`);
     if (bytes.length !== product(local.shape) * itemSize) {
       mismatch(`${bytes.length} bytes for the local tensor [${local.shape}] at [${coordinate}]`);

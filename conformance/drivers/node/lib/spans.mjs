@@ -105,10 +105,17 @@ function pad(spans, step, at) {
   return longer === extent ? spans : [...spans, [0, longer - extent, true]];
 }
 
+/** Spans within a buffer, the rest of which is padding here. */
+function surround(spans, [offset, total], at) {
+  const behind = total - offset - extentOf(spans);
+  if (behind < 0) refuse(at, `a buffer of ${total} ends within the tensor at ${offset}`);
+  return [[0, offset, true], ...spans, [0, behind, true]].filter(([start, stop]) => start < stop);
+}
+
 /**
  * What is kept of a dimension, after the steps of one phase that act on it.
  * @param {number} extent
- * @param {Step[]} steps of kind shard, blocks, join and pad, all on this dimension
+ * @param {Step[]} steps of kind shard, blocks, join, pad and concat, all on this dimension
  * @param {(axis: string) => [position: number, size: number]} where
  * @param {string} at
  * @returns {Span[]} disjoint, ascending but for padding, not empty; those of neighbouring blocks may touch
@@ -126,6 +133,8 @@ export function keep(extent, steps, where, at) {
         block.own ? block : {spans: shard(block.spans, step), own: false}));
     } else if (step.kind === 'join') {
       blocks = [{spans: blocks.flatMap((block) => block.spans), own: false}];
+    } else if (step.kind === 'concat') {
+      blocks = [{spans: surround(blocks[0].spans, step.entry(where), at), own: false}];
     } else if (step.kind === 'pad') {
       blocks = [{spans: pad(blocks[0].spans, step, at), own: false}];
     } else {

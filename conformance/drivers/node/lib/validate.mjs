@@ -11,6 +11,7 @@ import {
   checkState, checkStateForm, fetchDocument, fetchReferenced, Names, readAtoms, readPacks,
 } from './documents.mjs';
 import {checkIntegrity} from './integrity.mjs';
+import {bufferFaults, checkPlace, tensorOf} from './buffers.mjs';
 import {checkFit, checkSteps} from './layout.mjs';
 import {ROOT_KEY, isKey} from './names.mjs';
 import {DEFINED_FEATURES, MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
@@ -83,18 +84,24 @@ class Validation {
   slotLayouts() {
     const {meshes, layouts, soundLayouts} = this.root;
     const fit = new Set();
+    const placed = [];
     for (const slot of this.parts.flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots))) {
+      if (slot.layout === null && slot.place) {
+        this.problems.add('UCP-E-LAYOUT', slot.at, 'a place without a layout');
+      }
       if (!soundLayouts[slot.layout]) continue;
-      const id = `${slot.layout}:${slot.shape}`;
-      if (fit.has(id)) continue;
+      const id = JSON.stringify([slot.layout, slot.shape, slot.place]);
       const {mesh, steps} = layouts[slot.layout];
-      const ok = this.guard(() => {
+      const ok = fit.has(id) || this.guard(() => {
         checkSteps(meshes[mesh], steps, `${slot.at}/layout`, slot.shape.length);
-        checkFit(meshes[mesh], steps, slot.shape, `${slot.at}/layout`);
+        checkPlace(meshes[mesh], steps, slot.place, slot.at);
+        checkFit(meshes[mesh], steps, slot.shape, slot.place ? slot.at : `${slot.at}/layout`, slot.place);
         return true;
       });
       if (ok) fit.add(id);
+      if (ok && slot.place) placed.push(tensorOf(slot, layouts[slot.layout], meshes));
     }
+    for (const {at, detail} of bufferFaults(placed)) this.problems.add('UCP-E-LAYOUT', at, detail);
   }
 
   /** @returns {LoadedPart} */

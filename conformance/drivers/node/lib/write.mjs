@@ -12,6 +12,7 @@ import {checkSchema} from './schema.mjs';
 import {ContentDigest, DRAFT_DIGEST, sealRoot, sha256} from './digest.mjs';
 import {checkState, Names, readAtoms} from './documents.mjs';
 import {COMPRESSORS} from './codec.mjs';
+import {bufferFaults, tensorOf, unlikeInGroup} from './buffers.mjs';
 import {chunkBox} from './grid.mjs';
 import {product} from './boxes.mjs';
 import {unusedBitsAreZero} from './dtypes.mjs';
@@ -34,7 +35,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {string} dtype
  * @property {number[]} shape
  * @property {(slot: import('./documents.mjs').Slot) => import('./sources.mjs').Source} open
- * @property {{mesh: Mesh, steps: Step[]} | null} [layout] to be recorded
+ * @property {{mesh: Mesh, steps: Step[], place?: import('./layout.mjs').Place} | null} [layout] to be recorded
  * @property {Map | null} [compressor]
  * @property {Map} [annotations]
  */
@@ -105,12 +106,24 @@ function atomDocument(atom, key, layouts) {
       dtype: slot.dtype,
       shape: slot.shape,
       layout: slot.layout ? layouts.add(slot.layout) : undefined,
+      place: slot.layout?.place ? fromPlain(slot.layout.place) : undefined,
       compressor: slot.compressor ?? undefined,
       annotations: slot.annotations,
     })])),
     aliases: atom.aliases?.length > 0 ? [...atom.aliases] : undefined,
     annotations: atom.annotations,
   });
+}
+
+/** Refuses slots that do not go together in their buffers (UCP-D-098 to UCP-D-100). */
+function checkBuffers(parts, {meshes, layouts}) {
+  if (unlikeInGroup(layouts).length > 0) {
+    throw new UcpError('UCP-E-LAYOUT', '', 'layouts of one buffer differ behind the concat');
+  }
+  const tensors = parts.flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots))
+    .filter((slot) => slot.place).map((slot) => tensorOf(slot, layouts[slot.layout], meshes));
+  const [fault] = bufferFaults(tensors);
+  if (fault) throw new UcpError('UCP-E-LAYOUT', fault.at, fault.detail);
 }
 
 /** Refuses an input that would make documents that readers refuse (UCP-S-006). */
@@ -143,13 +156,14 @@ function prepare(input) {
     problems.raise();
     atoms.forEach((atom, i) => atom.slots.forEach((slot) => {
       const {layout} = inputs[i].slots.get(slot.name);
-      if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at);
+      if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at, layout.place);
       if (slot.compressor && !COMPRESSORS.has(slot.compressor.get('name'))) {
         throw new UcpError('UCP-E-FEATURE', slot.at, `${slot.compressor.get('name')} is not implemented`);
       }
     }));
     parts.push({document, part, atoms, inputs});
   }
+  checkBuffers(parts, layouts);
   return {parts, layouts};
 }
 

@@ -8,6 +8,8 @@ import {join} from 'node:path';
 import {DRAFT_DIGEST, sealRoot, sha256} from '../lib/digest.mjs';
 import {DTYPES} from '../lib/dtypes.mjs';
 import {product} from '../lib/boxes.mjs';
+import {keptAt} from '../lib/layout.mjs';
+import {coordinatesOf} from '../lib/mesh.mjs';
 import {viewed} from '../lib/views.mjs';
 import {parse, stringify} from '../lib/json.mjs';
 import {bufferSource, write} from '../lib/index.mjs';
@@ -85,6 +87,7 @@ export function randomLayout(random, shape) {
     axes.push({name: 'r', by, sizes: Array.from({length: size}, () => random.integer(1, 3))});
   }
   const steps = [];
+  let placeAxes = null;
   let free = [...axes];
   /** An axis that is used from now on, and with it the one that decides its size. */
   const take = () => {
@@ -127,6 +130,14 @@ export function randomLayout(random, shape) {
       extents = [extents.includes(null) ? null : product(extents)];
       open = [false];
       steps.push({kind});
+      if (random.integer(0, 1)) {
+        steps.push({kind: 'concat', group: 'g'});
+        extents = [null];
+        // Axes of the place are used before it or not at all.
+        placeAxes = axes.filter(() => random.integer(0, 1));
+        placeAxes = axes.filter((axis) => placeAxes.some((other) => axis === other || other.by === axis.name));
+        free = free.filter((axis) => !placeAxes.includes(axis));
+      }
     } else if (kind === 'only' && free.length > 1) {
       const axis = take();
       const size = Math.min(...[axis.sizes ?? axis.size].flat());
@@ -157,7 +168,22 @@ export function randomLayout(random, shape) {
       steps.push(shard(dim, take()));
     }
   }
-  return {mesh: {axes}, steps};
+  const mesh = {axes};
+  return placeAxes === null ? {mesh, steps} : {mesh, steps, place: randomPlace(random, mesh, steps, shape, placeAxes)};
+}
+
+/** Where a tensor lies in its buffer, somewhere at each combination of positions. */
+function randomPlace(random, mesh, steps, shape, axes) {
+  const sizes = axes.map(({size, sizes: ragged}) => size ?? Math.max(...ragged));
+  const offsets = Array.from({length: product(sizes)}, () => random.integer(0, 5));
+  const totals = offsets.map((offset) => offset + random.integer(0, 3));
+  const concat = steps.findIndex(({kind}) => kind === 'concat');
+  for (const coordinate of coordinatesOf(mesh)) {
+    const kept = keptAt(mesh, steps.filter(({kind}, i) => i < concat || kind === 'only'), shape, coordinate, '');
+    const i = axes.reduce((index, axis, k) => index * sizes[k] + coordinate[mesh.axes.indexOf(axis)], 0);
+    if (kept) totals[i] = Math.max(totals[i], offsets[i] + product(kept.shape));
+  }
+  return {offsets, totals, ...(axes.length > 0 && {axes: axes.map(({name}) => name)})};
 }
 
 /** A whole slot in memory, as input of the writer. */

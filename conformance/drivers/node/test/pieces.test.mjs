@@ -12,7 +12,7 @@ const indicesOf = (shape) => shape.reduce(
   (all, extent) => all.flatMap((index) => [...Array(extent).keys()].map((i) => [...index, i])), [[]]);
 
 /** SPEC section 12, element by element: the logical elements of each local tensor, in order, null for padding. */
-function simulate({mesh, steps}, shape, coordinate) {
+function simulate({mesh, steps, place}, shape, coordinate) {
   const where = (name) => {
     const i = mesh.axes.findIndex((axis) => axis.name === name);
     const {size, by, sizes} = mesh.axes[i];
@@ -73,6 +73,14 @@ function simulate({mesh, steps}, shape, coordinate) {
       const [{kept}] = dims[step.dim];
       const to = step.to ?? Math.ceil(kept.length / step.multiple) * step.multiple;
       dims[step.dim] = [{kept: [...kept, ...Array(to - kept.length).fill(null)], own: false}];
+    } else if (step.kind === 'concat') {
+      const sizes = (place.axes ?? []).map((name) => mesh.axes.find((axis) => axis.name === name))
+        .map(({size, sizes: ragged}) => size ?? Math.max(...ragged));
+      const entry = (place.axes ?? []).reduce((index, name, k) => index * sizes[k] + where(name)[0], 0);
+      const [{kept}] = dims[0];
+      const buffer = Array(place.totals[entry]).fill(null);
+      kept.forEach((element, i) => { buffer[place.offsets[entry] + i] = element; });
+      dims = [[{kept: buffer, own: false}]];
     } else if (step.kind === 'flatten') {
       flat = elements();
       dims = [[{kept: [...flat.keys()], own: false}]];
@@ -122,7 +130,7 @@ test('lowering agrees with the letter of the specification', () => {
     const shape = Array.from({length: random.integer(0, 3)}, () => random.pick([0, 1, 2, 3, 4, 4, 5, 6, 6, 7]));
     const layout = randomLayout(random, shape);
     const covered = new Set();
-    for (const {coordinate, shape: localShape, pieces} of lower(layout.mesh, layout.steps, shape)) {
+    for (const {coordinate, shape: localShape, pieces} of lower(layout.mesh, layout.steps, shape, layout.place)) {
       const expected = simulate(layout, shape, coordinate);
       assert.deepEqual(localShape, expected?.shape ?? null);
       const byElement = new Map((expected?.local ?? []).map((element, at) => [element, at]));
@@ -134,7 +142,7 @@ test('lowering agrees with the letter of the specification', () => {
       assert.deepEqual(pieces, wanted.map(({offset, shape: box, strides: s, local}) => (
         {offset, shape: box, local, strides: s})), JSON.stringify({shape, layout, coordinate}));
       for (const element of byElement.keys()) covered.add(element);
-      const {pieces: logical} = lowerToLogical(layout.mesh, layout.steps, shape, coordinate);
+      const {pieces: logical} = lowerToLogical(layout.mesh, layout.steps, shape, coordinate, layout.place);
       const found = logical.flatMap(({offset, shape: box, local, strides: s}) => indicesOf(box).map((index) => [
         index.reduce((sum, i, d) => sum * shape[d] + offset[d] + i, 0),
         index.reduce((sum, i, d) => sum + i * s[d], local)]));
@@ -233,13 +241,18 @@ test('meshes', () => {
 test('limits of blocks and boxes', () => {
   const mesh = {axes: []};
   const blocks = (dim, count) => ({kind: 'blocks', dim, rule: 'balanced', count});
+  const shard = (axis, dim) => ({kind: 'shard', axis, dim, rule: 'even'});
   const [{pieces}] = lower(mesh, [blocks(0, 2 ** 20)], [2 ** 20]);
   assert.equal(pieces.length, 1);
   assert.throws(() => lower(mesh, [blocks(0, 2 ** 20 + 1)], [2]), {code: 'UCP-E-LIMIT'});
   const pad = (dim, to) => ({kind: 'pad', dim, to});
   assert.throws(() => lower(mesh, [pad(0, 2 ** 40), pad(1, 2 ** 40)], [1, 1]), {code: 'UCP-E-LIMIT'});
   assert.throws(() => lower(mesh, [{kind: 'pad', dim: 0, multiple: 2 ** 52 + 1}], [2 ** 52 + 2]), {code: 'UCP-E-LIMIT'});
-  assert.throws(() => lower(mesh, [blocks(0, 2048), blocks(1, 513)], [2048, 1024]), {code: 'UCP-E-LIMIT'});
+  const two = {axes: [{name: 'a', size: 2}, {name: 'b', size: 2}]};
+  const cut = (count) => [blocks(0, 2048), shard('a', 0), blocks(1, count), shard('b', 1)];
+  assert.throws(() => lower(two, cut(513), [4096, 1026]), {code: 'UCP-E-LIMIT'});
+  // Ranges that touch are one: those of all positions of an axis that nothing splits.
+  assert.equal(lower(mesh, [blocks(0, 2048), blocks(1, 513)], [2048, 1024])[0].pieces.length, 1);
 });
 
 test('the chunk grid', () => {

@@ -28,6 +28,7 @@ const good = [
   typed('datetime.time', '"00:00:00"'), typed('datetime.timedelta', '{"$tuple":[-1,86399,0]}'),
   typed('numpy.scalar', '{"$tuple":["float32",{"$bytes":"AAAAAA=="}]}'),
   typed('pathlib.PosixPath', '"//a/b"'), typed('pathlib.PureWindowsPath', '"C:\\\\a"'),
+  typed('pathlib.PosixPath', '"a//b"'), typed('pathlib.PosixPath', '""'),
 ];
 const bad = {
   'UCP-E-LIMIT': [nested(57), `{"$tuple":${nested(56)}}`, `[${nested(56)},{"$what":1}]`],
@@ -48,8 +49,8 @@ const bad = {
     typed('datetime.datetime', '"2023-02-29T00:00:00"'), typed('datetime.datetime', '"2023-01-01T00:00:00.000000"'),
     typed('datetime.time', '"00:00:00-00:00"'), typed('datetime.time', '"24:00:00"'), typed('datetime.date', '"0000-01-01"'),
     typed('datetime.timedelta', '{"$tuple":[0,86400,0]}'), typed('datetime.timedelta', '[0,0,0]'),
-    typed('numpy.scalar', '{"$tuple":["float32",{"$bytes":"AAAA"}]}'), typed('pathlib.PosixPath', '"a//b"'),
-    typed('pathlib.PosixPath', '""'), typed('pathlib.PosixPath', '"a/"'),
+    typed('numpy.scalar', '{"$tuple":["float32",{"$bytes":"AAAA"}]}'), typed('pathlib.PosixPath', '1'),
+    typed('datetime.timedelta', '{"$tuple":[1000000000,0,0]}'),
   ],
 };
 

@@ -1,0 +1,112 @@
+"""The implementation in Node: its own tests, its schemas, and faults planted in it and in the reference."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ucp_conformance.connection import Connection
+from ucp_conformance.generated import run_pair
+from ucp_conformance.results import BAD, Result
+
+from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, ROOT
+
+NODE = CONFORMANCE / "drivers" / "node"
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")
+
+# The reference, whose splits by `ceil` round down.
+FAULTY_REFERENCE = """
+import runpy, sys
+from ucpformat.geometry import intervals, program
+right = intervals.part
+def part(extent, parts, rule, position, at):
+    return right(extent // parts * parts, parts, rule, position, at) if rule == "ceil" else right(
+        extent, parts, rule, position, at)
+program.part = part
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_its_own_tests_pass() -> None:
+    done = subprocess.run(
+        ["node", "--test", NODE / "test"], capture_output=True, text=True, check=False, cwd=NODE
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_its_schemas_are_the_published_ones() -> None:
+    mine = {path.name: path.read_bytes() for path in (NODE / "schema").iterdir()}
+    assert mine == {name: (ROOT / "schema" / "draft" / name).read_bytes() for name in mine}
+
+
+def test_it_depends_on_no_package() -> None:
+    imports = {
+        line.rpartition("from ")[2].strip("';")
+        for path in NODE.rglob("*.mjs")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith(("import ", "} from ")) and " from " in line
+    }
+    assert {name for name in imports if not name.startswith(("node:", "./", "../"))} == set()
+
+
+def faulty_node(folder: Path) -> str:
+    """Node's driver, copied, with the `ceil` of splits rounding down."""
+    copy = folder / "node"
+    shutil.copytree(NODE, copy)
+    file = copy / "lib" / "spans.mjs"
+    text = file.read_text(encoding="utf-8")
+    assert text.count("const c = ceilDiv(extent, size);") == 1
+    file.write_text(text.replace("const c = ceilDiv(extent, size);", "const c = floorDiv(extent, size);"))
+    return f"node {copy / 'driver.mjs'}"
+
+
+def faulty_reference(folder: Path) -> str:
+    """The reference's driver with the same fault."""
+    file = folder / "faulty.py"
+    file.write_text(FAULTY_REFERENCE, encoding="utf-8")
+    return f"{sys.executable} {file} {CONFORMANCE / 'drivers' / 'python' / 'driver.py'}"
+
+
+@contextmanager
+def connected(**commands: str) -> Iterator[list[Connection]]:
+    found = [Connection(command, label=label, timeout=10.0) for label, command in commands.items()]
+    try:
+        yield found
+    finally:
+        for connection in found:
+            connection.kill()
+
+
+def faults(wrong: str, right: str) -> dict[str, Result]:
+    with connected(wrong=wrong, right=right) as (one, other):
+        found = [*run_pair(one, other, examples=200, seed_=0), *run_pair(other, one, examples=200, seed_=0)]
+    return {result.id: result for result in found if result.outcome in BAD}
+
+
+@pytest.mark.parametrize("side", ["node", "python"])
+def test_a_fault_planted_in_one_of_both_is_blamed_on_it_and_shrunk(side: str, tmp_path: Path) -> None:
+    node = f"node {NODE / 'driver.mjs'}"
+    found = (
+        faults(faulty_node(tmp_path), REFERENCE)
+        if side == "node"
+        else faults(faulty_reference(tmp_path), node)
+    )
+    assert {result.driver for result in found.values()} == {"wrong"}
+    assert found.keys() == {"generated/wrong-to-right:writer", "generated/right-to-wrong:reader"}
+    case = found["generated/right-to-wrong:reader"].case
+    assert case is not None
+    plan = case["plan"]
+    assert (plan["dtype"], plan["source"], plan["rewrite"]) == ("uint8", None, None)
+    assert sum(plan["shape"]) <= 3
+    assert [step["kind"] for step in plan["target"]["steps"]] == ["shard"]
+
+
+def test_it_agrees_with_the_oracle_where_no_fault_is_planted() -> None:
+    assert faults(f"node {NODE / 'driver.mjs'}", ORACLE) == {}
