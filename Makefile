@@ -11,7 +11,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-matrix test-frameworks check conformance conformance-nightly bench build wheel-test clean
+.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks check conformance conformance-nightly bench build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -28,6 +28,9 @@ demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 
 
 test: $(READY)  ## run every test but the packaging ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel"
+
+test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each; a quarter of an hour or more
+	UCP_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --timeout 0 tests/geometry tests/storage/test_arithmetic.py
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"

@@ -19,6 +19,7 @@ from ucpformat.geometry import (
     Join,
     Layout,
     LocalMap,
+    LocalOnly,
     Lowering,
     Move,
     Only,
@@ -156,6 +157,8 @@ def held(
                 dims = _whole(tensor)
             case Partial() | Scale():
                 pass
+            case LocalOnly():
+                return np.asarray(tensor[layout.mesh.position_of(coordinate)])
             case _:
                 raise AssertionError(step)
     return _selected(tensor, dims)

@@ -17,6 +17,7 @@ from ucpformat.geometry import (
     Flatten,
     Join,
     Layout,
+    LocalOnly,
     Lowering,
     Mesh,
     MeshAxis,
@@ -26,6 +27,7 @@ from ucpformat.geometry import (
     Permute,
     Piece,
     RaggedAxis,
+    Resize,
     Rule,
     Scale,
     Shard,
@@ -37,6 +39,7 @@ from ucpformat.geometry import (
 )
 
 __all__ = [
+    "ALL_KINDS",
     "boxes",
     "coarse_maps",
     "layouts",
@@ -52,6 +55,8 @@ __all__ = [
     "views_of",
 ]
 
+ALL_KINDS = "view pad concat scale partial local"
+RESIZES: tuple[Resize, ...] = ("refuse", "keep")
 EXTENTS = (1, 0, 2, 3, 4, 5, 6, 7, 8, 11, 13)
 
 
@@ -116,6 +121,13 @@ class _Dim:
 
 
 @st.composite
+def _meshes_of(draw: st.DrawFn, ranks: int) -> Mesh:
+    """Meshes with as many ranks."""
+    first = draw(st.sampled_from([size for size in range(1, ranks + 1) if ranks % size == 0]))
+    return Mesh((MeshAxis("a0", first), MeshAxis("a1", ranks // first)))
+
+
+@st.composite
 def placed_layouts(
     draw: st.DrawFn, shape: tuple[int, ...], mesh: Mesh | None = None, kinds: str = "view pad concat scale"
 ) -> tuple[Layout, BufferPlace | None]:
@@ -123,6 +135,9 @@ def placed_layouts(
 
     Shards by every rule, blocks, joins, flatten, only, replication, and what ``kinds`` names.
     """
+    may_be_local = "local" in kinds and mesh is None and bool(shape) and 0 < shape[0] <= 64
+    if may_be_local and draw(st.sampled_from([False] * 7 + [True])):
+        return Layout(draw(_meshes_of(shape[0])), (LocalOnly(draw(st.sampled_from(RESIZES))),)), None
     mesh = draw(meshes()) if mesh is None else mesh
     steps: list[Step] = []
     if "view" in kinds:

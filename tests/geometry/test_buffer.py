@@ -274,6 +274,7 @@ RAGGED = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))))
         (DP, GROUP, BufferPlace((0,), (4,), ("tp",)), "/steps/1/axes"),
         (DP, GROUP, BufferPlace((0,) * 4, (4,) * 4, ("dp", "dp")), "/steps/1/axes"),
         (RAGGED, GROUP, BufferPlace((0,) * 3, (4,) * 3, ("dp",)), "/steps/1/axes"),
+        (RAGGED, GROUP[:2], BufferPlace((0,) * 3, (4,) * 3, ("dp",)), "/steps/1/axes"),
         (DP, GROUP, BufferPlace((0, 0), (4,)), "/steps/1"),
         (DP, GROUP, BufferPlace((-1,), (4,)), "/steps/1"),
         (DP, GROUP, BufferPlace((3,), (6,)), "/steps/1"),

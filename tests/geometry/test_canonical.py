@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.geometry import model
-from tests.geometry.strategies import coarse_maps, lowerings, recut, shapes
+from tests.geometry.strategies import ALL_KINDS, coarse_maps, lowerings, recut, shapes
 from ucpformat.errors import LayoutError
 from ucpformat.geometry import Box, Piece, Strided, canonical
 
@@ -36,7 +36,7 @@ def test_the_form_does_not_depend_on_the_cutting(data: st.DataObject, shape: tup
 
 @given(st.data(), shapes())
 def test_cut_up_lowerings_come_back(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    lowering = data.draw(lowerings(shape))
+    lowering = data.draw(lowerings(shape, ALL_KINDS))
     for region in lowering.regions()[:4]:
         pieces = region.local_map.pieces
         assert canonical(data.draw(recut(pieces)), lowering.view) == pieces

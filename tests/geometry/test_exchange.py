@@ -41,8 +41,8 @@ def mesh(**sizes: int) -> Mesh:
 
 @given(st.data(), shapes(max_elements=120))
 def test_every_contribution_arrives_once(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    source = data.draw(lowerings(shape, "view partial"))
-    target = data.draw(lowerings(shape, "view pad"))
+    source = data.draw(lowerings(shape, "view pad concat scale partial"))
+    target = data.draw(lowerings(shape))
     plan = plan_transfer(source, target)
     assert plan.reduce == source.reduce
     regions = source.regions()

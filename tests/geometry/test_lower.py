@@ -6,7 +6,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.geometry import model
-from tests.geometry.strategies import layouts, lowerings, meshes, placed_layouts, shapes
+from tests.geometry.strategies import ALL_KINDS, lowerings, meshes, placed_layouts, shapes
 from ucpformat.errors import LayoutError, UcpError
 from ucpformat.geometry import (
     BlockRule,
@@ -35,7 +35,7 @@ DP_TP = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 2)))
 
 @given(st.data(), shapes())
 def test_every_coordinate_holds_what_the_steps_say(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    layout, place = data.draw(placed_layouts(shape, kinds="view pad concat scale partial"))
+    layout, place = data.draw(placed_layouts(shape, kinds=ALL_KINDS))
     lowering = lower(layout, shape, place=place)
     for kind in {type(step).__name__ for step in layout.steps}:
         event(kind)
@@ -48,11 +48,12 @@ def test_every_coordinate_holds_what_the_steps_say(data: st.DataObject, shape: t
             assert found is not None
             assert found.shape == expected.shape
             np.testing.assert_array_equal(found, expected)
+        assert lowering.size_at(coordinate) == (None if expected is None else expected.size)
 
 
 @given(st.data(), shapes())
 def test_piece_lists_are_canonical(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    lowering = data.draw(lowerings(shape))
+    lowering = data.draw(lowerings(shape, ALL_KINDS))
     for region in lowering.regions():
         assert canonical(region.local_map.pieces, lowering.view) == region.local_map.pieces
 
@@ -61,8 +62,8 @@ def test_piece_lists_are_canonical(data: st.DataObject, shape: tuple[int, ...]) 
 def test_regions_are_the_distinct_maps_with_all_their_holders(
     data: st.DataObject, shape: tuple[int, ...]
 ) -> None:
-    layout = data.draw(layouts(shape))
-    lowering = lower(layout, shape)
+    lowering = data.draw(lowerings(shape, ALL_KINDS))
+    layout = lowering.layout
     regions = lowering.regions()
     assert len({region.local_map for region in regions}) == len(regions)
     by_rank = {rank: region.local_map for region in regions for rank in region.holders}
@@ -74,7 +75,7 @@ def test_regions_are_the_distinct_maps_with_all_their_holders(
 
 @given(st.data(), shapes())
 def test_extracting_and_giving_back_rebuilds_the_tensor(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    lowering = data.draw(lowerings(shape))
+    lowering = data.draw(lowerings(shape, ALL_KINDS))
     logical = model.counter(lowering.view)
     rebuilt = np.full(lowering.view, -1)
     for region in lowering.regions():
