@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ucpformat.errors import REGISTRY, UcpError, error
+from ucpformat.errors import UcpError, error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,14 +70,14 @@ class Reply(NamedTuple):
     data: bytes
     failure: BaseException | None
 
-    def pack(self) -> bytes:
-        """For the way to other processes."""
+    def pack(self, rank: int) -> bytes:
+        """For the way to other processes; ``rank`` is the one that says it."""
         if self.failure is None:
             return b"+" + self.data
         if isinstance(self.failure, UcpError):
-            parts = [self.failure.code, self.failure.message, self.failure.at]
+            parts = [self.failure.code, self.failure.message, self.failure.at, rank]
         else:
-            parts = ["UCP-E-RANK", f"{type(self.failure).__name__}: {self.failure}", ""]
+            parts = ["UCP-E-RANK", f"{type(self.failure).__name__}: {self.failure}", "", rank]
         return b"-" + json.dumps(parts).encode()
 
 
@@ -95,11 +95,10 @@ def unpack(group: Group, packed: Sequence[bytes]) -> list[bytes]:
     Raises:
         UcpError: the failure of the first rank that has one, with its code and place.
     """
-    for rank, one in zip(group.ranks, packed, strict=True):
+    for one in packed:
         if one[:1] == b"-":
-            code, message, at = json.loads(one[1:])
-            code = code if code in REGISTRY else "UCP-E-RANK"
-            raise error(code, f"{message} (on rank {rank})" if len(packed) > 1 else message, at=at)
+            code, message, at, rank = json.loads(one[1:])
+            raise error(code, f"{message} (on rank {rank})" if len(group.ranks) > 1 else message, at=at)
     return [one[1:] for one in packed]
 
 
@@ -111,7 +110,7 @@ def agreed(group: Group, step: Callable[[], bytes]) -> list[bytes]:
             original.
     """
     reply = reply_of(step)
-    packed = group.all_gather(reply.pack())
+    packed = group.all_gather(reply.pack(group.rank))
     if reply.failure is not None:
         raise reply.failure
     return unpack(group, packed)

@@ -184,24 +184,27 @@ class _Saving:
 
         try:
             reply = reply_of(write)
-            packed = self._group.gather(reply.pack())
+            packed = self._group.gather(reply.pack(self._group.rank)) or []
         except BaseException:
             self._give_up(writer)
             raise
-        failure = reply.failure
-        if failure is None and writer is not None and packed is not None:
-            try:
-                digest = self._publish(writer, unpack(self._group, packed))
-            except BaseException as reason:
-                failure = reason
-            else:
-                self._group.broadcast(_PUBLISHED + digest.encode())
-                return digest
-        self._give_up(writer)
-        self._group.broadcast((_DISCARD if self._is_unpublished() else _KEEP) + Reply(b"", failure).pack())
-        raise failure if failure is not None else AssertionError("a save neither failed nor published")
+        try:
+            if reply.failure is not None:
+                raise reply.failure
+            digest = self._publish(writer, unpack(self._group, packed))
+        except BaseException as failure:
+            self._give_up(writer)
+            elsewhere = next((one for one in packed[1:] if one[:1] == b"-"), None)
+            if reply.failure is not None or elsewhere is None:
+                elsewhere = Reply(b"", failure).pack(self._group.rank)
+            self._group.broadcast((_DISCARD if self._is_unpublished() else _KEEP) + elsewhere)
+            raise
+        self._group.broadcast(_PUBLISHED + digest.encode())
+        return digest
 
-    def _publish(self, writer: CheckpointWriter, receipts: Sequence[bytes]) -> str:
+    def _publish(self, writer: CheckpointWriter | None, receipts: Sequence[bytes]) -> str:
+        if writer is None:  # pragma: no cover - a step that did not raise has made it
+            raise AssertionError("there is no writer")
         values = dict(self._values())
         for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
             writer.admit(receipt.packs, receipt.stored)
@@ -227,7 +230,7 @@ class _Saving:
     def _contribute(self) -> str:
         reply = reply_of(self._write_part)
         # Whatever breaks off from here on, the first rank may have published: files stay.
-        self._group.gather(reply.pack())
+        self._group.gather(reply.pack(self._group.rank))
         outcome = self._group.broadcast(b"")
         if outcome[:1] == _PUBLISHED:
             return outcome[1:].decode()
@@ -235,7 +238,7 @@ class _Saving:
             self._store.discard()
         if reply.failure is not None:
             raise reply.failure
-        unpack(self._group, [outcome[1:]] + [b"+"] * (len(self._group.ranks) - 1))
+        unpack(self._group, [outcome[1:]])
         raise AssertionError("a save that was given up came without a reason")
 
     def _write_part(self) -> bytes:

@@ -17,11 +17,32 @@ _T = TypeVar("_T")
 
 
 class _Shared:
-    """What the threads of a group have in common: a place for the data of each, and a barrier."""
+    """What the threads of a group have in common: what each gave in every round, and who is gone."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.data = [b""] * size
+        self.size = size
+        self._changed = threading.Condition()
+        self._rounds: list[dict[int, bytes]] = []
+        self._gone: set[int] = set()
+
+    def exchange(self, number: int, rank: int, data: bytes) -> list[bytes]:
+        """Give data in a round, and wait for those of all others."""
+        with self._changed:
+            if number == len(self._rounds):
+                self._rounds.append({})
+            given = self._rounds[number]
+            given[rank] = data
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(given) == self.size or self._gone - given.keys())
+            if len(given) < self.size:
+                raise error("UCP-E-RANK", "a thread of the group is gone")
+            return [given[other] for other in range(self.size)]
+
+    def leave(self, rank: int) -> None:
+        """Let nobody wait for this rank."""
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
 
 
 class ThreadGroup:
@@ -30,7 +51,7 @@ class ThreadGroup:
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
         self.rank = rank
-        self.ranks = range(len(shared.data))
+        self.ranks = range(shared.size)
         self.rounds = 0
         self.sent = 0
 
@@ -38,11 +59,7 @@ class ThreadGroup:
         """What every thread gave."""
         self.rounds += 1
         self.sent += len(data)
-        self._shared.data[self.rank] = data
-        self._wait()
-        found = list(self._shared.data)
-        self._wait()
-        return found
+        return self._shared.exchange(self.rounds - 1, self.rank, data)
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """As `all_gather`, for the first thread."""
@@ -55,13 +72,7 @@ class ThreadGroup:
 
     def leave(self) -> None:
         """Be gone: whoever waits for this thread, now or later, gets an error."""
-        self._shared.barrier.abort()
-
-    def _wait(self) -> None:
-        try:
-            self._shared.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise error("UCP-E-RANK", "a thread of the group is gone") from None
+        self._shared.leave(self.rank)
 
 
 def run_threads(size: int, work: Callable[[ThreadGroup], _T]) -> list[_T | BaseException]:
