@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.geometry import model
 from ucpformat.errors import LayoutError
 from ucpformat.geometry import (
+    ALIGNED_BYTES,
     Blocks,
     DTensorPartial,
     DTensorShard,
@@ -20,6 +21,7 @@ from ucpformat.geometry import (
     Lowering,
     Mesh,
     MeshAxis,
+    Only,
     Partial,
     Permute,
     RaggedAxis,
@@ -27,11 +29,17 @@ from ucpformat.geometry import (
     Step,
     View,
     dtensor_steps,
+    flat_parameter_places,
+    flat_parameter_steps,
     lower,
     named_sharding_steps,
+    ordered_dtensor_steps,
     plan_transfer,
     ratio_sizes,
+    shard_order,
     sub_parameter_steps,
+    tied_steps,
+    unequal_stages,
 )
 
 
@@ -239,3 +247,64 @@ def test_stages_of_unequal_width() -> None:
         Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (1, 2)))),
     )
     assert locals_of(source) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], list(range(10, 20))]
+
+
+def test_tied_parameters_are_on_the_stages_that_share_them() -> None:
+    """First and last stage, each split over tensor parallelism, of four stages and then of two."""
+    source = lower(Layout(mesh(pp=4, tp=2), (*tied_steps("pp", (3, 0)), Shard("tp", 0, "even"))), (8, 3))
+    assert [region.holders for region in source.regions()] == [(0, 6), (1, 7)]
+    assert source.at((1, 0)) is None
+    target = lower(Layout(mesh(pp=2, tp=4), (*tied_steps("pp", (0, 1)), Shard("tp", 0, "even"))), (8, 3))
+    assert_moves(source, target)
+    assert_moves(target, source)
+
+
+def test_stages_of_unequal_width_by_their_ranks() -> None:
+    stages = unequal_stages([[0, 1, 2], [5]])
+    assert stages == Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))), (0, 1, 2, 5))
+    source = lower(Layout(stages, (Only("pp", (1,)),)), (4, 3))
+    assert [region.holders for region in source.regions()] == [(5,)]
+    target = lower(Layout(unequal_stages([[4], [0, 1], [2, 3, 5, 6]]), (Only("pp", (2,)),)), (4, 3))
+    assert [region.holders for region in target.regions()] == [(2, 3, 5, 6)]
+    assert_moves(source, target)
+    assert_moves(target, source)
+    for wrong in ([[0], []], [[0, 1], [1]]):
+        with pytest.raises(LayoutError):
+            unequal_stages(wrong)
+
+
+def test_split_factors_say_an_order() -> None:
+    sizes = {"dp": 3, "tp": 2, "cp": 4}
+    assert shard_order([DTensorShard("dp", 0, 2), DTensorShard("tp", 0)], sizes, 2) == ("tp", "dp")
+    assert shard_order([DTensorShard("dp", -1), DTensorShard("tp", 0)], sizes, 2) == ("tp", "dp")
+    assert shard_order(
+        [DTensorShard("dp", 0, 8), DTensorShard("tp", 0, 4), DTensorShard("cp", 0)], sizes, 1
+    ) == (
+        "cp",
+        "tp",
+        "dp",
+    )
+    # A factor that no axes further right multiply to came of a view.
+    odd: list[DTensorShard | DTensorPartial]
+    odd = [DTensorShard("dp", 0, 5), DTensorPartial("cp", "sum"), DTensorShard("tp", 0)]
+    assert shard_order(odd, sizes, 1) is None
+    assert ordered_dtensor_steps(odd, sizes, 1) == dtensor_steps(odd, 1)
+    found = ordered_dtensor_steps(
+        [DTensorShard("dp", 0, 2), DTensorPartial("cp", "sum"), DTensorShard("tp", 0)], sizes, 1
+    )
+    assert found == (Partial("cp", "sum"), Shard("tp", 0), Shard("dp", 0))
+
+
+def test_flat_parameters_are_aligned_and_padded() -> None:
+    grid = mesh(replica=2, fsdp=4)
+    places = flat_parameter_places(
+        grid, "unit", "fsdp", [(3, 5), (3,), (0, 2), (7,)], aligned_bytes=ALIGNED_BYTES, itemsize=4
+    )
+    assert [place.offsets for place in places] == [(0,), (16,), (20,), (20,)]
+    assert {place.totals for place in places} == {(28,)}
+    (place,) = flat_parameter_places(grid, "unit", "fsdp", [(3, 5)], aligned_bytes=0, itemsize=4)
+    assert place.totals == (16,)
+    source = lower(Layout(grid, flat_parameter_steps("unit", "fsdp")), (3, 5), place=place)
+    assert [region.holders for region in source.regions()] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    with pytest.raises(LayoutError, match="no axis 'dp'"):
+        flat_parameter_places(grid, "unit", "dp", [(3,)], aligned_bytes=0, itemsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,12 @@ def local_tensor(tensor: Any, *, rank: int, held: Held | None = None, at: str) -
     else:
         return LocalTensor(tensor_dtype(tensor, at=at), tuple(tensor.shape), None, None, tensor)
     local_map = found.local_map(rank)
-    if local_map is not None and local_map.shape != tuple(found.local.shape):
+    # A rank without elements may have them in any shape: FSDP2 over uneven tensor parallelism makes (0, 0) of (1, 0).
+    if (
+        local_map is not None
+        and local_map.shape != tuple(found.local.shape)
+        and (local_map.size or math.prod(found.local.shape))
+    ):
         raise error(
             "UCP-E-MISMATCH",
             f"the local tensor has shape {list(found.local.shape)}, its layout says {list(local_map.shape)}",

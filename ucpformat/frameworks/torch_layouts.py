@@ -1,47 +1,161 @@
-"""DTensors as layouts (SPEC appendix A): placements in the order of mesh dims.
+"""Live torch tensors as layouts (SPEC appendix A.2): DTensors, and tensors that list their boxes.
 
-Source: torch/distributed/tensor/placement_types.py and torch/distributed/device_mesh.py of PyTorch 2.13.
+Sources: torch/distributed/tensor/placement_types.py, _dtensor_spec.py, _shards_wrapper.py and
+torch/distributed/device_mesh.py of PyTorch 2.13; torch/distributed/checkpoint/protocol.py of PyTorch 2.15.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from ucpformat.errors import error
-from ucpformat.geometry import DTensorPartial, DTensorShard, Layout, Mesh, MeshAxis, dtensor_steps
+from ucpformat.geometry import (
+    DTensorPartial,
+    DTensorShard,
+    ExplicitHoldings,
+    Layout,
+    LocalBox,
+    LocalMap,
+    Mesh,
+    MeshAxis,
+    Reduce,
+    dtensor_steps,
+    local_map_of,
+    ordered_dtensor_steps,
+    row_major_strides,
+)
 
-__all__ = ["layout_of"]
+__all__ = ["BoxedTensor", "box_description", "boxed_holdings", "boxes_of", "layout_of", "mesh_of"]
 
-_REDUCTIONS = {"sum": "sum", "avg": "mean", "max": "max"}
+_REDUCTIONS: Final[dict[str, Reduce]] = {"sum": "sum", "avg": "mean", "max": "max"}
+
+
+def mesh_of(device_mesh: Any) -> Mesh:
+    """The mesh of a ``DeviceMesh``; axes have its names, or ``dim0``, ``dim1``, ..."""
+    names = device_mesh.mesh_dim_names or tuple(f"dim{place}" for place in range(device_mesh.ndim))
+    axes = tuple(MeshAxis(name, size) for name, size in zip(names, device_mesh.shape, strict=True))
+    ranks = tuple(device_mesh.mesh.flatten().tolist())
+    return Mesh(axes, None if ranks == tuple(range(len(ranks))) else ranks)
 
 
 def layout_of(tensor: Any) -> Layout:
-    """The layout of a DTensor over its own mesh; axes have the mesh's names, or ``dim0``, ``dim1``, ...
+    """The layout of a DTensor over its own mesh, see `mesh_of`.
+
+    A spec says in which order the dims were split, by itself or by the split factors of ``_StridedShard``: that is
+    how FSDP2 over tensor parallelism holds a tensor and how ``full_tensor`` gathers it. In extents that do not
+    divide, ``compute_local_shape_and_global_offset``, by which DCP writes, says something else.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for a placement that has no equivalent.
     """
-    mesh = tensor.device_mesh
-    names = mesh.mesh_dim_names or tuple(f"dim{place}" for place in range(mesh.ndim))
-    axes = tuple(MeshAxis(name, size) for name, size in zip(names, mesh.shape, strict=True))
-    ranks = tuple(mesh.mesh.flatten().tolist())
-    placements = [
-        found
-        for name, placement in zip(names, tensor.placements, strict=True)
-        if (found := _placement(name, placement)) is not None
-    ]
-    whole = Mesh(axes, None if ranks == tuple(range(len(ranks))) else ranks)
-    return Layout(whole, dtensor_steps(placements, tensor.ndim))
+    mesh = mesh_of(tensor.device_mesh)
+    spec = tensor._spec
+    by_name = {
+        axis.name: found
+        for axis, placement in zip(mesh.axes, tensor.placements, strict=True)
+        if (found := _placement(axis.name, placement)) is not None
+    }
+    placements = list(by_name.values())
+    # Older releases say nothing of an order but by split factors.
+    if getattr(spec, "use_strided_shard_as_shard_order", True):
+        sizes = {axis.name: axis.size for axis in mesh.axes}
+        return Layout(mesh, ordered_dtensor_steps(placements, sizes, tensor.ndim))
+    ordered = [mesh.axes[axis].name for entry in spec.shard_order for axis in entry.mesh_dims]
+    shards = [by_name[name] for name in ordered]
+    partial = [placement for placement in placements if isinstance(placement, DTensorPartial)]
+    return Layout(mesh, dtensor_steps([*partial, *shards], tensor.ndim))
 
 
 def _placement(axis: str, placement: Any) -> DTensorShard | DTensorPartial | None:
-    if placement.is_replicate():
+    # Subclasses of Partial reduce by more than their name says: a mask, a norm.
+    kind = type(placement).__name__
+    if kind == "Replicate":
         return None
-    if placement.is_partial():
-        reduce = _REDUCTIONS.get(placement.reduce_op)
-        if reduce is not None:
-            return DTensorPartial(axis, reduce)  # type: ignore[arg-type]
-    elif hasattr(placement, "dim"):
-        # `_StridedShard` is no subclass of `Shard` in every release.
-        return DTensorShard(axis, placement.dim, getattr(placement, "split_factor", 1))
+    if kind == "Partial" and placement.reduce_op in _REDUCTIONS:
+        return DTensorPartial(axis, _REDUCTIONS[placement.reduce_op])
+    if kind in ("Shard", "_StridedShard"):
+        return DTensorShard(axis, placement.dim, int(getattr(placement, "split_factor", 1)))
     raise error("UCP-E-LAYOUT", f"a placement {placement!r} has no layout; redistribute the tensor first")
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedTensor:
+    """What ``CheckpointableTensor`` says of a local tensor: ``local_sizes[i]`` elements from each offset on."""
+
+    global_shape: tuple[int, ...]
+    global_offsets: tuple[tuple[int, ...], ...]
+    local_offsets: tuple[tuple[int, ...], ...]
+    local_sizes: tuple[tuple[int, ...], ...]
+
+
+def boxes_of(tensor: Any) -> tuple[tuple[int, ...], LocalMap]:
+    """The shape of the logical tensor, and which boxes of it a ``CheckpointableTensor`` holds.
+
+    Torch asks nothing but the four attributes of a local tensor; one whose ``local_offsets`` are empty tuples is
+    its only box. What no box holds is padding.
+
+    Raises:
+        LayoutError: ``UCP-E-LAYOUT`` for lists that do not go together or a box held twice.
+        MismatchError: ``UCP-E-SHAPE`` for a box that leaves either tensor.
+    """
+    shape = tuple(map(int, tensor.global_shape))
+    lists = [
+        [tuple(map(int, entry)) for entry in getattr(tensor, name)]
+        for name in ("global_offsets", "local_offsets", "local_sizes")
+    ]
+    if len({len(entries) for entries in lists}) != 1:
+        raise error(
+            "UCP-E-LAYOUT", "global_offsets, local_offsets and local_sizes have one entry for each box"
+        )
+    local_shape = tuple(map(int, tensor.shape))
+    boxes = [
+        LocalBox(first, inside or (0,) * len(local_shape), sizes)
+        for first, inside, sizes in zip(*lists, strict=True)
+    ]
+    return shape, local_map_of(shape, local_shape, boxes)
+
+
+def boxed_holdings(tensors: Mapping[int, Any]) -> ExplicitHoldings:
+    """What ranks hold of one tensor, from the ``CheckpointableTensor`` of each.
+
+    Raises:
+        LayoutError: as `boxes_of`; and ``UCP-E-LAYOUT`` where the ranks disagree on the global shape.
+    """
+    found = {rank: boxes_of(tensor) for rank, tensor in sorted(tensors.items())}
+    shapes = {shape for shape, _ in found.values()}
+    if len(shapes) != 1:
+        raise error("UCP-E-LAYOUT", f"the ranks say different global shapes: {sorted(shapes)}")
+    return ExplicitHoldings(shapes.pop(), tuple((rank, local_map) for rank, (_, local_map) in found.items()))
+
+
+def box_description(local_map: LocalMap, shape: Sequence[int]) -> BoxedTensor:
+    """The four attributes for a local tensor that holds what ``local_map`` says of a tensor of ``shape``.
+
+    Boxes lie in the local tensor as they do in the logical one: pieces that do not, those of flattened and
+    permuted tensors, have no such description.
+
+    Raises:
+        LayoutError: ``UCP-E-LAYOUT`` for them.
+    """
+    strides = tuple(max(1, stride) for stride in row_major_strides(local_map.shape))
+    insides = []
+    for piece in local_map.pieces:
+        rest, inside = piece.local.offset, []
+        for stride in strides:
+            place, rest = divmod(rest, stride)
+            inside.append(place)
+        straight = len(local_map.shape) == len(piece.box.shape) and all(
+            step == stride or extent == 1
+            for step, stride, extent in zip(piece.local.strides, strides, piece.box.shape, strict=True)
+        )
+        if not straight:
+            raise error("UCP-E-LAYOUT", f"the piece {piece.box} is no box of the local tensor")
+        insides.append(tuple(inside))
+    return BoxedTensor(
+        tuple(shape),
+        tuple(piece.box.offset for piece in local_map.pieces),
+        tuple(insides),
+        tuple(piece.box.shape for piece in local_map.pieces),
+    )

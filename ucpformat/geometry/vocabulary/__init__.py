@@ -1,0 +1,40 @@
+"""Other vocabularies as steps (SPEC appendix A): what integers can say of them.
+
+Reading a framework's own objects is the business of `ucpformat.frameworks`.
+"""
+
+from ucpformat.geometry.vocabulary.dtensor import (
+    DTensorPartial,
+    DTensorShard,
+    dtensor_steps,
+    ordered_dtensor_steps,
+    shard_order,
+)
+from ucpformat.geometry.vocabulary.flat_parameter import (
+    ALIGNED_BYTES,
+    flat_parameter_places,
+    flat_parameter_steps,
+)
+from ucpformat.geometry.vocabulary.fused import sub_parameter_steps
+from ucpformat.geometry.vocabulary.spread import (
+    named_sharding_steps,
+    ratio_sizes,
+    tied_steps,
+    unequal_stages,
+)
+
+__all__ = [
+    "ALIGNED_BYTES",
+    "DTensorPartial",
+    "DTensorShard",
+    "dtensor_steps",
+    "flat_parameter_places",
+    "flat_parameter_steps",
+    "named_sharding_steps",
+    "ordered_dtensor_steps",
+    "ratio_sizes",
+    "shard_order",
+    "sub_parameter_steps",
+    "tied_steps",
+    "unequal_stages",
+]
