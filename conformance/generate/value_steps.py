@@ -110,9 +110,10 @@ def _writing(
 
 def _partial() -> Iterator[Case]:
     both = mesh(a=2, b=2)
-    params = {"mesh": both, "steps": [partial("b", "mean"), shard("a", 0)], "shape": [3, 2]}
+    steps = [partial("b", "mean"), shard("a", 0)]
+    params = {"mesh": both, "steps": steps, "shape": [3, 2]}
     draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", (3, 2), floats(6))})])
-    result = lowered(both, params["steps"], (3, 2))
+    result = lowered(both, steps, (3, 2))
     yield Case(
         "good/layouts/partial", "Layout: partial", ("UCP-R-022", "UCP-R-024"),
         [
@@ -172,12 +173,12 @@ def _partial() -> Iterator[Case]:
 def _stored(
     name: str, requirement: str, slot: SlotDraft, layout: dict[str, Any], at: str = f"{INDEX}#/atoms/0/slots/value"
 ) -> Case:  # fmt: skip
-    """A slot whose layout does not suit it."""
+    """A slot whose layout does not suit it: the place is either's."""
     draft = Draft([AtomDraft("w", {"value": slot})], root={"meshes": [mesh(a=2, b=2)], "layouts": [layout]})
     requirements = (requirement, "UCP-V-009") if at.startswith("index") else (requirement,)
     return Case(
         f"bad/layouts/stored-{name}".replace("_", "-"), f"A slot and its layout: {name}", requirements,
-        [validation(["UCP-E-LAYOUT"], [at])], draft.files(),
+        [validation(["UCP-E-LAYOUT"], ["ucp.json#/layouts/0", f"{INDEX}#/atoms/0/slots/value"])], draft.files(),
         mutates="good/layouts/stored-partial", mutation=name,
     )  # fmt: skip
 

@@ -62,9 +62,9 @@ function slotInput(slot) {
     dtype,
     shape,
     layout,
-    open({dtype: {size}}) {
-      if (whole !== undefined) return fileSource(whole, product(shape) * size);
-      return localsSource(layout, shape, size,
+    open({dtype: type}) {
+      if (whole !== undefined) return fileSource(whole, product(shape) * type.size);
+      return localsSource(layout, shape, type,
         ins.map((local) => ({coordinate: local.coordinate, bytes: readFileSync(local.in)})));
     },
   };

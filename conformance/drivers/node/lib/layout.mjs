@@ -8,7 +8,10 @@
 
 import {UcpError} from './errors.mjs';
 import {product} from './boxes.mjs';
-import {coordinatesOf, lookup} from './mesh.mjs';
+import {
+  coordinatesOf, countCoordinates, lookup, positionOf,
+} from './mesh.mjs';
+import {canReduce, canScale} from './numbers.mjs';
 import {extentOf, keep, merge} from './spans.mjs';
 import {viewed} from './views.mjs';
 
@@ -16,7 +19,8 @@ import {viewed} from './views.mjs';
 /** @typedef {import('./spans.mjs').Span} Span */
 /** @typedef {{kind: string, axis?: string, dim?: number, rule?: string, count?: number,
  *   sizes?: number[], steps?: (Step[] | null)[], coordinates?: number[], shape?: number[],
- *   order?: number[], to?: number, multiple?: number, group?: string}} Step */
+ *   order?: number[], to?: number, multiple?: number, group?: string, reduce?: string,
+ *   exponent?: number, resize?: string}} Step */
 /** @typedef {{offsets: number[], totals: number[], axes?: string[]}} Place */
 
 /** Most blocks of a rule (UCP-D-090). */
@@ -29,7 +33,8 @@ const refuse = (at, detail) => {
 };
 
 /** The kinds of steps that are implemented. */
-export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only', 'concat']);
+export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only', 'concat', 'partial', 'scale',
+  'local']);
 
 /**
  * What of a layout is defined and not implemented here, or null.
@@ -43,7 +48,8 @@ export function unsupportedIn({steps}) {
 
 /**
  * Refuses steps that no tensor could have: UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066, UCP-D-077
- * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090, UCP-D-093.
+ * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090, UCP-D-093, UCP-D-101, UCP-D-102, UCP-D-105,
+ * UCP-D-106.
  * @param {Mesh} mesh
  * @param {Step[]} steps
  * @param {string} at
@@ -81,7 +87,19 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
     checkOrder(axis, used);
     used.add(axis);
   };
+  const reductions = new Set(steps.filter(({kind}) => kind === 'partial').map(({reduce}) => reduce));
+  if (reductions.size > 1) refuse(at, 'two kinds of reductions');
+  if (steps.filter(({kind}) => kind === 'scale').length > 1) refuse(at, 'a second scale');
+  if (steps.length > 1 && steps.some(({kind}) => kind === 'local')) refuse(at, 'a local is not the only step');
   const handlers = {
+    scale() {},
+    local() {},
+    partial(step) {
+      const axis = axes.get(step.axis);
+      if (!axis) refuse(at, `there is no axis ${step.axis}`);
+      if (axis.size === undefined) refuse(at, `contributions along ${step.axis} are not equally many`);
+      use(step.axis);
+    },
     view(step) {
       dims = step.shape.length;
     },
@@ -162,7 +180,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   for (const step of steps) {
     if (step.kind === 'view' || step.kind === 'permute') {
       if (began) refuse(at, `${step.kind} comes behind another step`);
-    } else if (step.kind !== 'only') began = true;
+    } else if (!['only', 'partial', 'scale'].includes(step.kind)) began = true;
     if (step.dim !== undefined && step.dim >= dims) refuse(at, `there is no dimension ${step.dim}`);
     handlers[step.kind](step);
   }
@@ -183,6 +201,14 @@ export function entryOf(mesh, {axes = [], offsets, totals}) {
     const i = axes.reduce((index, axis, k) => index * sizes[k] + where(axis)[0], 0);
     return [offsets[i], totals[i]];
   };
+}
+
+/** Refuses steps that a data type does not go with (UCP-D-103, UCP-D-108). */
+export function checkDtype(steps, dtype, at) {
+  for (const {kind, reduce} of steps) {
+    if (kind === 'partial' && !canReduce(dtype.name, reduce)) refuse(at, `a ${reduce} of ${dtype.name}`);
+    if (kind === 'scale' && !canScale(dtype.name)) refuse(at, `a factor of ${dtype.name}`);
+  }
 }
 
 /** Steps with what the place says in the `concat`. */
@@ -232,6 +258,12 @@ export function keptAt(mesh, steps, shape, coordinate, at, place = null) {
   const where = lookup(mesh, coordinate);
   if (steps.some((step) => step.kind === 'only'
       && !step.coordinates.includes(where(step.axis)[0]))) return null;
+  if (steps[0]?.kind === 'local') {
+    const entry = positionOf(mesh, coordinate);
+    const inner = shape.slice(1);
+    const dims = [[[entry, entry + 1]], ...inner.map((extent) => (extent > 0 ? [[0, extent]] : []))];
+    return {viewed: viewed(shape, [], at), dims, flat: null, shape: inner};
+  }
   const view = viewed(shape, steps, at);
   const {byDim, after} = phasesOf(withPlace(mesh, steps, place), view.extents.length);
   const dims = view.extents.map((extent, dim) => merge(keep(extent, byDim[dim], where, at)));
@@ -245,7 +277,7 @@ export function keptAt(mesh, steps, shape, coordinate, at, place = null) {
 
 /** Steps whose fit depends on the extent. */
 const fits = (step) => !step.sizes && step.rule !== 'even'
-  && !['blocks', 'view', 'permute', 'pad', 'concat'].includes(step.kind);
+  && !['blocks', 'view', 'permute', 'pad', 'concat', 'local'].includes(step.kind);
 
 /**
  * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089),
@@ -259,6 +291,10 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
  */
 export function checkFit(mesh, steps, shape, at, place = null) {
   if (steps.every(fits)) return;
+  if (steps[0].kind === 'local') {
+    if (shape[0] !== countCoordinates(mesh)) refuse(at, `[${shape}] has not one entry for each coordinate`);
+    return;
+  }
   const {extents: begun} = viewed(shape, steps, at);
   const {byDim, after} = phasesOf(withPlace(mesh, steps, place), begun.length);
   const ragged = new Map(mesh.axes.map(({name, by}) => [name, by]));

@@ -22,7 +22,7 @@ function sizeAt(mesh, i, coordinate) {
 }
 
 /** The number of coordinates: an axis and those whose sizes it decides count together. */
-function countCoordinates({axes}) {
+export function countCoordinates({axes}) {
   return product(axes.filter(({size}) => size !== undefined).map(({name, size}) => {
     const ragged = axes.filter(({by}) => by === name);
     if (ragged.length === 0) return size;
@@ -68,6 +68,20 @@ export function* coordinatesOf(mesh) {
 export function hasCoordinate(mesh, coordinate) {
   return coordinate.length === mesh.axes.length
     && coordinate.every((position, i) => position < sizeAt(mesh, i, coordinate));
+}
+
+/** Row-major positions of the coordinates of meshes with axes whose size differs. */
+const positions = new WeakMap();
+
+/** The row-major position of a coordinate. */
+export function positionOf(mesh, coordinate) {
+  if (mesh.axes.every(({size}) => size !== undefined)) {
+    return coordinate.reduce((index, position, i) => index * mesh.axes[i].size + position, 0);
+  }
+  if (!positions.has(mesh)) {
+    positions.set(mesh, new Map([...coordinatesOf(mesh)].map((found, i) => [found.join(), i])));
+  }
+  return positions.get(mesh).get(coordinate.join());
 }
 
 /** What a coordinate says of an axis: its position, and how many there are. */

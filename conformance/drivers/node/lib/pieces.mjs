@@ -7,7 +7,9 @@ import {Problems, Unsupported, UcpError} from './errors.mjs';
 import {fromPlain} from './json.mjs';
 import {checkPlace} from './buffers.mjs';
 import {canonicalPieces} from './canonical.mjs';
-import {checkFit, checkSteps, keptAt, unsupportedIn} from './layout.mjs';
+import {
+  checkDtype, checkFit, checkSteps, keptAt, unsupportedIn,
+} from './layout.mjs';
 import {checkMesh, coordinatesOf} from './mesh.mjs';
 import {checkSchema} from './schema.mjs';
 import {logicalPieces} from './views.mjs';
@@ -34,13 +36,14 @@ export function checkForm({mesh, steps, place}) {
  * Refuses a layout that breaks SPEC section 12 for a tensor of this shape (UCP-R-021).
  * @throws {Unsupported} for what is defined there and not implemented
  */
-export function checkLayout(mesh, steps, shape, at = '', place = null) {
+export function checkLayout(mesh, steps, shape, at = '', place = null, dtype = null) {
   const missing = unsupportedIn({mesh, steps});
   if (missing) throw new Unsupported(missing);
   checkMesh(mesh, at);
   checkSteps(mesh, steps, at, shape.length);
   checkPlace(mesh, steps, place, at);
   checkFit(mesh, steps, shape, at, place);
+  if (dtype) checkDtype(steps, dtype, at);
 }
 
 /**

@@ -2,6 +2,7 @@
  * Planning and reading (SPEC sections 17.2 and 17.3).
  */
 
+import {isDeepStrictEqual} from 'node:util';
 import {UcpError} from './errors.mjs';
 import {
   copyBox, dot, fits, intersect, product, stridesOf, subtract,
@@ -10,7 +11,8 @@ import {decompress} from './codec.mjs';
 import {crc32c} from './crc32c.mjs';
 import {BLOCK} from './digest.mjs';
 import {chunkBox, chunksOf} from './grid.mjs';
-import {hasCoordinate} from './mesh.mjs';
+import {countCoordinates, hasCoordinate} from './mesh.mjs';
+import {scale} from './numbers.mjs';
 import {checkForm, checkLayout, lowerToLogical} from './pieces.mjs';
 import {OWN_OBJECT} from './table.mjs';
 import {chunkKey} from './zarr.mjs';
@@ -223,6 +225,17 @@ export function readBox(checkpoint, atom, slot, box) {
   return {dtype: dtype.name, shape: wanted.shape, bytes};
 }
 
+/** Refuses a layout that cannot get at entries of each coordinate's own (UCP-R-026). */
+function checkEntries(stored, {mesh, steps}) {
+  const own = stored?.steps.find(({kind}) => kind === 'local');
+  if (!own) return;
+  const alike = own.resize === 'keep' ? countCoordinates(mesh) === countCoordinates(stored.mesh)
+    : isDeepStrictEqual(mesh.axes, stored.mesh.axes);
+  if (!alike || !steps.some(({kind}) => kind === 'local')) {
+    throw new UcpError('UCP-E-MISMATCH', '', 'the slot has one entry for each coordinate of its mesh');
+  }
+}
+
 /**
  * Local tensors of a layout, one per coordinate.
  * @param {Checkpoint} checkpoint
@@ -238,7 +251,12 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null},
   const reader = readerOf(checkpoint, atom, slot);
   const {dtype} = reader.slot;
   checkForm({mesh, steps, place});
-  checkLayout(mesh, steps, reader.slot.shape, '', place);
+  checkEntries(checkpoint.layoutOf(reader.slot), {mesh, steps});
+  checkLayout(mesh, steps, reader.slot.shape, '', place, dtype);
+  if (steps.some(({kind}) => kind === 'partial')) { // UCP-R-024
+    throw new UcpError('UCP-E-LAYOUT', '', 'contributions cannot be had back');
+  }
+  const exponent = steps.find(({kind}) => kind === 'scale')?.exponent ?? 0;
   for (const coordinate of coordinates) {
     if (!hasCoordinate(mesh, coordinate)) {
       throw new UcpError('UCP-E-MISMATCH', '', `the mesh has no coordinate [${coordinate}]`);
@@ -253,6 +271,7 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null},
       box: {offset: piece.offset, shape: piece.shape},
       view: {bytes, start: piece.local, strides: piece.strides},
     })));
+    scale(bytes, dtype, exponent);
     yield {coordinate, shape, dtype: dtype.name, bytes};
   }
 }

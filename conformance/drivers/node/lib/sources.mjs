@@ -16,6 +16,7 @@ import {closeSync, fstatSync, openSync, readSync} from 'node:fs';
 import {UcpError} from './errors.mjs';
 import {copyBox, dot, intersect, product, stridesOf, subtract} from './boxes.mjs';
 import {hasCoordinate} from './mesh.mjs';
+import {reduced, scale} from './numbers.mjs';
 import {lowerToLogical} from './pieces.mjs';
 
 const mismatch = (detail) => {
@@ -62,46 +63,60 @@ export function fileSource(path, length) {
 }
 
 /**
- * Local tensors of a layout. Every element has to be held by one of them; of replicas, one serves.
+ * Local tensors of a layout. Every element has to be held by one of them, of each contribution where
+ * the layout has `partial`; of replicas, one serves.
  * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[],
  *   place?: import('./layout.mjs').Place}} layout checked
  * @param {number[]} shape
- * @param {number} itemSize
+ * @param {import('./dtypes.mjs').DataType} dtype that goes with the layout
  * @param {{coordinate: number[], bytes: Uint8Array}[]} locals
  * @returns {Source}
  */
-export function localsSource({mesh, steps, place = null}, shape, itemSize, locals) {
-  const held = locals.flatMap(({coordinate, bytes}) => {
-    if (!hasCoordinate(mesh, coordinate)) {
-      mismatch(`the mesh has no coordinate [${coordinate}]`);
-    }
+export function localsSource({mesh, steps, place = null}, shape, dtype, locals) {
+  const partial = steps.filter(({kind}) => kind === 'partial').map(({axis}) => axis);
+  const summed = mesh.axes.map(({name, size}, i) => ({i, size, name})).filter(({name}) => partial.includes(name));
+  /** What is held of each contribution, in order of positions on the axes of reductions. */
+  const held = Array.from({length: product(summed.map(({size}) => size))}, () => []);
+  for (const {coordinate, bytes} of locals) {
+    if (!hasCoordinate(mesh, coordinate)) mismatch(`the mesh has no coordinate [${coordinate}]`);
     const local = lowerToLogical(mesh, steps, shape, coordinate, place);
-    if (local.shape === null) return mismatch(`the coordinate [${coordinate}] holds nothing`);
-    if (bytes.length !== product(local.shape) * itemSize) {
+    if (local.shape === null) mismatch(`the coordinate [${coordinate}] holds nothing`);
+    if (bytes.length !== product(local.shape) * dtype.size) {
       mismatch(`${bytes.length} bytes for the local tensor [${local.shape}] at [${coordinate}]`);
     }
-    return local.pieces.map((piece) => ({piece, bytes}));
-  });
-  const one = Buffer.from([1]);
+    const contribution = summed.reduce((index, {i, size}) => index * size + coordinate[i], 0);
+    held[contribution].push(...local.pieces.map((piece) => ({piece, bytes})));
+  }
+  const exponent = steps.find(({kind}) => kind === 'scale')?.exponent ?? 0;
+  const {reduce} = steps.find(({kind}) => kind === 'partial') ?? {};
   return {
-    chunk({box, length}) {
-      const chunk = Buffer.alloc(length);
-      const covered = Buffer.alloc(length / itemSize);
-      const strides = stridesOf(box.shape);
-      for (const {piece, bytes} of held) {
-        const common = intersect(piece, box);
-        if (!common) continue;
-        const to = dot(subtract(common.offset, box.offset), strides);
-        const from = piece.local + dot(subtract(common.offset, piece.offset), piece.strides);
-        copyBox({bytes: chunk, start: to, strides}, {bytes, start: from, strides: piece.strides},
-          common.shape, itemSize);
-        copyBox({bytes: covered, start: to, strides},
-          {bytes: one, start: 0, strides: strides.map(() => 0)}, common.shape, 1);
-      }
-      if (covered.includes(0)) throw new UcpError('UCP-E-COVER', '', 'the local tensors leave elements out');
-      return chunk;
+    chunk(request) {
+      const contributions = held.map((pieces) => gathered(pieces, request, dtype.size));
+      for (const bytes of contributions) scale(bytes, dtype, -exponent);
+      return reduce ? reduced(contributions, dtype, reduce) : contributions[0];
     },
   };
+}
+
+const ONE = Buffer.from([1]);
+
+/** The bytes of a chunk out of pieces of local tensors. */
+function gathered(pieces, {box, length}, itemSize) {
+  const chunk = Buffer.alloc(length);
+  const covered = Buffer.alloc(length / itemSize);
+  const strides = stridesOf(box.shape);
+  for (const {piece, bytes} of pieces) {
+    const common = intersect(piece, box);
+    if (!common) continue;
+    const to = dot(subtract(common.offset, box.offset), strides);
+    const from = piece.local + dot(subtract(common.offset, piece.offset), piece.strides);
+    copyBox({bytes: chunk, start: to, strides}, {bytes, start: from, strides: piece.strides},
+      common.shape, itemSize);
+    copyBox({bytes: covered, start: to, strides},
+      {bytes: ONE, start: 0, strides: strides.map(() => 0)}, common.shape, 1);
+  }
+  if (covered.includes(0)) throw new UcpError('UCP-E-COVER', '', 'the local tensors leave elements out');
+  return chunk;
 }
 
 /**

@@ -12,7 +12,7 @@ import {
 } from './documents.mjs';
 import {checkIntegrity} from './integrity.mjs';
 import {bufferFaults, checkPlace, tensorOf} from './buffers.mjs';
-import {checkFit, checkSteps} from './layout.mjs';
+import {checkDtype, checkFit, checkSteps} from './layout.mjs';
 import {ROOT_KEY, isKey} from './names.mjs';
 import {DEFINED_FEATURES, MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
 import {PackUse, checkSegments} from './segments.mjs';
@@ -90,11 +90,12 @@ class Validation {
         this.problems.add('UCP-E-LAYOUT', slot.at, 'a place without a layout');
       }
       if (!soundLayouts[slot.layout]) continue;
-      const id = JSON.stringify([slot.layout, slot.shape, slot.place]);
+      const id = JSON.stringify([slot.layout, slot.shape, slot.place, slot.dtype.name]);
       const {mesh, steps} = layouts[slot.layout];
       const ok = fit.has(id) || this.guard(() => {
         checkSteps(meshes[mesh], steps, `${slot.at}/layout`, slot.shape.length);
         checkPlace(meshes[mesh], steps, slot.place, slot.at);
+        checkDtype(steps, slot.dtype, `${slot.at}/layout`);
         checkFit(meshes[mesh], steps, slot.shape, slot.place ? slot.at : `${slot.at}/layout`, slot.place);
         return true;
       });

@@ -156,7 +156,7 @@ function prepare(input) {
     problems.raise();
     atoms.forEach((atom, i) => atom.slots.forEach((slot) => {
       const {layout} = inputs[i].slots.get(slot.name);
-      if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at, layout.place);
+      if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at, layout.place, slot.dtype);
       if (slot.compressor && !COMPRESSORS.has(slot.compressor.get('name'))) {
         throw new UcpError('UCP-E-FEATURE', slot.at, `${slot.compressor.get('name')} is not implemented`);
       }

@@ -43,7 +43,7 @@ test('whole tensors, boxes and locals come back from both storages', (t) => {
     const locals = split(layout, shape, size, bytes);
     const slots = new Map([
       ['whole', slotOf(dtype, shape, bytes, {compressor})],
-      ['spread', {dtype, shape, layout, compressor, open: () => localsSource(layout, shape, size, locals)}],
+      ['spread', {dtype, shape, layout, compressor, open: () => localsSource(layout, shape, DTYPES.get(dtype), locals)}],
     ]);
     const path = join(directory, `${n}`);
     const storage = random.pick(['plain', 'packed']);
