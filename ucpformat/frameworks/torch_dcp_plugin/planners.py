@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -87,6 +91,8 @@ class UcpSavePlanner(DefaultSavePlanner):
             plan = super().create_local_plan()
         finally:
             self.state_dict = everything
+        if not plan.usable:  # the same as last time, which planners may remember
+            return plan
         items = [
             WriteItem(
                 index=MetadataIndex(key, offset),
@@ -121,15 +127,14 @@ class UcpLoadPlanner(DefaultLoadPlanner):
             if (boxes := _boxes(key, tensor)) is not None
         }
         self._boxes = {(key, box.offset): box for key, boxes in strided.items() for box in boxes}
-        everything = self.state_dict
-        self.state_dict = {key: value for key, value in everything.items() if key not in strided}
-        try:
-            plan = super().create_local_plan()
-        finally:
-            self.state_dict = everything
+        if self.metadata is None:
+            raise AssertionError("the planner was not set up by a load")
+        # DCP's own method takes keys that are left out for those of an old release.
+        others = {key: value for key, value in self.state_dict.items() if key not in strided}
+        plan = create_default_local_load_plan(others, self.metadata, not self.allow_partial_load)
         for key, boxes in strided.items():
-            found = None if self.metadata is None else self.metadata.state_dict_metadata.get(key)
-            if isinstance(found, TensorStorageMetadata) and found.size == everything[key].size():
+            found = self.metadata.state_dict_metadata.get(key)
+            if isinstance(found, TensorStorageMetadata) and found.size == self.state_dict[key].size():
                 plan.items += create_read_items_for_chunk_list(key, found, [box.chunk() for box in boxes])
             elif found is None and self.allow_partial_load:
                 continue
