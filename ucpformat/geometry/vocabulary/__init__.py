@@ -22,19 +22,33 @@ from ucpformat.geometry.vocabulary.spread import (
     tied_steps,
     unequal_stages,
 )
+from ucpformat.geometry.vocabulary.universal import (
+    averaged_steps,
+    fragment_steps,
+    fused_expert_steps,
+    replicated_steps,
+    unique_steps,
+    vocabulary_steps,
+)
 
 __all__ = [
     "ALIGNED_BYTES",
     "DTensorPartial",
     "DTensorShard",
+    "averaged_steps",
     "dtensor_steps",
     "flat_parameter_places",
     "flat_parameter_steps",
+    "fragment_steps",
+    "fused_expert_steps",
     "named_sharding_steps",
     "ordered_dtensor_steps",
     "ratio_sizes",
+    "replicated_steps",
     "shard_order",
     "sub_parameter_steps",
     "tied_steps",
     "unequal_stages",
+    "unique_steps",
+    "vocabulary_steps",
 ]
