@@ -79,8 +79,33 @@ def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
     return import_deepspeed(path)
 
 
+def _export_deepspeed(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
+    from ucpformat.frameworks.deepspeed.exporter import export_deepspeed
+
+    return export_deepspeed(checkpoint, path, settings=options.settings, progress=options.progress)
+
+
+def _detect_universal(path: Path) -> bool:
+    from ucpformat.frameworks.deepspeed.universal import universal_folder
+
+    return universal_folder(path) is not None
+
+
+def _plan_universal(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.deepspeed.universal_importer import import_universal
+
+    return import_universal(path)
+
+
+def _export_universal(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
+    from ucpformat.frameworks.deepspeed.universal import export_universal
+
+    return export_universal(checkpoint, path, settings=options.settings, progress=options.progress)
+
+
 BUILT_IN: Final = (
     ForeignKind("dcp", _detect_dcp, _plan_dcp, _export_dcp),
-    ForeignKind("deepspeed", _detect_deepspeed, _plan_deepspeed),
+    ForeignKind("ds-universal", _detect_universal, _plan_universal, _export_universal),
+    ForeignKind("deepspeed", _detect_deepspeed, _plan_deepspeed, _export_deepspeed),
 )
 """In the order in which a directory is looked at."""

@@ -55,4 +55,11 @@ CASES: dict[str, Case] = {
     "z2-sgd": Case(2, "bfloat16", rule="sgd"),
 }
 
+TARGETS: dict[str, Case] = {
+    "z1-fp32-all": Case(1, "float32", frozen=False),
+    "z3-sgd": Case(3, "bfloat16", rule="sgd"),
+}
+"""What is only ever loaded into."""
+
+ALL_CASES = CASES | TARGETS
 DEGREES = (2, 3, 4)

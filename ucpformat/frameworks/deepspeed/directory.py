@@ -59,8 +59,10 @@ class DeepSpeedDirectory:
     is_partitioned: bool
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> DeepSpeedDirectory:
+    def open(cls, path: str | os.PathLike[str], *, is_universal: bool = False) -> DeepSpeedDirectory:
         """List the tag that ``latest`` names, or the directory itself where that is a tag.
+
+        A universal tag may have model files for loaders of either stage; those below ZeRO-3 are listed then.
 
         Raises:
             ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for a tag that is not there, ranks that are missing,
@@ -71,7 +73,7 @@ class DeepSpeedDirectory:
         names = files.names()
         model = {(0, int(m[1])): name for name in names if (m := _MODEL.fullmatch(name))}
         model_3 = {(int(m[1]), int(m[2])): name for name in names if (m := _MODEL_3.fullmatch(name))}
-        if model and model_3:
+        if model and model_3 and not is_universal:
             raise error(
                 "UCP-E-SOURCE",
                 f"{model[min(model)]} and {model_3[min(model_3)]} are from two saves: ZeRO-3 beside another stage",
@@ -100,7 +102,7 @@ class DeepSpeedDirectory:
                 if (m := _EXPERT.fullmatch(name))
             },
             {(int(m[1]), int(m[2])): name for name in names if (m := _EXPERT_OPTIMIZER.fullmatch(name))},
-            bool(model_3),
+            bool(model_3) and not model,
         )
         if not found.model:
             raise error("UCP-E-SOURCE", "there is no *_model_states.pt: not a DeepSpeed tag", at=str(root))

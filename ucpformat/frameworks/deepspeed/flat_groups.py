@@ -92,12 +92,14 @@ def _placed(
     mesh = zero_mesh(degree)
     extents = list(shapes.values())
     if first.stage == 3:
-        placed = partition_places(mesh, extents, group="sub_group")
+        placed = partition_places(mesh, extents, group=f"sub_group/{number}")
         return placed, placed[0][1].totals[0] if placed else 0
     gaps = None if first.gaps is None else first.gaps[number]
     if gaps is not None and len(gaps) != len(extents):
         raise refused(f"{len(gaps)} paddings for the {len(extents)} tensors that {at} lists", first.file.name)
-    placed = shared_places(mesh, extents, group="group", paddings=gaps, alignment=ALIGNMENT_FACTOR * degree)
+    placed = shared_places(
+        mesh, extents, group=f"group/{number}", paddings=gaps, alignment=ALIGNMENT_FACTOR * degree
+    )
     return placed, placed[0][1].totals[0] // degree if placed else 0
 
 

@@ -60,7 +60,7 @@ class Pieces:
             if piece is None:
                 continue
             within = piece.box.relative_to(box)
-            window = target[tuple(map(slice, within.offset, within.stop))]
+            window = _window(target, within)
             offset, strides = _stored_place(piece, part)
             part.file.read(part.stored, offset, strides, window)
             missing -= piece.box.size
@@ -154,7 +154,7 @@ class AgreeingSources:
         sample = Box(box.offset, _head(box.shape))
         other = np.empty(sample.shape, out.dtype)
         self.second(sample, other)
-        mine = out[tuple(map(slice, sample.shape))]
+        mine = _window(out, Box((0,) * sample.ndim, sample.shape))
         if not np.array_equal(_bits(mine), _bits(other)):
             raise error(
                 "UCP-E-SOURCE",
@@ -175,3 +175,10 @@ def _head(shape: tuple[int, ...]) -> tuple[int, ...]:
         found.append(kept)
         left //= max(kept, 1)
     return tuple(reversed(found))
+
+
+def _window(array: npt.NDArray[Any], box: Box) -> npt.NDArray[Any]:
+    """A view of a box; of a 0-d array too, where an empty index would give a copy."""
+    index: Any = (*map(slice, box.offset, box.stop), ...)
+    window: npt.NDArray[Any] = array[index]
+    return window

@@ -29,6 +29,7 @@ from ucpformat.geometry import (
 __all__ = [
     "ALIGNMENT_FACTOR",
     "DATA_AXIS",
+    "Placed",
     "partition_places",
     "round_robin_order",
     "shared_places",

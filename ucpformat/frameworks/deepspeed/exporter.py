@@ -1,0 +1,424 @@
+"""Universal checkpoints to DeepSpeed's own files, for a chosen ZeRO stage and data-parallel degree (SPEC appendix A).
+
+The files are those of DeepSpeed 0.19.8, and what its ``load_checkpoint`` reads; neither it nor torch is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.outlines import Group, Outline, Range
+from ucpformat.frameworks.deepspeed.state_values import WRAPPER
+from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, write_archive
+from ucpformat.frameworks.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
+from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.torch_dcp.objects import TorchSize
+
+if TYPE_CHECKING:
+    from ucpformat.reader import Checkpoint
+    from ucpformat.views import SlotView
+
+__all__ = [
+    "VERSION",
+    "DeepSpeedSettings",
+    "export_deepspeed",
+    "fresh_directory",
+    "model_values",
+    "wrapper_values",
+    "write_text",
+]
+
+VERSION: Final = "0.19.8"
+"""The DeepSpeed whose files these are."""
+
+_LOSS_SCALER: Final = Call(
+    "deepspeed.runtime.fp16.loss_scaler", "LossScaler", (), {"cur_scale": 1.0, "dynamic": False}, True
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedSettings:
+    """What to write. ``sub_group_size`` counts elements per rank, as DeepSpeed's setting does."""
+
+    stage: int
+    world_size: int
+    tag: str
+    sub_group_size: int = 1_000_000_000
+    round_robin: bool = False
+    buffers: frozenset[str] | None = None
+
+    @classmethod
+    def read(cls, settings: Mapping[str, str], checkpoint: Checkpoint) -> DeepSpeedSettings:
+        """From ``--set``; stage, degree and order are those that the checkpoint was saved with, unless given.
+
+        Raises:
+            MismatchError: ``UCP-E-MISMATCH`` for a setting that is unknown or out of range.
+        """
+        known = ("stage", "world_size", "tag", "sub_group_size", "round_robin", "buffers")
+        for name in settings:
+            if name not in known:
+                raise error("UCP-E-MISMATCH", f"there is no setting {name!r}; there are {', '.join(known)}")
+        source = checkpoint.state.annotations.get(SOURCE)
+        noted = source if isinstance(source, dict) else {}
+        progress = checkpoint.root.progress
+        step = 0 if progress is None or progress.step is None else progress.step
+        tag = settings.get("tag", f"global_step{step}")
+        if not tag or tag in (".", "..") or set(tag) & set("/\\\0\n"):
+            raise error("UCP-E-MISMATCH", f"the tag {tag!r} is no name of a directory")
+        names = settings.get("buffers")
+        return cls(
+            _number(settings, "stage", noted.get("stage") or 1, 1, 3),
+            _number(settings, "world_size", noted.get("world_size", 1), 1, 1 << 20),
+            tag,
+            _number(settings, "sub_group_size", 1_000_000_000, 1, 1 << 53),
+            settings.get("round_robin", "false") in ("true", "1"),
+            None if names is None else frozenset(filter(None, names.split(","))),
+        )
+
+
+def _number(settings: Mapping[str, str], name: str, usual: object, low: int, high: int) -> int:
+    text = settings.get(name, str(usual))
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise error("UCP-E-MISMATCH", f"{name} is a number from {low} to {high}, not {text!r}")
+    return int(text)
+
+
+def export_deepspeed(
+    checkpoint: Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, str],
+    progress: Callable[[int], None],
+) -> int:
+    """Write a directory for ``load_checkpoint``; returns the number of values beside the tensors.
+
+    Raises:
+        UcpError: ``UCP-E-EXISTS`` for a directory that is not empty; ``UCP-E-MISMATCH`` for what ZeRO cannot hold;
+            ``UCP-E-DTYPE`` and ``UCP-E-OBJECT`` for what torch cannot; what reading raises.
+    """
+    chosen = DeepSpeedSettings.read(settings, checkpoint)
+    outline = Outline(checkpoint, progress, chosen.buffers)
+    flat = _flat_groups(outline, chosen)
+    with fresh_directory(path) as root:
+        folder = root / chosen.tag
+        folder.mkdir()
+        ranks = range(chosen.world_size)
+        for rank in ranks if chosen.stage == 3 else (0,):
+            name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
+            write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
+        prefix = "bf16_" if _is_bfloat16(outline) else ""
+        for rank in ranks:
+            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            write_archive(folder / name, _optimizer_tree(outline, chosen, flat, rank))
+        write_text(root / "latest", chosen.tag)
+    return len(outline.values)
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatGroup:
+    """A flat group to write: parameters in the order of the buffer, and the number of their parameter group."""
+
+    number: int
+    names: Sequence[str]
+    offsets: Sequence[int]
+    part_size: int
+    length: int
+    """Elements before the padding of the tail, over all ranks; under ZeRO-3 elements of a rank."""
+
+
+def _flat_groups(outline: Outline, chosen: DeepSpeedSettings) -> list[_FlatGroup]:
+    found: list[_FlatGroup] = []
+    for number, group in enumerate(outline.groups):
+        if not group.names:
+            raise error("UCP-E-MISMATCH", f"parameter group {number} is empty, which ZeRO cannot hold")
+        if chosen.stage == 3:
+            found += [
+                _partitioned(outline, number, names, chosen) for names in _sub_groups(outline, group, chosen)
+            ]
+            continue
+        order = round_robin_order(len(group.names), chosen.world_size)
+        names = [group.names[place] for place in order] if chosen.round_robin else list(group.names)
+        offsets, end = _offsets([math.prod(outline.shape(name)) for name in names])
+        multiple = ALIGNMENT_FACTOR * chosen.world_size
+        part = -(-end // multiple) * multiple // chosen.world_size
+        found.append(_FlatGroup(number, names, offsets, part, end))
+    return found
+
+
+def _sub_groups(outline: Outline, group: Group, chosen: DeepSpeedSettings) -> Iterator[list[str]]:
+    """As ``_create_fp16_sub_groups`` of stage3.py cuts a group."""
+    sizes = {name: partition_size(outline.shape(name), chosen.world_size) for name in group.names}
+    if chosen.sub_group_size >= sum(sizes.values()):
+        yield list(group.names)
+        return
+    names: list[str] = []
+    for name in group.names:
+        names.append(name)
+        if sum(sizes[held] for held in names) >= chosen.sub_group_size or name == group.names[-1]:
+            yield names
+            names = []
+
+
+def _partitioned(
+    outline: Outline, number: int, names: Sequence[str], chosen: DeepSpeedSettings
+) -> _FlatGroup:
+    offsets, end = _offsets([partition_size(outline.shape(name), chosen.world_size) for name in names])
+    return _FlatGroup(number, names, offsets, end, end)
+
+
+def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += size
+    return offsets, end
+
+
+def _model_tree(
+    outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup], rank: int
+) -> dict[str, Any]:
+    frozen = [
+        name
+        for name in outline.module
+        if chosen.stage > 1 and name not in outline.trained and not outline.is_buffer(name)
+    ]
+    module: OrderedDict[str, OutTensor] = OrderedDict()
+    for name, view in outline.module.items():
+        tensor = outline.tensor(name, "value")
+        if chosen.stage == 3 and (name in outline.trained or name in frozen):
+            tensor = outline.flat([], tensor.dtype)
+        module[name] = tensor
+        module.update(dict.fromkeys(view.atom.aliases, tensor))
+    shapes = OrderedDict((name, TorchSize(outline.shape(name))) for name in frozen)
+    return {
+        "module": module,
+        "buffer_names": [name for name in outline.module if outline.role(name) == "buffer"],
+        "optimizer": None,
+        "param_shapes": [
+            OrderedDict((name, TorchSize(outline.shape(name))) for name in group.names) for group in flat
+        ],
+        "frozen_param_shapes": shapes if chosen.stage > 1 else None,
+        "shared_params": outline.shared,
+        "frozen_param_fragments": OrderedDict(
+            (name, _fragment(outline, name, chosen, rank) if chosen.stage == 3 else module[name])
+            for name in frozen
+        )
+        if chosen.stage > 1
+        else None,
+        **model_values(outline, rank),
+        "dp_world_size": chosen.world_size,
+    }
+
+
+def _fragment(outline: Outline, name: str, chosen: DeepSpeedSettings, rank: int) -> OutTensor:
+    slot = outline.module[name]["value"]
+    return outline.flat(list(_part_of(slot, chosen.world_size, rank)), slot.dtype.name)
+
+
+def _part_of(slot: SlotView, world_size: int, rank: int) -> Iterator[Range]:
+    """What a rank has of a tensor that ZeRO-3 splits alone, padding included."""
+    count = math.prod(slot.shape)
+    part = partition_size(slot.shape, world_size)
+    start, stop = min(count, rank * part), min(count, (rank + 1) * part)
+    yield Range(slot, start, stop)
+    yield Range(None, 0, part - (stop - start))
+
+
+def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
+    """Members of model_states that are not about tensors: defaults, then what the checkpoint has."""
+    own = f"rank/{rank}/"
+    kept = {
+        name: value
+        for name, value in outline.values.items()
+        if name != WRAPPER and not name.startswith("rank/")
+    }
+    kept |= {name.removeprefix(own): value for name, value in outline.values.items() if name.startswith(own)}
+    defaults: dict[str, Any] = {
+        "lr_scheduler": None,
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": 0,
+        "global_steps": outline.step,
+        "global_samples": 0,
+        "ds_config": {},
+    }
+    fixed = {
+        "mp_world_size": 1,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+        "ds_version": VERSION,
+    }
+    return {**defaults, **kept, **fixed}
+
+
+def wrapper_values(outline: Outline, stage: int) -> dict[str, Any]:
+    """What DeepSpeed's optimizer keeps around torch's."""
+    found = outline.values.get(WRAPPER)
+    kept = dict(found) if isinstance(found, dict) else {}
+    number = Call("deepspeed.runtime.zero.config", "ZeroStageEnum", (stage,))
+    return {
+        "loss_scaler": kept.get("loss_scaler", _LOSS_SCALER),
+        "dynamic_loss_scale": kept.get("dynamic_loss_scale", False),
+        "overflow": kept.get("overflow", False),
+        **({"clip_grad": kept["clip_grad"]} if "clip_grad" in kept else {}),
+        "zero_stage": number,
+    }
+
+
+def _optimizer_tree(
+    outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup], rank: int
+) -> dict[str, Any]:
+    states = {
+        number: state for number, group in enumerate(flat) if (state := _state(outline, chosen, group, rank))
+    }
+    groups = [
+        {**group.options, "params": [number for number, part in enumerate(flat) if part.number == place]}
+        for place, group in enumerate(outline.groups)
+    ]
+    base = {"state": states, "param_groups": groups}
+    masters = []
+    for group in flat:
+        slots = {name: outline.master(name) for name in group.names}
+        ranges = list(_ranges(slots, chosen, group, rank, strips_tail=chosen.stage < 3))
+        masters.append(outline.flat(ranges, "float32"))
+    inner = wrapper_values(outline, chosen.stage)
+    if chosen.stage == 3:
+        inner |= {
+            "partition_count": chosen.world_size,
+            "optimizer_state_dict": base,
+            "fp32_flat_groups": masters,
+        }
+    else:
+        inner |= {
+            "base_optimizer_state": base,
+            "single_partition_of_fp32_groups": masters,
+            "group_paddings": [group.part_size - _used(group, rank) for group in flat],
+            "param_alignment_paddings": [[0] * len(group.names) for group in flat],
+            "partition_count": [chosen.world_size] * len(flat),
+            "ds_version": VERSION,
+            "param_slice_mappings": [_addresses(outline, group, rank) for group in flat],
+        }
+    config = outline.values.get("ds_config", {})
+    return {"optimizer_state_dict": inner, "ds_config": config, "ds_version": VERSION}
+
+
+def _used(group: _FlatGroup, rank: int) -> int:
+    return max(0, min(group.part_size, group.length - rank * group.part_size))
+
+
+def _ranges(
+    slots: Mapping[str, SlotView],
+    chosen: DeepSpeedSettings,
+    group: _FlatGroup,
+    rank: int,
+    *,
+    strips_tail: bool = False,
+) -> Iterator[Range]:
+    """What a rank's flat buffer has of each parameter's slot, one after another."""
+    if chosen.stage == 3:
+        for name in group.names:
+            yield from _part_of(slots[name], chosen.world_size, rank)
+        return
+    first, last = rank * group.part_size, (rank + 1) * group.part_size
+    for name, offset in zip(group.names, group.offsets, strict=True):
+        slot = slots[name]
+        start, stop = max(first, offset), min(last, offset + math.prod(slot.shape))
+        if start < stop:
+            yield Range(slot, start - offset, stop - offset)
+    if not strips_tail:
+        yield Range(None, 0, group.part_size - _used(group, rank))
+
+
+def _state(outline: Outline, chosen: DeepSpeedSettings, group: _FlatGroup, rank: int) -> dict[str, Any]:
+    """The optimizer's states of a flat group; all its parameters have the same ones.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where they have not: a flat buffer holds all or none.
+    """
+    states = {name: outline.states(name) for name in group.names}
+    numbers = {name: outline.numbers(name) for name in group.names}
+    first = group.names[0]
+    for name in group.names:
+        if states[name].keys() != states[first].keys() or numbers[name].keys() != numbers[first].keys():
+            raise error(
+                "UCP-E-MISMATCH",
+                f"{name!r} and {first!r} are in one flat group and have other optimizer states",
+            )
+    found: dict[str, Any] = {}
+    for key, value in numbers[first].items():
+        if any(_number_of(outline, name, key) != _number_of(outline, first, key) for name in group.names):
+            raise error(
+                "UCP-E-MISMATCH",
+                f"{key!r} differs within parameter group {group.number}: ZeRO keeps one number",
+            )
+        found[key] = value
+    for key in states[first]:
+        slots = {name: states[name][key] for name in group.names}
+        kinds = {slot.dtype.name for slot in slots.values()}
+        if len(kinds) > 1:
+            raise error(
+                "UCP-E-MISMATCH", f"{key!r} has several data types within parameter group {group.number}"
+            )
+        found[key] = outline.flat(list(_ranges(slots, chosen, group, rank)), kinds.pop())
+    return found
+
+
+def _number_of(outline: Outline, name: str, key: str) -> bytes:
+    return outline.module[name][key].read().tobytes()
+
+
+def _addresses(outline: Outline, group: _FlatGroup, rank: int) -> OrderedDict[str, Call]:
+    first, last = rank * group.part_size, (rank + 1) * group.part_size
+    found: OrderedDict[str, Call] = OrderedDict()
+    for name, offset in zip(group.names, group.offsets, strict=True):
+        start, stop = max(first, offset), min(last, offset + math.prod(outline.shape(name)))
+        if start < stop:
+            place = {"numel": stop - start, "start": start - first}
+            found[name] = Call("deepspeed.utils.tensor_fragment", "fragment_address", (), place, True)
+    return found
+
+
+def _is_bfloat16(outline: Outline) -> bool:
+    """Whether DeepSpeed would train in bf16, which the names of the optimizer's files tell."""
+    return any(outline.module[name]["value"].dtype.name == "bfloat16" for name in outline.trained)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small new file, durable when this returns."""
+    with path.open("x") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def fresh_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A directory that is new or empty, and is so again if the body raises.
+
+    Raises:
+        StoreError: ``UCP-E-EXISTS`` for one with something in it.
+    """
+    root = Path(path)
+    existed = root.exists()
+    if existed and (not root.is_dir() or any(root.iterdir())):
+        raise error("UCP-E-EXISTS", "the destination is not an empty directory; choose another", at=str(root))
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        yield root
+    except BaseException:
+        for entry in list(root.iterdir()):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        if not existed:
+            root.rmdir()
+        raise

@@ -1,0 +1,217 @@
+"""What a universal checkpoint holds, seen as DeepSpeed would: parameters in groups, frozen ones, buffers, values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor
+from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.torch_dcp.tagged import RESTORE
+from ucpformat.geometry import decompose_flat_range
+from ucpformat.model.dtype import dtype
+from ucpformat.model.values import NamedValue, decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ucpformat.reader import Checkpoint
+    from ucpformat.views import AtomView, SlotView
+
+__all__ = ["Group", "Outline", "Range", "live"]
+
+_BLOCK: Final = 8 << 20
+"""Bytes of a tensor that are held at a time."""
+
+_FLOATS: Final = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Elements ``[start, stop)`` of a slot in row-major order; None instead of a slot stands for zeros."""
+
+    slot: SlotView | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A parameter group: names in order, and options as plain objects."""
+
+    names: Sequence[str]
+    options: Mapping[str, Any]
+
+
+class Outline:
+    """A checkpoint with the questions that DeepSpeed's files answer. Raises ``UCP-E-MISMATCH`` where it cannot tell."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, progress: Callable[[int], None], buffers: frozenset[str] | None = None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._named_buffers = buffers
+        self._tensors: dict[tuple[str, str, str], OutTensor] = {}
+        self.values = {
+            name: live(decode(value, at=name, restore=RESTORE))
+            for name, value in checkpoint.state.values.items()
+        }
+
+    @cached_property
+    def groups(self) -> Sequence[Group]:
+        """The parameter groups of the one optimizer."""
+        optimizers = self._checkpoint.state.optimizers
+        if len(optimizers) != 1:
+            raise error(
+                "UCP-E-MISMATCH",
+                f"DeepSpeed has one optimizer with its parameter groups, the checkpoint has {len(optimizers)}",
+            )
+        (optimizer,) = optimizers.values()
+        return [
+            Group(
+                group.atoms,
+                {key: live(decode(value, at=key, restore=RESTORE)) for key, value in group.options.items()},
+            )
+            for group in optimizer.groups
+        ]
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters that the optimizer has."""
+        return frozenset(name for group in self.groups for name in group.names)
+
+    @cached_property
+    def module(self) -> Mapping[str, AtomView]:
+        """Parameters and buffers: all atoms with a value."""
+        return {name: view for name, view in self._checkpoint.items() if "value" in view}
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps were taken, 0 where that is not known."""
+        progress = self._checkpoint.root.progress
+        return 0 if progress is None or progress.step is None else progress.step
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """Tied names, and the name that each is kept under."""
+        return {alias: name for name, view in self.module.items() for alias in view.atom.aliases}
+
+    def role(self, name: str) -> object:
+        """What the importer knew a value to be: ``buffer``, ``frozen``, or None."""
+        source = self.module[name].atom.annotations.get(SOURCE)
+        return source.get("role") if isinstance(source, dict) else None
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a value that the optimizer does not have is a buffer, and not a frozen parameter."""
+        if self._named_buffers is not None:
+            return name in self._named_buffers
+        role = self.role(name)
+        if role not in ("buffer", "frozen"):
+            if self.module[name]["value"].dtype.name not in _FLOATS:
+                return True  # no gradient could flow into it: no parameter
+            raise error(
+                "UCP-E-MISMATCH",
+                f"{name!r} may be a buffer or a frozen parameter, which ZeRO-3 keeps apart; "
+                "name the buffers: --set buffers=NAME,NAME (or buffers= for none)",
+            )
+        return role == "buffer"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        view = self.module.get(name)
+        if view is None:
+            raise error("UCP-E-MISMATCH", f"the optimizer has {name!r}, and no value of it is there")
+        return view["value"].shape
+
+    def master(self, name: str) -> SlotView:
+        """The copy of a parameter that the optimizer updates."""
+        view = self.module[name]
+        return view["master"] if "master" in view else view["value"]
+
+    def states(self, name: str) -> dict[str, SlotView]:
+        """Optimizer states with the shape of the parameter."""
+        return {slot: view for slot, view in self._others(name) if not self._is_number(name, slot, view)}
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        """Optimizer states that are a single number: a 0-d tensor, or what Python has where that was one."""
+        found: dict[str, Any] = {}
+        for slot, view in self._others(name):
+            if self._is_number(name, slot, view):
+                source = view.stored.slot.annotations.get(SOURCE)
+                is_python = isinstance(source, dict) and source.get("number") in ("int", "float")
+                found[slot] = view.read().item() if is_python else self.tensor(name, slot)
+        return found
+
+    def _others(self, name: str) -> Iterator[tuple[str, SlotView]]:
+        shape = self.shape(name)
+        for slot, view in self.module[name].items():
+            if slot in ("value", "master"):
+                continue
+            if view.shape not in (shape, ()):
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"{name!r}: the state {slot!r} of shape {list(view.shape)} has no place in a flat group",
+                )
+            yield slot, view
+
+    def _is_number(self, name: str, slot: str, view: SlotView) -> bool:
+        return view.shape == () and (self.shape(name) != () or slot == "step")
+
+    def tensor(self, name: str, slot: str, kind: str | None = None) -> OutTensor:
+        """A whole slot, cast to ``kind``; the same object at every call."""
+        view = self._checkpoint[name][slot]
+        kind = kind or view.dtype.name
+        key = (name, slot, kind)
+        if key not in self._tensors:
+            ranges = [Range(view, 0, math.prod(view.shape))]
+            self._tensors[key] = OutTensor(kind, view.shape, lambda: self.blocks(ranges, kind))
+        return self._tensors[key]
+
+    def flat(self, ranges: Sequence[Range], kind: str) -> OutTensor:
+        """A 1-d tensor of ranges, one after another."""
+        length = sum(part.stop - part.start for part in ranges)
+        return OutTensor(kind, (length,), lambda: self.blocks(ranges, kind))
+
+    def blocks(self, ranges: Sequence[Range], kind: str) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of ranges, cast to ``kind``, a block at a time."""
+        wanted = dtype(kind)
+        step = _BLOCK // wanted.item_bytes
+        for part in ranges:
+            for start in range(part.start, part.stop, step):
+                stop = min(start + step, part.stop)
+                if part.slot is None:
+                    yield np.zeros((stop - start) * wanted.item_bytes, np.uint8)
+                    continue
+                yield self._elements(part.slot, start, stop).astype(wanted.numpy, copy=False).view(np.uint8)
+                self._progress((stop - start) * part.slot.dtype.item_bytes)
+
+    def _elements(self, slot: SlotView, start: int, stop: int) -> NDArray[Any]:
+        found = np.empty(stop - start, slot.dtype.numpy)
+        done = 0
+        for box in decompose_flat_range(slot.shape, start, stop):
+            part = found[done : done + box.size].reshape(box.shape)
+            self._checkpoint.read_box(slot.stored, box, part)
+            done += box.size
+        return found
+
+
+def live(value: object) -> object:
+    """A decoded value for `torch_writer`: DeepSpeed's own objects become calls of its classes again."""
+    if isinstance(value, NamedValue):
+        if not value.type.startswith("deepspeed.") and value.type != "argparse.Namespace":
+            raise error("UCP-E-OBJECT", f"an object of type {value.type} cannot be written for DeepSpeed")
+        module, _, name = value.type.rpartition(".")
+        state = live(value.value)
+        return Call(module, name, (), state if isinstance(state, dict) else {}, makes_instance=True)
+    if type(value) in (list, tuple):
+        return type(value)(live(item) for item in value)  # type: ignore[attr-defined, call-arg]
+    if isinstance(value, dict) and type(value).__module__ != "ucpformat.frameworks.torch_dcp.objects":
+        return type(value)((key, live(item)) for key, item in value.items())
+    return value

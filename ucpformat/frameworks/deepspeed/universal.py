@@ -1,0 +1,148 @@
+"""DeepSpeed's universal checkpoints, out and in (SPEC appendix A).
+
+DeepSpeed has two dialects: below ZeRO-3 a state is a dict with the tensor in its shape, under ZeRO-3 a bare flat
+tensor, and each loader wants other members of ``optimizer_state.pt``. What is written here is read by both, so that a
+run changes its stage with it. Sources, DeepSpeed 0.19.8: ``ds_to_universal.py`` and ``universal_checkpoint.py`` in
+``checkpoint/``, ``runtime/base_optimizer.py``, ``runtime/zero/stage3.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.exporter import (
+    VERSION,
+    DeepSpeedSettings,
+    fresh_directory,
+    model_values,
+    wrapper_values,
+    write_text,
+)
+from ucpformat.frameworks.deepspeed.outlines import Outline
+from ucpformat.frameworks.deepspeed.torch_writer import write_archive
+from ucpformat.frameworks.torch_dcp.objects import TorchSize
+
+if TYPE_CHECKING:
+    from ucpformat.reader import Checkpoint
+
+__all__ = ["LATEST", "export_universal"]
+
+LATEST: Final = "latest_universal"
+_INFO: Final = {"universal_checkpoint_version": 0.4}
+
+
+def export_universal(
+    checkpoint: Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, str],
+    progress: Callable[[int], None],
+) -> int:
+    """Write a directory for ``load_checkpoint`` under ``load_universal``; returns the number of values.
+
+    Stock DeepSpeed takes frozen parameters and buffers from nowhere then, and under ZeRO-3 the options of the first
+    parameter group for all; it knows Adam's states alone.
+
+    Raises:
+        UcpError: as `exporter.export_deepspeed`.
+    """
+    unknown = settings.keys() - {"tag"}
+    if unknown:
+        raise error("UCP-E-MISMATCH", f"there is no setting {min(unknown)!r}; there is tag")
+    chosen = DeepSpeedSettings.read({"tag": "universal", **settings}, checkpoint)
+    outline = Outline(checkpoint, progress)
+    with fresh_directory(path) as root:
+        folder = root / chosen.tag
+        (folder / "zero").mkdir(parents=True)
+        for name, file, tree in _states(outline):
+            place = folder / "zero" / name
+            if not place.is_dir():
+                place.mkdir()
+            write_archive(place / file, tree)
+        write_archive(folder / "zero" / "optimizer_state.pt", _optimizer_state(outline))
+        model = _model_states(outline)
+        for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+            write_archive(folder / file, model)
+        write_text(root / LATEST, chosen.tag)
+    return len(outline.values)
+
+
+def _states(outline: Outline) -> Iterator[tuple[str, str, Any]]:
+    """Parameter, file name and content of every state."""
+    for name in sorted(outline.trained):
+        _check_folder(name)
+        slot = "master" if "master" in outline.module[name] else "value"
+        yield name, "fp32.pt", {"param": outline.tensor(name, slot, "float32"), "cat_dim": 0}
+        for key in outline.states(name):
+            yield name, f"{key}.pt", {"param": outline.tensor(name, key), "cat_dim": 0}
+        for key, number in outline.numbers(name).items():
+            if key != "step":
+                raise error(
+                    "UCP-E-MISMATCH", f"{name!r}: DeepSpeed's loader knows no number but step, not {key!r}"
+                )
+            yield name, "step.pt", number
+
+
+def _check_folder(name: str) -> None:
+    """A parameter's name is that of a directory."""
+    if not name or name in (".", "..") or set(name) & set("/\\\0") or len(name.encode()) > 255:
+        raise error("UCP-E-NAME", f"{name[:100]!r} cannot be the name of a directory")
+
+
+def _optimizer_state(outline: Outline) -> dict[str, Any]:
+    options = [{**group.options, "params": [number]} for number, group in enumerate(outline.groups)]
+    steps = [outline.numbers(name).get("step") for name in sorted(outline.trained)]
+    state = {} if not steps or steps[0] is None else {0: {"step": steps[0]}}
+    return {
+        **wrapper_values(outline, 1),
+        "group_paddings": [0] * len(options),
+        "partition_count": [1] * len(options),
+        "ds_version": VERSION,
+        "param_groups": options,
+        "optimizer_state_dict": {"state": state, "param_groups": options},
+    }
+
+
+def _model_states(outline: Outline) -> dict[str, Any]:
+    module: OrderedDict[str, Any] = OrderedDict()
+    buffers = []
+    for name, view in outline.module.items():
+        module[name] = outline.tensor(name, "value")
+        module.update(dict.fromkeys(view.atom.aliases, module[name]))
+        if outline.role(name) == "buffer":
+            buffers.append(name)
+    return {
+        "module": module,
+        "buffer_names": buffers,
+        "optimizer": None,
+        "param_shapes": [
+            OrderedDict((name, TorchSize(outline.shape(name))) for name in group.names)
+            for group in outline.groups
+        ],
+        "frozen_param_shapes": None,
+        "shared_params": outline.shared,
+        "frozen_param_fragments": None,
+        **model_values(outline),
+        "dp_world_size": 1,
+        "universal_checkpoint_info": _INFO,
+    }
+
+
+def universal_folder(path: str | os.PathLike[str]) -> Path | None:
+    """The directory of a universal checkpoint's tag: ``path``, or what ``latest_universal`` in it names; else None."""
+    root = Path(path)
+    if (root / "zero" / "optimizer_state.pt").is_file():
+        return root
+    latest = root / LATEST
+    if not latest.is_file() or latest.stat().st_size > 4096:
+        return None
+    tag = latest.read_text("utf-8", "replace").strip()
+    if not tag or tag in (".", "..") or set(tag) & set("/\\\0"):
+        return None
+    folder = root / tag
+    return folder if (folder / "zero" / "optimizer_state.pt").is_file() and not folder.is_symlink() else None

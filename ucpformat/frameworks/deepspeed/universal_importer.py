@@ -1,0 +1,185 @@
+"""DeepSpeed's universal checkpoints to ours (SPEC appendix A), in either of its dialects.
+
+The states of ``zero/`` are whole tensors; what is not there (frozen parameters, buffers, the data types of the module)
+is in the model files, which DeepSpeed copies along and its own loader does not read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.conversion import Job
+from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
+from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused
+from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
+from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
+from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.universal import universal_folder
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
+from ucpformat.model.dtype import dtype
+
+__all__ = ["KIND", "import_universal"]
+
+KIND: Final = "ds-universal"
+_MASTER: Final = "fp32"
+_SUFFIX: Final = ".pt"
+
+
+def import_universal(path: str | os.PathLike[str]) -> Job:
+    """Plan the conversion of a universal checkpoint; no tensor is read yet.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete or contradicts itself, ``UCP-E-PICKLE`` for
+            a pickle that asks for more than plain data; the file is named.
+    """
+    root = universal_folder(path)
+    if root is None:
+        raise error("UCP-E-SOURCE", "there is no zero/optimizer_state.pt: no universal tag", at=str(path))
+    directory = DeepSpeedDirectory.open(root, is_universal=True)
+    if directory.layers or directory.experts:
+        raise error("UCP-E-SOURCE", "made of pipeline or expert files, which are not read", at=str(root))
+    files = CheckpointFiles(root)
+    models = _models(directory)
+    optimizer = TorchFile(files, "zero/optimizer_state.pt")
+    tree = mapping(optimizer.tree, "the file", optimizer.name)
+    groups = _groups(tree, models, optimizer.name)
+    number = _number(tree)
+    trained = {name for names, _ in groups for name in names}
+    shapes = {
+        name: shape for model in models for group in model.groups or () for name, shape in group.items()
+    }
+    draft = Draft()
+    folders = [name for name in files.names("zero") if not name.endswith(_SUFFIX)]
+    for name in sorted(trained - set(folders)):
+        raise refused(f"the states of {name!r} are missing", f"zero/{name}/{_MASTER}{_SUFFIX}")
+    for name in sorted(trained):
+        _add_parameter(draft, files, name, shapes.get(name), models[0], number)
+    first = models[0]
+    partitioned = directory.is_partitioned
+    draft.add_frozen(models, partitioned)
+    draft.add_rest(first, partitioned)
+    draft.check_tied(first)
+    for name in folders:
+        if name not in draft.slots and not any(name in tied for tied in draft.aliases.values()):
+            raise refused("neither the model nor the optimizer has this parameter", f"zero/{name}")
+    wrapper = {
+        key: tree[key]
+        for key in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+        if key in tree
+    }
+    return Job(
+        atoms=draft.atoms(),
+        sources=draft.slot_sources(),
+        state=state_document(models[:1], wrapper, groups, optimizer, {"kind": KIND}),
+        step=step_of(first),
+    )
+
+
+def _models(directory: DeepSpeedDirectory) -> list[ModelStates]:
+    """The model files: of ZeRO-3 those of all ranks, else that of each model-parallel rank."""
+    return [
+        ModelStates.read(TorchFile(directory.files, directory.model[place]))
+        for place in sorted(directory.model)
+    ]
+
+
+def _groups(
+    tree: Mapping[str, Any], models: Sequence[ModelStates], at: str
+) -> list[tuple[list[str], Mapping[str, Any]]]:
+    """Parameter groups: options as the optimizer's file has them, names as the model files list them."""
+    found: list[tuple[list[str], Mapping[str, Any]]] = []
+    for value in items(member(tree, "param_groups", at), "param_groups", at):
+        group = mapping(value, "a parameter group", at)
+        names: list[str] = []
+        for number in items(member(group, "params", at), "params", at):
+            place = integer(number, "params", at)
+            for model in models:
+                if model.groups is None or place >= len(model.groups):
+                    raise refused(f"there is no group {place} of parameters", model.file.name)
+                names += [name for name in model.groups[place] if name not in names]
+        found.append((names, {key: item for key, item in group.items() if key != "params"}))
+    return found
+
+
+def _number(tree: Mapping[str, Any]) -> object:
+    """The step that the dialect of ZeRO-3 keeps once for all."""
+    inner = tree.get("optimizer_state_dict")
+    states = inner.get("state") if isinstance(inner, dict) else None
+    first = states.get(0) if isinstance(states, dict) else None
+    return first.get("step") if isinstance(first, dict) else None
+
+
+def _add_parameter(
+    draft: Draft,
+    files: CheckpointFiles,
+    name: str,
+    shape: tuple[int, ...] | None,
+    model: ModelStates,
+    number: object,
+) -> None:
+    """The slots of a parameter that the optimizer has."""
+    names = files.names(f"zero/{name}")
+    if f"{_MASTER}{_SUFFIX}" not in names:
+        raise refused("the parameter has no fp32 weights", f"zero/{name}/{_MASTER}{_SUFFIX}")
+    for file_name in names:
+        file = TorchFile(files, f"zero/{name}/{file_name}")
+        state = file_name.removesuffix(_SUFFIX)
+        if state == "step":
+            _add_step(draft, name, file.tree, file)
+            continue
+        stored = _whole(file, shape)
+        if state == _MASTER:
+            _add_value(draft, name, stored, file, model)
+        else:
+            draft.add(name, state, stored.dtype, stored.shape, Whole(file, stored))
+    if "step" not in draft.slots[name] and number is not None:
+        _add_step(draft, name, number, TorchFile(files, "zero/optimizer_state.pt"))
+
+
+def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:
+    """The tensor of a state file; a bare one is flat, and gets the shape that the model files list."""
+    tree = file.tree
+    if isinstance(tree, dict):
+        stored = tree.get("param")
+        if not isinstance(stored, StoredTensor):
+            raise refused("there is no tensor 'param' in it", file.name)
+        return stored
+    if not isinstance(tree, StoredTensor):
+        raise refused(f"it holds a {type(tree).__name__}, not a tensor", file.name)
+    if shape is None or tree.shape != (math.prod(shape),):
+        raise refused(f"a flat tensor of {list(tree.shape)} elements for the shape {shape}", file.name)
+    return replace(tree, shape=shape, strides=contiguous_strides(shape))
+
+
+def _add_step(draft: Draft, name: str, value: object, file: TorchFile) -> None:
+    if not isinstance(value, StoredTensor | int | float) or isinstance(value, bool):
+        raise refused(f"the step is a {type(value).__name__}", file.name)
+    draft.add_scalar(name, "step", value, file)
+
+
+def _add_value(draft: Draft, name: str, stored: StoredTensor, file: TorchFile, model: ModelStates) -> None:
+    """``value`` and ``master``: the module's weights where the model file has them whole, else these, rounded."""
+    held = model.module.get(name)
+    kind = stored.dtype if held is None else held.dtype
+    master = Whole(file, stored)
+    value: ReadBox = master
+    if kind != stored.dtype:
+        draft.add(name, "master", stored.dtype, stored.shape, master)
+        value = CastSource(master, dtype(stored.dtype).numpy)
+    if held is not None and held.shape == stored.shape and 0 not in held.shape:
+        whole, at = Whole(model.file, held), file.name
+        value = (
+            EqualSources(whole, master, name, at)
+            if kind == stored.dtype
+            else AgreeingSources(whole, value, name, at)
+        )
+    draft.add(name, "value", kind, stored.shape, value)
