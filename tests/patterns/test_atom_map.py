@@ -184,6 +184,17 @@ def test_what_is_the_same_is_one_and_is_checked() -> None:
         assert caught.value.code == "UCP-E-MISMATCH"
 
 
+def test_as_many_are_the_same_as_a_parameter_says() -> None:
+    of = {"each": "e", "below": "=n", "item": "experts.{e:int}.{rest:path}"}
+    document = parsed_map({"left": {"kind": "same", "of": of}, "right": "experts.{rest:path}"})
+    arrays: Arrays = {(f"experts.{e}.up", "step"): np.array(7.0) for e in range(2)}
+    made = convert(document, arrays, "right")
+    assert made == {("experts.up", "step"): np.array(7.0)}
+    assert convert(document, made, "left").keys() == arrays.keys()
+    found = refusal(document, {"experts.0.up": {"step": ()}, "experts.2.up": {"step": ()}})
+    assert found.code == "UCP-E-UNMATCHED"
+
+
 def test_zero_and_minus_zero_are_not_the_same() -> None:
     document = parsed_map({"left": {"kind": "same", "of": ["in", "out"]}, "right": "tied"})
     with pytest.raises(UcpError, match="different elements"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.jsonio import pointer
@@ -85,7 +85,7 @@ class Joined:
 class Same:
     """Atoms that hold the same elements."""
 
-    of: tuple[Leaf, ...]
+    of: tuple[Leaf, ...] | Each
     at: str
 
 
@@ -157,7 +157,7 @@ def leaves(node: Node) -> Iterator[Leaf]:
     match node:
         case Leaf():
             yield node
-        case Joined(of=Each(item=item)):
+        case Joined(of=Each(item=item)) | Same(of=Each(item=item)):
             yield from leaves(item)
         case Joined(of=of) | Same(of=of):
             assert not isinstance(of, Each)  # noqa: S101  # the case before
@@ -219,18 +219,15 @@ class _Reading:
     def _same(self, value: Mapping[str, JsonValue], indices: Scope, outermost: bool, at: str) -> Same:
         found = members(dict(value), frozenset({"kind", "of"}), _NONE, at)
         here = pointer(at, "of")
-        texts = [
-            string(text, pointer(here, place)) for place, text in enumerate(array(found["of"], here, least=1))
-        ]
         if not outermost:
             self._fault("'same' is a whole side, and not a part of a tensor", at)
-        return Same(
-            tuple(
-                self._leaf({"name": text}, indices, pointer(here, place), pointer(here, place))
-                for place, text in enumerate(texts)
-            ),
-            at,
-        )
+        names = found["of"]
+        if type(names) is list:
+            for place, name in enumerate(names):
+                string(name, pointer(here, place))
+        elif type(names) is dict and "item" in names:
+            string(names["item"], pointer(here, "item"))
+        return Same(cast("tuple[Leaf, ...] | Each", self._of(names, indices, here)), at)
 
     def _of(self, value: JsonValue, indices: Scope, at: str) -> tuple[Node, ...] | Each:
         if type(value) is list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import AtomMap, Box, Member
@@ -100,8 +100,22 @@ def expanded(node: Node, captures: Captures, environment: Environment) -> tuple[
     Raises UCP-E-PATTERN, UCP-E-SCHEMA where a template has no fitting value, UCP-E-LIMIT over 2^20 atoms.
     """
     if isinstance(node, Same):
-        return tuple(_expanded(leaf, captures, environment, [0]) for leaf in node.of)
+        return _items(node.of, captures, environment, [0], node.at)
     return (_expanded(node, captures, environment, [0]),)
+
+
+def _items(
+    of: tuple[Node, ...] | Each, captures: Captures, environment: Environment, count: list[int], at: str
+) -> tuple[Tensor, ...]:
+    if not isinstance(of, Each):
+        return tuple(_expanded(item, captures, environment, count) for item in of)
+    size = of.below.fill(environment)
+    if type(size) is not int or size < 1:
+        raise error("UCP-E-PATTERN", f"'below' has to be an integer from 1 on, not {size!r}", at=at)
+    return tuple(
+        _expanded(of.item, {**captures, of.index: place}, {**environment, of.index: place}, count)
+        for place in range(size)
+    )
 
 
 def _expanded(node: Node, captures: Captures, environment: Environment, count: list[int]) -> Tensor:
@@ -117,24 +131,8 @@ def _expanded(node: Node, captures: Captures, environment: Environment, count: l
                 _extents(permute, environment, pointer(at, "permute")),
                 at,
             )
-        case Joined(kind, dim, Each(index, below, item), at):
-            size = below.fill(environment)
-            if type(size) is not int or size < 1:
-                raise error("UCP-E-PATTERN", f"'below' has to be an integer from 1 on, not {size!r}", at=at)
-            return Group(
-                kind,
-                dim,
-                tuple(
-                    _expanded(item, {**captures, index: place}, {**environment, index: place}, count)
-                    for place in range(size)
-                ),
-                at,
-            )
         case Joined(kind, dim, of, at):
-            nodes = cast("tuple[Node, ...]", of)
-            return Group(
-                kind, dim, tuple(_expanded(item, captures, environment, count) for item in nodes), at
-            )
+            return Group(kind, dim, _items(of, captures, environment, count, at), at)
         case Same():
             raise AssertionError("'same' is a whole side")
 

@@ -13,7 +13,11 @@ def prepare() -> None:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
 
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # Without Transformer Engine, 0.16 asks for a name that it has not defined.
+        moe_utils.te_general_gemm = None
     random.initialize_rng_tracker()
     random.get_cuda_rng_tracker().fork = lambda name="": contextlib.nullcontext()
 
