@@ -167,7 +167,7 @@ def test_a_template_refuses_captures_that_do_not_lead_back() -> None:
 @pytest.mark.parametrize(
     ("glob", "name", "why"),
     [
-        ("a.b.c", "a.x.c", (1, "component 2 is 'x', not 'b'")),
+        ("a.b.c", "a.x.c", (2, "component 2 is 'x', not 'b'")),
         ("a.b.c", "a.b", (2, "the name ends before 'c'")),
         ("a.b", "a.b.c", (2, "the name goes on behind 'b'")),
         ("a.**.c.d", "a.b.x.d", (2, "component 3 is 'x', not 'c'")),

@@ -164,8 +164,8 @@ class Glob:
         components = name.split(".")
         first, last = self.runs[0], self.runs[-1]
         head = _agreeing(first, components)
-        tail = _agreeing(last[::-1], components[::-1]) if self.gaps else 0
-        agreed = head + tail
+        tail = _agreeing(last[::-1], components[::-1])
+        agreed = min(head + tail, len(components), sum(map(len, self.runs)))
         if head < len(first):
             if head == len(components):
                 return agreed, f"the name ends before {first[head].text!r}"

@@ -44,10 +44,11 @@ def _distance(candidate: Candidate, name: str) -> tuple[int, str]:
     """How near a candidate comes to ``name``, and why it does not match."""
     for glob in candidate.names:
         if glob.match(name) is not None:
+            specific = sum(map(len, glob.runs))
             if candidate.slots is None:
-                return len(name), f"{candidate.label}, {glob.text!r}: it has no atom of this index"
+                return specific, f"{candidate.label}, {glob.text!r}: it has no atom of this index"
             slots = ", ".join(slot.text for slot in candidate.slots)
-            return len(name), f"{candidate.label}, which is for the slots {slots} alone"
+            return specific, f"{candidate.label}, which is for the slots {slots} alone"
     reasons = ((*glob.mismatch(name), glob.text) for glob in candidate.names)
     agreed, why, text = max(reasons, key=lambda found: found[0])
     return agreed, f"{candidate.label}, {text!r}: {why}"
