@@ -92,7 +92,7 @@ def accounted() -> set[str]:
 
 
 def beside_checkpoints() -> set[str]:
-    """Requirements of section 14: no driver is asked for its documents (CLASSES.md), and tests of the library hold them."""
+    """Requirements of section 14: no driver is asked for its documents (CLASSES.md), the tests of the library are."""
     section = specification().partition("\n## 14. ")[2].partition("\n## 15. ")[0]
     return {name for name, _ in requirements() if f"[{name}]" in section}
 
