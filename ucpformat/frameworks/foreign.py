@@ -103,7 +103,26 @@ def _export_universal(checkpoint: Checkpoint, path: Path, options: ExportOptions
     return export_universal(checkpoint, path, settings=options.settings, progress=options.progress)
 
 
+def _detect_megatron(path: Path) -> bool:
+    from ucpformat.frameworks.megatron.torch_dist import detect
+
+    return detect(path)
+
+
+def _plan_megatron(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.megatron.importer import import_torch_dist
+
+    return import_torch_dist(path, foreign_objects=options.foreign_objects)
+
+
+def _export_megatron(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
+    from ucpformat.frameworks.megatron.exporter import export_torch_dist
+
+    return export_torch_dist(checkpoint, path, progress=options.progress)
+
+
 BUILT_IN: Final = (
+    ForeignKind("megatron", _detect_megatron, _plan_megatron, _export_megatron),
     ForeignKind("dcp", _detect_dcp, _plan_dcp, _export_dcp),
     ForeignKind("ds-universal", _detect_universal, _plan_universal, _export_universal),
     ForeignKind("deepspeed", _detect_deepspeed, _plan_deepspeed, _export_deepspeed),

@@ -20,6 +20,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, item_size
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
+from ucpformat.frameworks.torch_dcp.unpickle import Globals
 from ucpformat.frameworks.torch_dcp.zip_records import check_crc
 from ucpformat.model.values import NamedValue
 
@@ -35,10 +36,12 @@ _TORCH_NAMES: Final = {zarr: name for name, (zarr, _) in TORCH_DTYPES.items()}
 class TorchFile:
     """A file of a checkpoint directory; ``tree`` is its object with tensors as `StoredTensor`. Thread-safe.
 
+    ``allowed`` is what it may name beyond plain data and torch's tensors.
+
     Raises ``UCP-E-SOURCE``, ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-LINK``, naming the file. Nothing in it is run.
     """
 
-    def __init__(self, files: CheckpointFiles, name: str) -> None:
+    def __init__(self, files: CheckpointFiles, name: str, allowed: Globals = DEEPSPEED_GLOBALS) -> None:
         self.name = name
         self._files = files
         self._size = files.size(name)
@@ -47,7 +50,7 @@ class TorchFile:
         with self._open() as source:
             archive = TorchArchive(source)
             self._has_checksums = archive.has_checksums
-            self.tree = archive.read_tree(DEEPSPEED_GLOBALS, _LIMITS)
+            self.tree = archive.read_tree(allowed, _LIMITS)
 
     def _open(self) -> AbstractContextManager[FileRange]:
         return open_range(self._files.root / self.name, 0, self._size, self.name)

@@ -61,6 +61,8 @@ _METADATA_CLASSES: Final = {
         "StorageMeta",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    # The plans of the ranks, which Megatron-core keeps in the metadata; nothing is read from them.
+    "torch.distributed.checkpoint.planner": ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData"),
 }
 _BUILTIN_TYPES: Final = ("bool", "bytes", "complex", "dict", "float", "int", "list", "set", "str", "tuple")
 
@@ -276,6 +278,13 @@ def _memory_format(arguments: tuple[Any, ...]) -> object:
     return code
 
 
+def _write_item_type(arguments: tuple[Any, ...]) -> object:
+    (code,) = arguments
+    if type(code) is not int:
+        raise ValueError("an unknown type of item")
+    return code
+
+
 def _python_globals() -> dict[tuple[str, str], object]:
     calls: dict[str, Callable[[tuple[Any, ...]], object]] = dict.fromkeys(_BUILTIN_TYPES, _no_call)
     calls |= {
@@ -340,6 +349,8 @@ def _metadata_globals() -> dict[tuple[str, str], object]:
     }
     encoding = ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
     table[encoding] = Constructor("_MEM_FORMAT_ENCODING", _memory_format)
+    item_type = ("torch.distributed.checkpoint.planner", "WriteItemType")
+    table[item_type] = Constructor("WriteItemType", _write_item_type)
     return table
 
 

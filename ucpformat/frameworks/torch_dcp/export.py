@@ -25,7 +25,7 @@ from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.revive import revive, tensor_from_bytes
 from ucpformat.frameworks.torch_dcp.strided import slabs
 
-__all__ = ["ExportTensor", "write_dcp"]
+__all__ = ["ExportTensor", "flush_directory", "write_dcp"]
 
 _FILE: Final = "__0_0.distcp"
 _METADATA: Final = ".metadata"
@@ -124,7 +124,7 @@ def _write_items(
         pickle.dump(metadata, stream)
         _flush(stream)
     temporary.rename(root / _METADATA)
-    _flush_directory(root)
+    flush_directory(root)
 
 
 def _paths(
@@ -168,7 +168,8 @@ def _flush(stream: IO[bytes]) -> None:
     os.fsync(stream.fileno())
 
 
-def _flush_directory(root: Path) -> None:
+def flush_directory(root: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
         os.fsync(descriptor)

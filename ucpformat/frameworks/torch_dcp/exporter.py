@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ucpformat.reader import Checkpoint
     from ucpformat.views import AtomView, SlotView
 
-__all__ = ["export_dcp"]
+__all__ = ["SlotReader", "export_dcp"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class SlotReader:
     """A slot as `ExportTensor` reads it."""
 
     checkpoint: Checkpoint
@@ -68,7 +68,7 @@ def export_dcp(
     for view in checkpoint.values():
         for steps, slot in _slots(view):
             tensors[claim(steps)] = ExportTensor(
-                slot.dtype.name, slot.shape, _Slot(checkpoint, slot, progress)
+                slot.dtype.name, slot.shape, SlotReader(checkpoint, slot, progress)
             )
     objects: dict[str, object] = {}
     for steps, value in _objects(checkpoint):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.torch_dcp.items import DcpTensor
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["PICKLE", "ForeignObjects", "import_dcp"]
+__all__ = ["PICKLE", "ForeignObjects", "Once", "TensorSource", "grid_layout", "import_dcp"]
 
 PICKLE: Final = "application/x-pytorch-dcp-object"
 """Media type of blobs that hold an object's stored bytes."""
@@ -54,7 +54,7 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class TensorSource:
     """A DCP tensor as a source of boxes."""
 
     directory: DcpDirectory
@@ -98,7 +98,7 @@ def import_dcp(
             annotations=slot_annotations(tensor.path or (key,)),
         )
         slots.setdefault(place.name, {})[place.slot] = spec
-        sources.append(SlotSource(place.name, place.slot, _Tensor(directory, tensor, Once())))
+        sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor, Once())))
 
     optimizers = {}
     origins = {}

@@ -1,0 +1,35 @@
+"""The checkpoints that megatron-core writes for the tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CASES", "Case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``sharding`` is the distributed optimizer's format, None for a plain optimizer; the rest are degrees.
+
+    ``forward`` says that the gradients are real. It is resumed on ``resumed`` ranks: tensor, then pipeline degree,
+    and what is left of the ranks is data-parallel.
+    """
+
+    world: int
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    experts: int | None = None
+    sharding: str | None = "fully_reshardable"
+    forward: bool = False
+    by_layer: bool = False
+    resumed: tuple[int, int, int] = (1, 1, 1)
+
+
+CASES: Final = {
+    "tp2": Case(2, tp=2, forward=True, resumed=(2, 1, 1)),
+    "dp2": Case(2, forward=True, resumed=(2, 2, 1)),
+    "pp2-plain": Case(2, pp=2, sharding=None, resumed=(2, 2, 1)),
+    "tp2-pp2": Case(4, tp=2, pp=2, by_layer=True, resumed=(2, 1, 2)),
+}

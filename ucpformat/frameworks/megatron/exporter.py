@@ -1,0 +1,129 @@
+"""Universal checkpoint to ``torch_dist``, which stock ``megatron.core.dist_checkpointing.load`` reads.
+
+Needs torch, not Megatron. ``metadata.json``, by which Megatron knows a complete checkpoint, is written last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.megatron.torch_dist import (
+    COMMON,
+    CONFIG,
+    CONFIGURATION,
+    NAMESPACE,
+    is_sharded_object,
+    state_key,
+)
+from ucpformat.frameworks.origins import SOURCE, group_origin, key_path, slot_path
+from ucpformat.frameworks.state_groups import expand_groups
+from ucpformat.frameworks.torch_dcp.export import ExportTensor, flush_directory, write_dcp
+from ucpformat.frameworks.torch_dcp.exporter import SlotReader
+from ucpformat.frameworks.torch_dcp.importer import PICKLE
+from ucpformat.frameworks.torch_dcp.revive import revive
+from ucpformat.frameworks.torch_dcp.tagged import RESTORE
+from ucpformat.model import values
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.reader import Checkpoint
+
+__all__ = ["GROUPS", "export_torch_dist"]
+
+GROUPS: Final = "ucp_param_groups"
+"""Where parameter groups of other frameworks go in the common state, which Megatron leaves alone."""
+
+
+def export_torch_dist(
+    checkpoint: Checkpoint, path: str | os.PathLike[str], *, progress: Callable[[int], None]
+) -> int:
+    """Write a checkpoint as a ``torch_dist`` directory; returns the number of objects beside the tensors.
+
+    What came from ``torch_dist`` gets its keys back; other atoms are values under their names, and states under
+    ``optimizer.state.<state>.<name>``, as ``fully_reshardable`` has them.
+
+    Raises:
+        UcpError: ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE`` and ``UCP-E-OBJECT`` for what
+            torch or Megatron's common state cannot hold, ``UCP-E-NAME`` where two things would get one key, and
+            what reading raises.
+    """
+    tensors: dict[str, ExportTensor] = {}
+    for view in checkpoint.values():
+        names = ((state_key(name, "value"), view["value"]) for name in view.atom.aliases if "value" in view)
+        slots = (
+            (_key(view.atom.name, name, slot.stored.slot.annotations), slot) for name, slot in view.items()
+        )
+        for key, slot in (*slots, *names):
+            if key in tensors:
+                raise error("UCP-E-NAME", f"two parts of the checkpoint would have the key {key!r}")
+            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(checkpoint, slot, progress))
+    objects: dict[str, object] = {}
+    common: dict[str, object] = {}
+    for name, value in checkpoint.state.values.items():
+        if is_sharded_object(name):
+            objects[name] = values.decode(value, at=name, restore=RESTORE)
+        else:
+            common[name] = _revived(values.decode(value, at=name, restore=RESTORE), name)
+    if checkpoint.state.optimizers:
+        common[GROUPS] = _groups(checkpoint)
+    stored: dict[str, bytes] = {}
+    for name, blob in checkpoint.state.blobs.items():
+        if blob.media_type == PICKLE and is_sharded_object(name):
+            stored[name] = checkpoint.blob(name)
+        else:
+            common[name] = checkpoint.blob(name)
+    root = Path(path)
+    write_dcp(root, tensors, objects, {}, stored=stored)
+    _write_common(root, common)
+    return len(objects) + len(common) + len(stored)
+
+
+def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:
+    """The key that a slot came from, or the one that it would have."""
+    if isinstance(annotations, dict) and SOURCE in annotations:
+        path = key_path(slot_path(atom, slot, annotations))
+        # A path of a nested state dict, ("model", name), is not one of Megatron's keys.
+        if len(path) == 1:
+            return str(path[0])
+    return state_key(atom, slot)
+
+
+def _groups(checkpoint: Checkpoint) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, optimizer in checkpoint.state.optimizers.items():
+        for key, (_, value) in expand_groups(optimizer, group_origin(checkpoint.state, name)).items():
+            found[str(key)] = _revived(values.decode(value, at=str(key), restore=RESTORE), str(key))
+    return found
+
+
+def _revived(value: object, key: str) -> object:
+    """``value`` as torch and Megatron's safe loading have it: namespaces are the one class beyond plain data."""
+    if isinstance(value, values.NamedValue) and value.type == NAMESPACE and isinstance(value.value, dict):
+        return argparse.Namespace(**{str(name): _revived(item, key) for name, item in value.value.items()})
+    if type(value) is dict:
+        return {_revived(name, key): _revived(item, key) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_revived(item, key) for item in value)  # type: ignore[attr-defined, call-arg]
+    return revive(value, key)
+
+
+def _write_common(root: Path, common: dict[str, object]) -> None:
+    import torch
+
+    with (root / COMMON).open("xb") as stream:
+        torch.save(common, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary = root / f"{CONFIG}.tmp"
+    with temporary.open("x") as stream:
+        json.dump(dict(CONFIGURATION), stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(root / CONFIG)
+    flush_directory(root)
