@@ -323,3 +323,42 @@ def test_without_torch_nothing_asks_for_it(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path / "s")], check=True, capture_output=True, text=True
     )
     assert done.stdout.split() == ["[1.0,", "1.0]", "1", "torch.dtype", "[0.0]"]
+
+
+class Counter:
+    """As data loaders and schedulers are."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_objects_themselves_are_saved_and_filled(tmp_path: Path) -> None:
+    def job(seed: int, steps: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1 * (1 + seed))
+        for _ in range(steps):
+            net(torch.randn(4, 3)).square().sum().backward()
+            optimizer.step()
+        return {"model": net, "optim": optimizer, "data": Counter(seed), "epoch": seed}
+
+    made = job(1, 2)
+    ucpformat.save(tmp_path / "s", made)
+    with ucpformat.open(tmp_path / "s") as checkpoint:
+        assert set(checkpoint["0.weight"]) == {"value", "exp_avg", "exp_avg_sq", "step"}
+    for steps in (0, 1):
+        other = job(2, steps)
+        ucpformat.load(tmp_path / "s", other)
+        assert content(other["model"].state_dict()) == content(made["model"].state_dict())
+        assert content(other["optim"].state_dict()["state"]) == content(made["optim"].state_dict()["state"])
+        assert other["optim"].param_groups[0]["lr"] == made["optim"].param_groups[0]["lr"]
+        assert (other["data"].at, other["epoch"]) == (1, 1)
+    with pytest.raises(UcpError) as caught:
+        ucpformat.save(tmp_path / "t", {"optim": made["optim"]})
+    assert (caught.value.code, caught.value.at) == ("UCP-E-OBJECT", "optim")

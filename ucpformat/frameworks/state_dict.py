@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
+from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.save import SaveOptions, save_together
 from ucpformat.frameworks.live_objects import WITH_TORCH, WITHOUT_TORCH
@@ -15,6 +17,7 @@ from ucpformat.frameworks.live_values import to_torch
 from ucpformat.frameworks.loading import LoadOptions, fill_state, stored_slots, stored_values
 from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_paths import StatePath, build, dotted
+from ucpformat.frameworks.stateful import unwrapped
 from ucpformat.frameworks.torch_group import group_of
 from ucpformat.model.values import decode
 from ucpformat.reader import Checkpoint, open_checkpoint
@@ -45,6 +48,8 @@ def save(
     and all of them make one checkpoint: a plain tensor counts as the same on every rank that has it, a DTensor as
     its placements say, and one that ``layouts`` names, by its dotted path, as is said there. Each rank writes a
     share of what it holds; nothing but descriptions and receipts is sent.
+    A module, an optimizer beside its module, and whatever else has ``state_dict()`` and ``load_state_dict()`` may stand
+    at the top level themselves.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
 
@@ -56,7 +61,7 @@ def save(
     together = group_of(group)
 
     def describe() -> LocalState:
-        return live_state(state, rank=together.rank, layouts=layouts, compressor=compressor)
+        return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
 
     return save_together(path, describe, together, SaveOptions(storage, chunk_bytes, step)).digest
 
@@ -89,12 +94,39 @@ def load(
         MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, on all ranks.
         UcpError: what opening and reading raise.
     """
-    with open_checkpoint(path, verify=verify) as checkpoint:
-        if state is None:
+    if state is None:
+        with open_checkpoint(path, verify=verify) as checkpoint:
             return _load_new(checkpoint, tensors)
-        options = LoadOptions(dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict)
-        fill_state(state, checkpoint, group_of(group), options)
-        return state
+    options = LoadOptions(dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict)
+    _load_into(state, path, group_of(group), options, verify=verify)
+    return state
+
+
+def _load_into(
+    state: dict[str, Any],
+    path: str | os.PathLike[str],
+    group: Group,
+    options: LoadOptions,
+    *,
+    verify: bool,
+) -> None:
+    with ExitStack() as stack:
+        begun: list[tuple[Checkpoint, dict[str, Any], dict[str, Callable[[Any], None]]]] = []
+
+        def begin() -> bytes:
+            checkpoint = stack.enter_context(open_checkpoint(path, verify=verify))
+            plain, back = unwrapped(state)
+            begun.append((checkpoint, dict(plain), back))
+            return b""
+
+        agreed(group, begin)
+        ((checkpoint, found, back),) = begun
+        fill_state(found, checkpoint, group, options)
+    for key in state:
+        if key not in back:
+            state[key] = found[key]
+    for key, take in back.items():
+        take(found[key])
 
 
 def _chosen(only: str | Iterable[str] | Callable[[str], bool] | None) -> Callable[[str], bool]:
