@@ -70,7 +70,9 @@ def exchange(writer: Connection, reader: Connection, plan: Mapping[str, Any]) ->
 def _failed(connection: Connection, role: str, reply: Reply, what: str) -> Fault | None:
     if reply.kind == "result":
         return None
-    outcome = reply.kind if reply.kind in ("crash", "timeout") else "fail" if reply.is_answer else "protocol"
+    # What is not implemented is no failure, and no pass either.
+    said = reply.kind in ("crash", "timeout", "unsupported")
+    outcome = reply.kind if said else "fail" if reply.is_answer else "protocol"
     log = connection.stderr() if outcome != "fail" else ""
     return Fault(connection.label, role, outcome, f"{what}: {reply.kind} {reply.body}", log)
 
