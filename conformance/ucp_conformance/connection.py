@@ -63,7 +63,9 @@ class Connection:
     """A driver's process, started when it is needed and started anew when it has failed."""
 
     def __init__(self, command: str, *, label: str, timeout: float = 30.0) -> None:
-        self.command = [_resolved(word) for word in shlex.split(command)]
+        self.command = [
+            _resolved(word, is_program=not number) for number, word in enumerate(shlex.split(command))
+        ]
         self.label = label
         self.timeout = timeout
         self.scratch = Path(tempfile.mkdtemp(prefix="ucp-driver-"))
@@ -209,10 +211,11 @@ class Connection:
         return outcome(kind, reply[kind])
 
 
-def _resolved(word: str) -> str:
+def _resolved(word: str, *, is_program: bool) -> str:
     """A path to a file as it is from anywhere: the driver runs in a folder of its own."""
     path = Path(word)
-    return str(path.absolute()) if "/" in word and path.exists() else word
+    found = path.exists() if "/" in word else path.is_file() and not is_program
+    return str(path.absolute()) if found else word
 
 
 def _pump(stream: BinaryIO, lines: queue.Queue[bytes | None]) -> None:

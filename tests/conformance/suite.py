@@ -28,10 +28,10 @@ def mutant(name: str) -> str:
     return f"{sys.executable} {CONFORMANCE / 'mutants'} {name}"
 
 
-def ucp_conformance(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def ucp_conformance(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run the command line of the suite, with `ucpformat` out of its reach."""
     command = [sys.executable, "-c", WITHOUT_REFERENCE, str(CONFORMANCE), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -83,6 +85,20 @@ def test_the_template_fails_nothing_in_a_whole_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     totals = json.loads((tmp_path / "report.json").read_bytes())["totals"]
     assert totals.keys() == {"pass", "unclaimed", "unsupported"}
+
+
+def test_the_commands_of_the_first_page_run_as_they_stand(tmp_path: Path) -> None:
+    """From a folder with a copy of the template, which nothing on the page fails."""
+    shutil.copy(CONFORMANCE / "drivers" / "template" / "driver.py", tmp_path)
+    text = (CONFORMANCE / "GETTING_STARTED.md").read_text(encoding="utf-8")
+    commands = re.findall(r'^ucp-conformance (run --driver "mine=python driver.py".*)$', text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        words = [word.replace("=python ", f"={sys.executable} ") for word in shlex.split(command)]
+        words += [] if "--only" in words else ["--profile", "quick"]
+        done = ucp_conformance(*words, cwd=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
+    assert (tmp_path / "report" / "index.html").exists()
 
 
 def test_a_part_of_the_suite_earns_nothing(tmp_path: Path) -> None:
