@@ -11,7 +11,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks check conformance conformance-nightly bench build wheel-test clean
+.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -69,6 +69,9 @@ conformance-nightly: $(READY)  ## the same with thousands of generated cases per
 
 bench: $(READY)  ## measure
 	$(BIN)/python -m benchmarks
+
+scale: $(READY)  ## plan a model of 10^12 parameters on 8,192 ranks; results go into docs/scale.md
+	$(BIN)/python -m benchmarks.scale --into docs/scale.md
 
 build: $(READY)  ## make the wheel and the source archive in dist/
 	rm -rf dist

@@ -99,6 +99,13 @@ def test_a_group_whose_parts_differ_by_rank() -> None:
     assert second.at((0, 1)) is None
 
 
+def test_a_group_of_one_stage_lies_alike_wherever_it_is() -> None:
+    mesh = Mesh((MeshAxis("pp", 8), MeshAxis("tp", 2)))
+    layout = Layout(mesh, (Only("pp", (3,)), Shard("tp", 0), Flatten(), Concat("stage 3")))
+    places = buffer_places([BufferMember(layout, (4, 2))] * 1000)
+    assert places[:2] == (BufferPlace((0,), (4000,)), BufferPlace((4,), (4000,)))
+
+
 def test_groups_on_a_ragged_mesh() -> None:
     mesh = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))))
     layout = Layout(mesh, (Shard("dp", 0, "balanced"), Flatten(), Concat("group")))

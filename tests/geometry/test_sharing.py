@@ -14,16 +14,21 @@ from tests.geometry.strategies import lowerings, shapes
 from tests.geometry.test_transfer import Torn, carry_out, memories, mesh
 from ucpformat.errors import LayoutError
 from ucpformat.geometry import (
+    Blocks,
+    Box,
     Exchange,
+    Flatten,
     Layout,
     Mesh,
     MeshAxis,
     Shard,
     Traffic,
+    exact_cover,
     lower,
     strided_runs,
     traffic,
 )
+from ucpformat.geometry.sides import held_in
 
 
 @given(st.data(), shapes(max_elements=300), st.integers(0, 40))
@@ -122,3 +127,30 @@ def test_traffic_misses_what_no_source_holds() -> None:
     whole = lower(Layout(mesh(a=2)), (4,))
     with pytest.raises(LayoutError, match="UCP-E-COVER"):
         traffic(Exchange(Torn(whole), whole))
+
+
+def test_overlaps_are_cut_without_a_look_at_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat shards of blocks kept whole and blocks split unevenly overlap their neighbours alone."""
+    sizes = (1000, 1050, 1024, 1030, 1010, 1040, 1020, 1018)
+
+    def work(ranks: int) -> tuple[int, int]:
+        steps = (Blocks(0, (8192, 1027), (None, ())), Shard("tp", 0, sizes), Flatten(), Shard("dp", 0))
+        source = lower(Layout(mesh(dp=ranks, tp=8), steps), (9219, 64))
+        calls = 0
+        subtract = Box.subtract
+
+        def counted(box: Box, hole: Box) -> tuple[Box, ...]:
+            nonlocal calls
+            calls += 1
+            return subtract(box, hole)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Box, "subtract", counted)
+            (held,) = held_in(source, source.view)
+        assert exact_cover(held.boxes, source.view) is None
+        return calls, len(held.boxes)
+
+    few, small = work(8)
+    many, large = work(64)
+    assert large > 6 * small
+    assert many / large < 2 * few / small

@@ -33,7 +33,8 @@ def buffer_places(
 
     At every coordinate the members follow one another, each begun at the next multiple of ``align`` elements;
     the buffer ends at the next ``multiple`` after the last. A member that a coordinate does not hold takes no
-    room there. The places have an entry per position of those axes along which they differ.
+    room there. The places have an entry per position of those axes along which they differ, where any member
+    is held.
 
     Raises UCP-E-LAYOUT, at the index of a member, where it has no `Concat`, another mesh than the others, or
     does not lower; and for an ``align`` or ``multiple`` below 1.
@@ -43,20 +44,25 @@ def buffer_places(
     if not members:
         return ()
     mesh = members[0].layout.mesh
-    lowerings = [_before_the_buffer(member, mesh, f"/{place}") for place, member in enumerate(members)]
+    # Most members of a large group are alike.
+    lowerings: dict[BufferMember, Lowering] = {}
+    for place, member in enumerate(members):
+        if member not in lowerings:
+            lowerings[member] = _before_the_buffer(member, mesh, f"/{place}")
     names = [axis.name for axis in mesh.axes]
-    used = set[int]().union(*(lowering.used_axes for lowering in lowerings))
-    rows = {
-        tuple(coordinate[axis] for axis in sorted(used)): _row(
-            [lowering.size_at(coordinate) for lowering in lowerings],
-            align,
-            multiple,
-        )
-        for coordinate, _ in projections(mesh, used)
-    }
+    used = set[int]().union(*(lowering.used_axes for lowering in lowerings.values()))
+    rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+    held: set[tuple[int, ...]] = set()
+    for coordinate, _ in projections(mesh, used):
+        sizes_here = {member: lowering.size_at(coordinate) for member, lowering in lowerings.items()}
+        row = _row([sizes_here[member] for member in members], align, multiple)
+        rows[tuple(coordinate[axis] for axis in sorted(used))] = row
+        if any(size is not None for size in sizes_here.values()):
+            held.add(row)
     axes = sorted(used)
-    if len(set(rows.values())) == 1:
-        axes, rows = [], {(): next(iter(rows.values()))}
+    # Where no member is held, any place will do.
+    if len(held) <= 1:
+        axes, rows = [], {(): next(iter(held or rows.values()))}
     sizes = tuple(mesh.shape[axis] for axis in axes)
     # Positions that a ragged mesh does not have are never looked up.
     table = [(0,) * (len(members) + 1)] * math.prod(sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ucpformat.geometry.box import Box
 from ucpformat.geometry.box_index import BoxIndex
 from ucpformat.geometry.cover import first_overlap
@@ -88,18 +90,30 @@ def held_in(source: Holdings, view: tuple[int, ...]) -> tuple[Held, ...]:
 
 
 def _disjoint(entries: list[tuple[Box, dict[int, Piece]]]) -> list[tuple[Box, dict[int, Piece]]]:
-    """Cut boxes up until they are equal or disjoint; each part with all its holders."""
+    """Cut boxes up until they are equal or disjoint; each part with all its holders.
+
+    A part belongs to the first box that holds it, and is cut by those behind that overlap it, so that the
+    work follows overlaps and not pairs.
+    """
+    index = BoxIndex([box for box, _ in entries])
     done: list[tuple[Box, dict[int, Piece]]] = []
-    for box, holders in entries:
-        rest = [box]
-        cut: list[tuple[Box, dict[int, Piece]]] = []
-        for other, theirs in done:
-            common = other.intersect(box)
-            if common is None:
-                cut.append((other, theirs))
-                continue
-            cut.extend((part, theirs) for part in other.subtract(common))
-            cut.append((common, {**theirs, **holders}))
-            rest = [part for piece in rest for part in piece.subtract(common)]
-        done = cut + [(part, holders) for part in rest]
+    for number, (box, holders) in enumerate(entries):
+        parts = [(box, holders)]
+        for place in index.overlapping(box):
+            other, theirs = entries[place]
+            if place < number:
+                parts = [(rest, mine) for part, mine in parts for rest in part.subtract(other)]
+            elif place > number:
+                parts = [cut for part, mine in parts for cut in _cut(part, mine, other, theirs)]
+        done += parts
     return done
+
+
+def _cut(
+    part: Box, mine: dict[int, Piece], other: Box, theirs: dict[int, Piece]
+) -> Iterator[tuple[Box, dict[int, Piece]]]:
+    for rest in part.subtract(other):
+        yield rest, mine
+    common = part.intersect(other)
+    if common is not None:
+        yield common, {**mine, **theirs}

@@ -57,6 +57,7 @@ def traffic(exchange: Exchange, turns: range = range(1)) -> Mapping[int, Traffic
     wanted = exchange.wanted
     for sharing in exchange.sharings:
         held = sharing.held
+        asked: set[int] = set()
         for place, piece in enumerate(wanted.pieces):
             ranks = wanted.holders[wanted.region[place]]
             missing = piece.box.size
@@ -65,6 +66,7 @@ def traffic(exchange: Exchange, turns: range = range(1)) -> Mapping[int, Traffic
                 missing -= part.size
                 runs = _runs(part, piece)
                 holders = held.holders[number]
+                asked.add(held.team_of[number])
                 for rank in ranks:
                     mine = found.setdefault(rank, Traffic())
                     amount = mine.kept if rank in holders else mine.received
@@ -74,7 +76,7 @@ def traffic(exchange: Exchange, turns: range = range(1)) -> Mapping[int, Traffic
                     "UCP-E-COVER",
                     f"no source holds {missing} of the cells at {piece.box.offset} of shape {piece.box.shape}",
                 )
-        for team in range(len(held.teams)):
+        for team in sorted(asked):
             shares = sharing.of(team)
             if shares.requests:
                 for rank, amount in _sent(held, wanted, team, shares, turns):
