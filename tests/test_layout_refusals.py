@@ -66,6 +66,53 @@ AT_ROOT: list[tuple[str, Any, Any, str, str]] = [
         f"{STEPS}/0/coordinates",
     ),
     ("UCP-D-066", {"axes": AXES}, [{"kind": "flatten"}] * 2, "UCP-E-LAYOUT", f"{STEPS}/1"),
+    # An axis used twice: by blocks and a shard of another dim, by a partial and a shard, by the steps of one block.
+    (
+        "UCP-D-063",
+        {"axes": AXES},
+        [{**BLOCKS, "steps": [[SHARD], None]}, {**SHARD, "dim": 1}],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/1/axis",
+    ),
+    (
+        "UCP-D-063",
+        {"axes": AXES},
+        [{"kind": "partial", "axis": "tp", "reduce": "sum"}, SHARD],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/1/axis",
+    ),
+    (
+        "UCP-D-063",
+        {"axes": AXES},
+        [{**BLOCKS, "steps": [[SHARD, SHARD], None]}],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/0/steps/0/1/axis",
+    ),
+    # An unknown axis in the steps of a block, and in a partial.
+    (
+        "UCP-D-062",
+        {"axes": AXES},
+        [{**BLOCKS, "steps": [None, [{**SHARD, "axis": "pp"}]]}],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/0/steps/1/0/axis",
+    ),
+    (
+        "UCP-D-062",
+        {"axes": AXES},
+        [{"kind": "partial", "axis": "pp", "reduce": "sum"}],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/0/axis",
+    ),
+    # As many sizes as positions; views and orders before splits, and orders that name every dim once.
+    (
+        "UCP-D-064",
+        {"axes": AXES},
+        [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [2, 2]}],
+        "UCP-E-LAYOUT",
+        f"{STEPS}/0/sizes",
+    ),
+    ("UCP-D-086", {"axes": AXES}, [SHARD, {"kind": "view", "shape": [24]}], "UCP-E-LAYOUT", f"{STEPS}/1"),
+    ("UCP-D-087", {"axes": AXES}, [{"kind": "permute", "order": [0, 0]}], "UCP-E-LAYOUT", f"{STEPS}/0/order"),
 ]
 
 # What only shows with the shape of a slot: the reader, which does not use the source layout, goes on.
@@ -74,6 +121,16 @@ WITH_SHAPE: list[tuple[str, Any, str]] = [
     ("UCP-D-064", [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}], "UCP-E-LAYOUT"),
     ("UCP-D-064", [{**BLOCKS, "sizes": [1, 2]}], "UCP-E-LAYOUT"),
     ("UCP-D-064", [{**SHARD, "rule": "even"}], "UCP-E-LAYOUT"),
+    # Sizes that do not sum in each block; views of other sizes, and across dims that an order has parted; wide orders.
+    (
+        "UCP-D-064",
+        [{**BLOCKS, "sizes": [2, 2]}, {"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}],
+        "UCP-E-LAYOUT",
+    ),
+    ("UCP-D-088", [{"kind": "view", "shape": [5, 5]}], "UCP-E-LAYOUT"),
+    ("UCP-D-088", [{"kind": "permute", "order": [1, 0]}, {"kind": "view", "shape": [4, 6]}], "UCP-E-LAYOUT"),
+    ("UCP-D-087", [{"kind": "permute", "order": [0, 1, 2]}], "UCP-E-LAYOUT"),
+    ("UCP-D-089", [{"kind": "pad", "dim": 0, "to": 3}], "UCP-E-LAYOUT"),
 ]
 
 

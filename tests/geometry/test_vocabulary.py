@@ -273,6 +273,25 @@ def test_stages_of_unequal_width_by_their_ranks() -> None:
             unequal_stages(wrong)
 
 
+# PipeDream is no package, so its own code cannot run here. Recorded: its runtime reads "stage_to_rank_map" out of a JSON
+# file (runtime/image_classification/main_with_runtime.py); one for VGG-16 on eight GPUs that
+# scripts/json_config_generation.py of a fork writes. All ranks of a stage hold its whole module.
+VGG16_ON_EIGHT = {"0": [0, 1, 2, 3, 4, 5], "1": [6], "2": [7]}
+
+
+def test_the_stages_of_a_recorded_pipedream_job() -> None:
+    before = unequal_stages(list(VGG16_ON_EIGHT.values()))
+    after = unequal_stages([[7], [0, 2, 4, 6], [1, 3, 5]])
+    for stage, ranks in VGG16_ON_EIGHT.items():
+        # Another partition: what the first stage had joins the second, and replicas share the states.
+        target_stage = max(1, int(stage))
+        source = lower(Layout(before, (Only("pp", (int(stage),)),)), (5, 3))
+        target = lower(Layout(after, (Only("pp", (target_stage,)), Flatten(), Shard("dp", 0))), (5, 3))
+        assert [list(region.holders) for region in source.regions()] == [ranks]
+        assert_moves(source, target)
+        assert_moves(target, source)
+
+
 def test_split_factors_say_an_order() -> None:
     sizes = {"dp": 3, "tp": 2, "cp": 4}
     assert shard_order([DTensorShard("dp", 0, 2), DTensorShard("tp", 0)], sizes, 2) == ("tp", "dp")
