@@ -59,7 +59,7 @@ CASES: list[tuple[tuple[int, ...], list[Any]]] = [
     ((2, 3), [TorchShard(-1), S0]),
 ]
 # Even, uneven, fewer rows than ranks, one row, none.
-SHAPES = [(24, 4), (9, 5), (11, 1), (2, 3), (1, 2), (0, 3), (3, 0)]
+SHAPES = [(24, 4), (9, 5), (7, 5), (11, 1), (2, 3), (1, 2), (0, 3), (3, 0)]
 
 
 def steps_of(placements: list[Any], ndim: int) -> tuple[Step, ...]:

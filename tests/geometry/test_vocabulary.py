@@ -273,8 +273,8 @@ def test_stages_of_unequal_width_by_their_ranks() -> None:
             unequal_stages(wrong)
 
 
-# PipeDream is no package, so its own code cannot run here. Recorded: its runtime reads "stage_to_rank_map" out of a JSON
-# file (runtime/image_classification/main_with_runtime.py); one for VGG-16 on eight GPUs that
+# PipeDream is no package, so its own code cannot run here. Recorded: its runtime reads "stage_to_rank_map" out of a
+# JSON file (runtime/image_classification/main_with_runtime.py); this is the one for VGG-16 on eight GPUs that
 # scripts/json_config_generation.py of a fork writes. All ranks of a stage hold its whole module.
 VGG16_ON_EIGHT = {"0": [0, 1, 2, 3, 4, 5], "1": [6], "2": [7]}
 
