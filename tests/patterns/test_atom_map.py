@@ -353,6 +353,24 @@ def test_documents_are_refused_where_they_are_wrong(entry: Any, code: str, at: s
     assert (caught.value.code, caught.value.at) == (code, f"m.json#/entries/0{at}")
 
 
+@pytest.mark.parametrize(
+    ("side", "at"),
+    [
+        (1, ""),
+        ({}, ""),
+        ({"kind": "concat", "dim": 0, "of": "a"}, "/of"),
+        ({"kind": "atom", "name": "a", "shape": "=n"}, "/shape"),
+        ({"kind": "same", "of": [1]}, "/of/0"),
+        ({"kind": "same", "of": {"each": "i", "below": 1, "item": {}}}, "/of/item"),
+    ],
+)
+def test_structure_is_checked_before_content(side: Any, at: str) -> None:
+    """UCP-R-027: whatever else is wrong comes later."""
+    with pytest.raises(UcpError) as caught:
+        parse_atom_map(json.dumps(atom_map({"left": "**", "right": side})).encode(), at="m.json")
+    assert (caught.value.code, caught.value.at) == ("UCP-E-SCHEMA", f"m.json#/entries/0/right{at}")
+
+
 def test_a_name_that_does_not_lead_back_is_refused() -> None:
     """UCP-D-120: the text that was captured would be captured otherwise."""
     document = parsed_map({"left": "{x}.{y}-z", "right": "{x}-{y}"})

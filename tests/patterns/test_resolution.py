@@ -185,6 +185,24 @@ def test_documents_are_refused_where_they_are_wrong(changes: dict[str, Any], cod
     assert (caught.value.code, caught.value.at) == (code, f"p.json#{at}")
 
 
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        ({"meshes": [[]]}, "/meshes/0"),
+        ({"meshes": [{}]}, "/meshes/0"),
+        ({"rules": [{"match": "b", "layout": {"mesh": 0, "steps": [1]}}]}, "/rules/0/layout/steps/0"),
+        ({"rules": [{"match": "b", "layout": {"mesh": 0, "steps": [{}]}}]}, "/rules/0/layout/steps/0"),
+        ({"rules": [rule("b", shard(0.5))]}, "/rules/0/layout/steps/0/dim"),  # type: ignore[arg-type]
+    ],
+)
+def test_structure_is_checked_before_content(changes: dict[str, Any], at: str) -> None:
+    """UCP-R-027: whatever else is wrong comes later."""
+    value = document(**{**changes, "parameters": [{"name": "min"}]})
+    with pytest.raises(UcpError) as caught:
+        parse_patterns(json.dumps(value).encode(), at="p.json")
+    assert (caught.value.code, caught.value.at) == ("UCP-E-SCHEMA", f"p.json#{at}")
+
+
 def test_bytes_are_strict_json() -> None:
     """UCP-R-027."""
     with pytest.raises(UcpError) as caught:
