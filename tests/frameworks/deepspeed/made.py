@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,13 @@ def make_checkpoint(
     steps: Mapping[str, float] | None = None,
     values: Mapping[str, object] | None = None,
     roles: bool = True,
+    salts: Mapping[str, int] | None = None,
 ) -> Path:
     """Parameters in groups with masters and states, a tied name, a frozen parameter, buffers, values."""
-    generator = np.random.default_rng(3)
     slots: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     low = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     for name, shape in shapes.items():
+        generator = np.random.default_rng(zlib.crc32(name.encode()) + (salts or {}).get(name, 0))
         master = generator.standard_normal(shape).astype(np.float32).reshape(shape)
         slots[name] = {"value": master.astype(low)}
         if kind != "float32":
@@ -49,6 +50,7 @@ def make_checkpoint(
             slots[name][state] = generator.standard_normal(shape).astype(np.float32).reshape(shape)
         if states:
             slots[name]["step"] = np.array((steps or {}).get(name, 5.0), np.float32)
+    generator = np.random.default_rng(3)
     slots["fixed"] = {"value": generator.standard_normal((3, 5)).astype(low)}
     slots["table"] = {"value": generator.standard_normal((2, 2)).astype(np.float32)}
     slots["count"] = {"value": np.array(7)}
@@ -77,7 +79,3 @@ def make_checkpoint(
             [(list(group), {"lr": 0.1 * (n + 1), "betas": (0.9, 0.99)}) for n, group in enumerate(groups)],
         )
     return path
-
-
-def count(shapes: Shapes) -> int:
-    return sum(map(math.prod, shapes.values()))

@@ -239,7 +239,7 @@ def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in outline.values.items()
-        if name != WRAPPER and not name.startswith("rank/")
+        if name != WRAPPER and not name.startswith(("rank/", "mp_rank/"))
     }
     kept |= {name.removeprefix(own): value for name, value in outline.values.items() if name.startswith(own)}
     defaults: dict[str, Any] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
@@ -19,6 +20,7 @@ from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, flat_groups
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
+from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
@@ -41,19 +43,54 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
             read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
     """
     directory = DeepSpeedDirectory.open(path)
-    if directory.layers or directory.experts or directory.model_degree > 1:
+    if directory.layers or directory.experts:
         raise error(
             "UCP-E-SOURCE",
-            "saved under model parallelism (pipeline, tensor or expert), which this importer does not read",
+            "saved under pipeline or expert parallelism, which this importer does not read",
             at=str(directory.files.root),
         )
+    parts = [_part(directory, number) for number in range(directory.model_degree)]
+    first = parts[0]
+    draft = first.draft
+    if len(parts) > 1:
+        _check_tensor_parallel(parts, directory)
+        draft = merged_draft([part.draft for part in parts], [part.models[0] for part in parts])
+    note: dict[str, JsonValue] = {
+        "kind": KIND,
+        "stage": first.ranks[0].stage if first.ranks else 0,
+        "world_size": len(first.ranks) or 1,
+    }
+    wrapper = _wrapper(first.ranks, first.models[0])
+    file = (first.ranks or first.models)[0].file
+    others = [part.models[0] for part in parts[1:]]
+    return Job(
+        atoms=draft.atoms(),
+        sources=draft.slot_sources(),
+        state=state_document(first.models, wrapper, first.groups, file, note, others),
+        step=step_of(first.models[0]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the files of one model-parallel rank hold."""
+
+    draft: Draft
+    models: Sequence[ModelStates]
+    ranks: Sequence[OptimizerStates]
+    groups: Sequence[tuple[list[str], Mapping[str, Any]]]
+
+
+def _part(directory: DeepSpeedDirectory, number: int) -> _Part:
     models = [
-        ModelStates.read(TorchFile(directory.files, directory.model[place]))
-        for place in sorted(directory.model)
+        ModelStates.read(TorchFile(directory.files, name))
+        for (_, model), name in sorted(directory.model.items())
+        if model == number
     ]
     ranks = [
-        OptimizerStates.read(TorchFile(directory.files, directory.optimizer[place]))
-        for place in sorted(directory.optimizer)
+        OptimizerStates.read(TorchFile(directory.files, name))
+        for (_, model), name in sorted(directory.optimizer.items())
+        if model == number
     ]
     _check_saves(models, ranks, directory)
     draft = Draft()
@@ -70,17 +107,24 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
     draft.add_frozen(models, directory.is_partitioned)
     draft.add_rest(first, directory.is_partitioned)
     draft.check_tied(first)
-    note: dict[str, JsonValue] = {
-        "kind": KIND,
-        "stage": ranks[0].stage if ranks else 0,
-        "world_size": len(ranks) or 1,
-    }
-    return Job(
-        atoms=draft.atoms(),
-        sources=draft.slot_sources(),
-        state=state_document(models, _wrapper(ranks, first), groups, (ranks or models)[0].file, note),
-        step=step_of(first),
-    )
+    return _Part(draft, models, ranks, groups)
+
+
+def _check_tensor_parallel(parts: Sequence[_Part], directory: DeepSpeedDirectory) -> None:
+    """Refuse pipeline stages, and model-parallel ranks that are not of one save."""
+    first = parts[0].models[0]
+    dims = first.values.get("checkpoint_parallel_dimensions")
+    if not isinstance(dims, dict) or dims.get("pp_degree") != 1 or dims.get("tp_degree") != len(parts):
+        raise refused(
+            f"{len(parts)} model-parallel ranks that are not {len(parts)} tensor-parallel ones of one stage: {dims}",
+            first.file.name,
+        )
+    for part in parts[1:]:
+        model = part.models[0]
+        if repr(model.values.get("global_steps")) != repr(first.values.get("global_steps")):
+            raise refused(f"of another step than {first.file.name}: from two saves", model.file.name)
+        if [names for names, _ in part.groups] != [names for names, _ in parts[0].groups]:
+            raise refused(f"other parameters than {first.file.name}: from two saves", model.file.name)
 
 
 def _wrapper(ranks: Sequence[OptimizerStates], model: ModelStates) -> Mapping[str, Any] | None:

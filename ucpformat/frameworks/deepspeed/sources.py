@@ -15,7 +15,7 @@ from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box, BoxIndex, Piece
 
-__all__ = ["AgreeingSources", "CastSource", "EqualSources", "Part", "Pieces", "ReadBox", "Whole"]
+__all__ = ["AgreeingSources", "CastSource", "EqualSources", "Part", "Pieces", "ReadBox", "Whole", "window"]
 
 ReadBox = Callable[[Box, npt.NDArray[np.generic]], None]
 
@@ -60,9 +60,9 @@ class Pieces:
             if piece is None:
                 continue
             within = piece.box.relative_to(box)
-            window = _window(target, within)
+            part_of_target = window(target, within)
             offset, strides = _stored_place(piece, part)
-            part.file.read(part.stored, offset, strides, window)
+            part.file.read(part.stored, offset, strides, part_of_target)
             missing -= piece.box.size
         if missing > 0:
             raise error("UCP-E-COVER", f"{missing} elements of the box at {box.offset} are stored nowhere")
@@ -122,8 +122,8 @@ class EqualSources:
         if not np.array_equal(_bits(out), _bits(other)):
             raise error(
                 "UCP-E-SOURCE",
-                f"the module's {self.name!r} and the optimizer's copy of it differ, and both are {out.dtype}: "
-                "the files are from two saves, or the weights were changed without the optimizer",
+                f"the copies of {self.name!r} differ (of the module and the optimizer, or of two ranks): "
+                "the files are from two saves, or a copy was changed without the other",
                 at=self.at,
             )
 
@@ -154,7 +154,7 @@ class AgreeingSources:
         sample = Box(box.offset, _head(box.shape))
         other = np.empty(sample.shape, out.dtype)
         self.second(sample, other)
-        mine = _window(out, Box((0,) * sample.ndim, sample.shape))
+        mine = window(out, Box((0,) * sample.ndim, sample.shape))
         if not np.array_equal(_bits(mine), _bits(other)):
             raise error(
                 "UCP-E-SOURCE",
@@ -177,8 +177,8 @@ def _head(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _window(array: npt.NDArray[Any], box: Box) -> npt.NDArray[Any]:
+def window(array: npt.NDArray[Any], box: Box) -> npt.NDArray[Any]:
     """A view of a box; of a 0-d array too, where an empty index would give a copy."""
     index: Any = (*map(slice, box.offset, box.stop), ...)
-    window: npt.NDArray[Any] = array[index]
-    return window
+    found: npt.NDArray[Any] = array[index]
+    return found

@@ -31,10 +31,11 @@ def state_document(
     groups: Groups,
     file: TorchFile,
     note: Mapping[str, JsonValue],
+    others: Sequence[ModelStates] = (),
 ) -> StateDocument:
     """Values of the first of ``models``, those of others where they differ, and the parameter groups.
 
-    ``wrapper`` and the groups' options are of ``file``.
+    ``wrapper`` and the groups' options are of ``file``; ``others`` are of further model-parallel ranks.
 
     Raises:
         ImportRefusedError: ``UCP-E-OBJECT``, naming file and member, for what cannot be expressed.
@@ -47,6 +48,10 @@ def state_document(
                 values[key] = found
             elif values.get(key) != found:
                 values[f"rank/{rank}/{key}"] = found
+    for rank, model in enumerate(others, 1):
+        for key, value in model.values.items():
+            if (found := _encoded(model.file, key, value)) != values.get(key):
+                values[f"mp_rank/{rank}/{key}"] = found
     if wrapper is not None:
         values[WRAPPER] = _encoded(file, WRAPPER, dict(wrapper))
     optimizers = {}
