@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,15 +30,20 @@ class _Search:
     def __init__(self, writer: Connection, reader: Connection) -> None:
         self.writer = writer
         self.reader = reader
-        self.examples = 0
+        self.examples: Counter[str] = Counter()
         self.fault: Fault | None = None
         self.plan: dict[str, Any] | None = None
         self.since: float | None = None
 
+    def told(self) -> str:
+        """How many exchanges there were, by storage."""
+        counts = ", ".join(f"{count} {storage}" for storage, count in sorted(self.examples.items()))
+        return f"{self.examples.total()} examples: {counts}" if counts else "no examples"
+
     def attempt(self, plan: dict[str, Any]) -> None:
         if self.since is not None and time.monotonic() - self.since > SHRINKING_S:
             return
-        self.examples += 1
+        self.examples[plan["storage"]] += 1
         fault = exchange(self.writer, self.reader, plan)
         if fault is None:
             return
@@ -96,7 +102,7 @@ def run_pair(writer: Connection, reader: Connection, *, examples: int, seed_: in
                 outcome=fault.outcome if blamed and fault is not None else "pass",
                 requirements=REQUIREMENTS,
                 ms=ms,
-                detail=fault.why[:1500] if blamed and fault is not None else f"{search.examples} examples",
+                detail=fault.why[:1500] if blamed and fault is not None else search.told(),
                 stderr=fault.stderr if blamed and fault is not None else "",
                 other=other.label,
                 case=case_of(search.plan, fault, writer.label, reader.label)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ucp_conformance.resources import specification
 from ucp_conformance.results import BAD, ROLES
 
 __all__ = ["page"]
@@ -15,7 +17,8 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; } th, td { border: 1px solid #ccc; padding: .25rem .6rem; }
 th { background: #f3f3f3; text-align: left; } .pass { background: #d9f2dc; } .fail { background: #f8d3d3; }
-.other { background: #fdf3cf; } .none { color: #999; } pre { background: #f6f6f6; padding: .6rem; overflow: auto; }
+.other { background: #fdf3cf; } .none { color: #999; } .text { font-size: 13px; }
+pre { background: #f6f6f6; padding: .6rem; overflow: auto; }
 details { margin: .4rem 0; } summary { cursor: pointer; }
 """
 
@@ -69,22 +72,44 @@ def _pairs(report: dict[str, Any]) -> str:
         rows.append(f"<tr><th>{escape(writer)}</th>")
         for reader in labels:
             prefix = f"generated/{writer}-to-{reader}:"
-            rows.append(_cell([r["outcome"] for r in report["results"] if r["id"].startswith(prefix)]))
+            rows.append(_pair([r for r in report["results"] if r["id"].startswith(prefix)]))
         rows.append("</tr>")
     return "".join(rows) + "</table>"
 
 
+def _pair(results: Sequence[dict[str, Any]]) -> str:
+    """What came of one writer and one reader: how much they exchanged, or who failed."""
+    if not results:
+        return "<td class='none'>-</td>"
+    rest = [result for result in results if result["outcome"] != "pass"]
+    if not rest:
+        return f"<td class='pass'>pass<br>{escape(results[0]['detail'])}</td>"
+    said = "; ".join(f"{result['driver']} as {result['role']}: {result['outcome']}" for result in rest)
+    kind = "fail" if any(result["outcome"] in BAD for result in rest) else "other"
+    return f"<td class='{kind}'>{escape(said)}</td>"
+
+
+def _sentences() -> dict[str, str]:
+    """Requirement to its sentence in the specification."""
+    return dict(re.findall(r"^\*\*\[(UCP-[A-Z]-[0-9]+)\]\*\* (.*)$", specification(), re.MULTILINE))
+
+
 def _requirements(report: dict[str, Any]) -> str:
+    sentences = _sentences()
     labels = [driver["label"] for driver in report["drivers"]]
     by: dict[str, dict[str, list[str]]] = {}
     for result in report["results"]:
         for requirement in result["requirements"]:
             by.setdefault(requirement, {}).setdefault(result["driver"], []).append(result["outcome"])
-    rows = ["<h2>Requirements</h2><table><tr><th>requirement</th>"]
-    rows += [f"<th>{escape(label)}</th>" for label in labels] + ["</tr>"]
+    rows = [
+        "<h2>Requirements</h2><p>Checks passed, of those made or left out.</p><table><tr><th>requirement</th>"
+    ]
+    rows += [f"<th>{escape(label)}</th>" for label in labels] + ["<th></th></tr>"]
     for requirement, found in sorted(by.items()):
         rows.append(
-            f"<tr><th>{requirement}</th>" + "".join(_cell(found.get(label, [])) for label in labels) + "</tr>"
+            f"<tr><th>{requirement}</th>"
+            + "".join(_cell(found.get(label, [])) for label in labels)
+            + f"<td class='text'>{escape(sentences.get(requirement, ''))}</td></tr>"
         )
     return "".join(rows) + "</table>"
 
