@@ -12,7 +12,7 @@ __all__ = ["CASES", "Case"]
 class Case:
     """``sharding`` is the distributed optimizer's format, None for a plain optimizer; the rest are degrees.
 
-    ``forward`` says that the gradients are real. It is resumed on ``resumed`` ranks: tensor, then pipeline degree,
+    ``forward`` says that the gradients are real. It is resumed on ``resumed`` ranks: tensor, pipeline, expert degree,
     and what is left of the ranks is data-parallel.
     """
 
@@ -24,12 +24,14 @@ class Case:
     sharding: str | None = "fully_reshardable"
     forward: bool = False
     by_layer: bool = False
-    resumed: tuple[int, int, int] = (1, 1, 1)
+    resumed: tuple[int, int, int, int] = (1, 1, 1, 1)
 
 
 CASES: Final = {
-    "tp2": Case(2, tp=2, forward=True, resumed=(2, 1, 1)),
-    "dp2": Case(2, forward=True, resumed=(2, 2, 1)),
-    "pp2-plain": Case(2, pp=2, sharding=None, resumed=(2, 2, 1)),
-    "tp2-pp2": Case(4, tp=2, pp=2, by_layer=True, resumed=(2, 1, 2)),
+    "tp2": Case(2, tp=2, forward=True, resumed=(2, 1, 1, 1)),
+    "dp2": Case(2, forward=True, resumed=(2, 2, 1, 1)),
+    "pp2-plain": Case(2, pp=2, sharding=None, resumed=(2, 2, 1, 1)),
+    "ep2": Case(2, ep=2, experts=4, resumed=(4, 1, 1, 4)),
+    "dp2-buckets": Case(2, sharding="dp_reshardable", forward=True),
+    "tp2-pp2": Case(4, tp=2, pp=2, by_layer=True, resumed=(2, 1, 2, 1)),
 }

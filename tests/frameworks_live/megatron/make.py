@@ -1,8 +1,8 @@
 # ruff: noqa: E402
 """Worker: trains a tiny GPT with megatron-core on gloo, saves it with `dist_checkpointing`, or resumes it.
 
-``python -m tests.frameworks_live.megatron.make save FOLDER CASE`` and ``... load FOLDER CASE TP PP``. What lies in the
-memory of each rank is dumped as it is, so that references need neither Megatron's checkpoints nor ours.
+``python -m tests.frameworks_live.megatron.make save FOLDER CASE`` and ``... load FOLDER CASE TP PP EP``. What
+lies in the memory of each rank is dumped as it is, so that references need neither Megatron's checkpoints nor ours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.processes import join, leave
 
 
-def build(case: Case, tp: int, pp: int, seed: int) -> tuple[Any, Any]:
+def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
     torch.manual_seed(seed)
     config = TransformerConfig(
         num_layers=4,
@@ -48,7 +48,7 @@ def build(case: Case, tp: int, pp: int, seed: int) -> tuple[Any, Any]:
         use_cpu_initialization=True,
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=case.ep,
+        expert_model_parallel_size=ep,
         pipeline_dtype=torch.float32,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -112,7 +112,7 @@ def sharded_state(case: Case, ddp: Any, optimizer: Any, *, is_loading: bool) -> 
 
 
 def keep_steps(optimizer: Any) -> None:
-    """0.16.1 copies torch Adam's ``step`` with the states, and does not store it with them: it is in the groups."""
+    """Let torch Adam's ``step`` be what it is from the groups: 0.16.1 copies one that was not stored over it."""
     for found in inner(optimizer):
         if hasattr(found, "_set_main_param_and_optimizer_states"):
             original = found._set_main_param_and_optimizer_states
@@ -120,7 +120,7 @@ def keep_steps(optimizer: Any) -> None:
             def put(parameter: Any, tensors: Any, found: Any = found, original: Any = original) -> None:
                 group, order = found.model_param_group_index_map[parameter]
                 main = found.optimizer.param_groups[group]["params"][order]
-                original(parameter, {"step": found.optimizer.state[main]["step"].clone(), **tensors})
+                original(parameter, {**tensors, "step": found.optimizer.state[main]["step"].clone()})
 
             found._set_main_param_and_optimizer_states = put
 
@@ -162,12 +162,14 @@ def dump(ddp: Any, optimizer: Any) -> dict[str, Any]:
         "groups": groups,
         "first_layer": first,
         "tp": parallel_state.get_tensor_model_parallel_rank(),
-        "ep": parallel_state.get_expert_model_parallel_rank(),
+        "first_expert": (ddp.module.config.num_moe_experts or 0)
+        // parallel_state.get_expert_model_parallel_world_size()
+        * parallel_state.get_expert_model_parallel_rank(),
     }
 
 
 def save(folder: Path, case: Case, rank: int) -> None:
-    ddp, optimizer = build(case, case.tp, case.pp, seed=5)
+    ddp, optimizer = build(case, case.tp, case.pp, case.ep, seed=5)
     for number in range(2):
         step(ddp, optimizer, number, forward=case.forward)
     torch.save(dump(ddp, optimizer), folder / f"rank-{rank}.pt")
@@ -195,15 +197,16 @@ def save(folder: Path, case: Case, rank: int) -> None:
             step(ddp, optimizer, number, forward=case.forward)
 
 
-def load(folder: Path, case: Case, rank: int, tp: int, pp: int) -> None:
-    ddp, optimizer = build(case, tp, pp, seed=99)
+def load(folder: Path, case: Case, rank: int, tp: int, pp: int, ep: int) -> None:
+    ddp, optimizer = build(case, tp, pp, ep, seed=99)
     # Loading asks torch's Adam for its steps, which it has none of before the first; fused Adams differ.
     step(ddp, optimizer, 17, forward=case.forward)
     keep_steps(optimizer)
     state = sharded_state(case, ddp, optimizer, is_loading=True)
     loaded = dist_checkpointing.load(state, str(folder / "exported"))
     ddp.module.load_state_dict(loaded["model"])
-    optimizer.load_state_dict(loaded["optimizer"])
+    with torch.no_grad():
+        optimizer.load_state_dict(loaded["optimizer"])
     for found in inner(optimizer):
         if hasattr(found, "_copy_main_params_to_model_params"):
             found._copy_main_params_to_model_params()
@@ -221,12 +224,12 @@ def main() -> None:
     what, folder, name, *degrees = sys.argv[1:]
     case = CASES[name]
     rank, _ = join()
-    tp, pp = map(int, degrees) if degrees else (case.tp, case.pp)
-    parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=case.ep)
+    tp, pp, ep = map(int, degrees) if degrees else (case.tp, case.pp, case.ep)
+    parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep)
     if what == "save":
         save(Path(folder), case, rank)
     else:
-        load(Path(folder), case, rank, tp, pp)
+        load(Path(folder), case, rank, tp, pp, ep)
     leave()
 
 

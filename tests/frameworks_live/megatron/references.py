@@ -44,7 +44,7 @@ def _parts(ranks: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, torch
     parts: dict[tuple[str, str], dict[int, torch.Tensor]] = {}
     for rank in ranks:
         for local, value in rank["values"].items():
-            name = _global_name(local, rank["first_layer"])
+            name = global_name(local, rank["first_layer"], rank["first_expert"])
             parts.setdefault((name, "value"), {})[rank["tp"]] = value
             for slot, (begin, piece) in rank["states"].get(local, {}).items():
                 place = parts.setdefault((name, "master" if slot == "param" else slot), {})
@@ -53,10 +53,13 @@ def _parts(ranks: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, torch
     return parts
 
 
-def _global_name(local: str, first_layer: int) -> str:
+def global_name(local: str, first_layer: int, first_expert: int) -> str:
     if not local.startswith("decoder.layers."):
         return local
     number, rest = local.removeprefix("decoder.layers.").split(".", 1)
+    if rest.startswith("mlp.experts.local_experts."):
+        expert, weight = rest.removeprefix("mlp.experts.local_experts.").split(".", 1)
+        rest = f"mlp.experts.{int(expert) + first_expert}.{weight}"
     return f"decoder.layers.{int(number) + first_layer}.{RENAMED.get(rest, rest)}"
 
 
@@ -73,7 +76,8 @@ def _merged(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def stacked(tensors: Tensors) -> Tensors:
-    """The same with layers stacked, as Megatron stores layers that are alike."""
+    """The same with experts and layers stacked, as Megatron stores layers that are alike."""
+    tensors = _with_stacked_experts(tensors)
     found: Tensors = {}
     for name, slots in tensors.items():
         if not name.startswith("decoder.layers."):
@@ -87,4 +91,20 @@ def stacked(tensors: Tensors) -> Tensors:
                 )
                 for slot in slots
             }
+    return found
+
+
+def _with_stacked_experts(tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    experts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+    for name, slots in tensors.items():
+        head, middle, rest = name.partition(".experts.")
+        if middle:
+            number, weight = rest.split(".", 1)
+            experts.setdefault(f"{head}.experts.experts.{weight}", {})[int(number)] = slots
+        else:
+            found[name] = slots
+    for name, members in experts.items():
+        ordered = [members[number] for number in range(len(members))]
+        found[name] = {slot: torch.stack([member[slot] for member in ordered]) for slot in ordered[0]}
     return found
