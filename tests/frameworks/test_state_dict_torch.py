@@ -14,9 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import ucpformat
 from tests.frameworks.stock_torch import fingerprint, loaded
@@ -25,6 +29,12 @@ from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds import convert_checkpoint
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
+from ucpformat.frameworks.torch_dcp_plugin import (
+    UcpLoadPlanner,
+    UcpSavePlanner,
+    UcpStorageReader,
+    UcpStorageWriter,
+)
 
 FORMS = {"nested": StateDictOptions(), "flattened": StateDictOptions(flatten_optimizer_state_dict=True)}
 
@@ -362,3 +372,25 @@ def test_objects_themselves_are_saved_and_filled(tmp_path: Path) -> None:
     with pytest.raises(UcpError) as caught:
         ucpformat.save(tmp_path / "t", {"optim": made["optim"]})
     assert (caught.value.code, caught.value.at) == ("UCP-E-OBJECT", "optim")
+
+
+def test_planners_take_strided_shards_apart(one_process: None, tmp_path: Path) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    whole = torch.arange(12.0).reshape(4, 3)
+
+    def state() -> dict[str, Any]:
+        shard = DTensor.from_local(whole.clone(), mesh, [_StridedShard(0, split_factor=2)])
+        return {"model": {"s": shard, "p": torch.ones(2)}, "epoch": 4}
+
+    dcp_save(state(), storage_writer=UcpStorageWriter(tmp_path / "s"), planner=UcpSavePlanner())
+    into = state()
+    into["model"]["s"].to_local().zero_()
+    into["model"]["p"].zero_()
+    dcp_load(into, storage_reader=UcpStorageReader(tmp_path / "s"), planner=UcpLoadPlanner())
+    assert torch.equal(into["model"]["s"].to_local(), whole)
+    assert into["model"]["p"].tolist() == [1, 1]
+    into["model"]["absent"] = state()["model"]["s"]
+    with pytest.raises(CheckpointException, match="absent"):
+        dcp_load(into, storage_reader=UcpStorageReader(tmp_path / "s"), planner=UcpLoadPlanner())
+    partial = UcpLoadPlanner(allow_partial_load=True)
+    dcp_load(into, storage_reader=UcpStorageReader(tmp_path / "s"), planner=partial)
