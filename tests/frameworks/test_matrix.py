@@ -24,6 +24,7 @@ def jobs(world: int) -> list[str]:
 
 
 @pytest.mark.distributed
+@pytest.mark.timeout(3000 if FULL else 600)
 def test_every_job_fills_every_other(tmp_path: Path) -> None:
     """Without the whole matrix, jobs of 1 and 2 ranks fill only themselves and those after them, and none has 8."""
     worlds = [1, 2, 4, 3, *([8] if FULL else [])]
