@@ -102,6 +102,13 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str, dict[str,
         "UCP-D-094",
         place([0, 0], [4, 4], "d"),
     ),
+    "place-axis-partial": (
+        AXES,
+        [{"kind": "partial", "axis": "d", "reduce": "sum"}, FLAT, GROUP],
+        (4,),
+        "UCP-D-094",
+        place([0, 0], [4, 4], "d"),
+    ),
     "place-ragged": (
         ragged("p", "t", 2, 1),
         [shard("t", 0), FLAT, GROUP],

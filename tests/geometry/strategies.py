@@ -179,7 +179,9 @@ def placed_layouts(
                 # Longer than any rank's part; half of the places differ by coordinate.
                 extent = dims[0].most
                 # What the place depends on is not split over later.
-                axes = tuple(draw(st.lists(st.sampled_from(fixed_axes), unique=True))) if fixed_axes else ()
+                summed_over = {step.axis for step in steps if isinstance(step, Partial)}
+                choice = [axis for axis in fixed_axes if axis.name not in summed_over]
+                axes = tuple(draw(st.lists(st.sampled_from(choice), unique=True))) if choice else ()
                 unused = [axis for axis in unused if axis not in axes]
                 count = math.prod(axis.size for axis in axes)
                 offsets = tuple(draw(st.integers(0, 7)) for _ in range(count))

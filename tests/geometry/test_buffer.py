@@ -25,6 +25,7 @@ from ucpformat.geometry import (
     MeshAxis,
     Only,
     Pad,
+    Partial,
     PlacedTensor,
     RaggedAxis,
     Shard,
@@ -231,7 +232,7 @@ def test_faults_of_a_buffer_have_reasons() -> None:
         (1, "at {'dp': 0}, the buffer has 9 elements here and 8 elsewhere")
     ]
     assert reasons(BufferPlace((0,), (8,), ("dp",)), BufferPlace((4, 4), (8, 8), ("tp",))) == [
-        (0, "the buffer is split over ['dp']: one place for all of it"),
+        (0, "it is one buffer along ['dp']: one place for all of it"),
         (1, "('tp',) are not distinct axes of the mesh"),
     ]
 
@@ -287,6 +288,7 @@ RAGGED = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 1))))
         (DP, GROUP, BufferPlace((3,), (6,)), "/steps/1"),
         (DP, GROUP[:2], BufferPlace((0, 0), (4, 3), ("dp",)), "/steps/1"),
         (DP, GROUP, BufferPlace((0, 0), (4, 4), ("dp",)), "/steps/1/axes"),
+        (DP, (Partial("dp", "sum"), *GROUP[:2]), BufferPlace((0, 0), (4, 4), ("dp",)), "/steps/2/axes"),
         (
             DP,
             (*GROUP[:2], Blocks(0, (1, 3), (None, (Shard("dp", 0),)))),

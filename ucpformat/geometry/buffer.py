@@ -30,19 +30,17 @@ class BufferPlace:
     axes: tuple[str, ...] = ()
 
 
-def compiled_place(place: BufferPlace | None, mesh: Mesh, later: frozenset[str], at: str) -> Place:
+def compiled_place(place: BufferPlace | None, mesh: Mesh, alike: frozenset[str], at: str) -> Place:
     """Compile a Concat; UCP-E-LAYOUT where the place is missing or does not fit the mesh.
 
-    ``later`` are the axes over which the buffer is split: it is one buffer along them, and lies alike.
+    ``alike`` are the axes along which it is one buffer (see `Layout.axes_of_buffer`).
     """
     if place is None:
         raise error("UCP-E-LAYOUT", "the tensor lies in a buffer: say where", at=at)
     if any(mesh.axis_index(name) is None for name in place.axes) or len(set(place.axes)) < len(place.axes):
         raise error("UCP-E-LAYOUT", f"{place.axes!r} are not distinct axes of the mesh", at=f"{at}/axes")
-    if not later.isdisjoint(place.axes):
-        message = (
-            f"the buffer is split over {sorted(later.intersection(place.axes))}: one place for all of it"
-        )
+    if not alike.isdisjoint(place.axes):
+        message = f"it is one buffer along {sorted(alike.intersection(place.axes))}: one place for all of it"
         raise error("UCP-E-LAYOUT", message, at=f"{at}/axes")
     axes = tuple(axis_of(mesh, name) for name in place.axes)
     if any(mesh.governing_axis(axis) not in axes for axis in axes):

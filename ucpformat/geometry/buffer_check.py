@@ -73,7 +73,7 @@ def buffer_faults(tensors: Sequence[PlacedTensor]) -> Iterator[tuple[int, str]]:
             heads[key] = _head(tensor)
         head = heads[key]
         try:
-            place = compiled_place(tensor.place, mesh, head.later, "")
+            place = compiled_place(tensor.place, mesh, head.alike, "")
         except UcpError as refusal:
             yield number, refusal.message
             continue
@@ -126,8 +126,8 @@ class _Entry:
 class _Head:
     """What a layout puts into the buffer: where it does, and how many elements at each coordinate."""
 
-    def __init__(self, lowering: Lowering, later: frozenset[str]) -> None:
-        self.later = later
+    def __init__(self, lowering: Lowering, alike: frozenset[str]) -> None:
+        self.alike = alike
         self.present = lowering.present
         self.axes = tuple(sorted(lowering.used_axes))
         mesh = lowering.layout.mesh
@@ -147,4 +147,4 @@ def _head(tensor: PlacedTensor) -> _Head:
     number, head = _concat(tensor.layout), buffer_head(tensor.layout)
     if number is None or head is None:
         raise AssertionError("a placed tensor has a concat")
-    return _Head(lower(head, tensor.shape), tensor.layout.axes_after(number))
+    return _Head(lower(head, tensor.shape), tensor.layout.axes_of_buffer(number))

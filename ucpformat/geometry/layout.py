@@ -68,14 +68,17 @@ class Layout:
         step = self.steps[0] if self.steps else None
         return step if isinstance(step, LocalOnly) else None
 
-    def axes_after(self, place: int) -> frozenset[str]:
-        """Return the axes over which the steps behind the one at ``place`` split."""
-        shards: list[Step] = []
-        for step in self.steps[place + 1 :]:
-            shards.append(step)
+    def axes_of_buffer(self, concat: int) -> frozenset[str]:
+        """Return the axes along which the buffer of the step at ``concat`` is one, and lies alike.
+
+        Those are the axes over which later steps split it, and those of contributions.
+        """
+        found: list[Step] = [step for step in self.steps if isinstance(step, Partial)]
+        for step in self.steps[concat + 1 :]:
+            found.append(step)
             if isinstance(step, Blocks):
-                shards.extend(itertools.chain.from_iterable(own or () for own in step.steps or ()))
-        return frozenset(step.axis for step in shards if isinstance(step, Shard))
+                found.extend(itertools.chain.from_iterable(own or () for own in step.steps or ()))
+        return frozenset(step.axis for step in found if isinstance(step, Shard | Partial))
 
     def holds(self, rank: int) -> bool:
         """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty."""

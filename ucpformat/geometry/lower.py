@@ -294,7 +294,7 @@ def lower(layout: Layout, shape: tuple[int, ...], *, place: BufferPlace | None =
             case Flatten():
                 flat = []
             case Concat() if flat is not None:
-                flat.append(compiled_place(place, mesh, layout.axes_after(number), at))
+                flat.append(compiled_place(place, mesh, layout.axes_of_buffer(number), at))
             case Only():
                 present.append((axis_of(mesh, step.axis), frozenset(step.coordinates)))
             case Partial():

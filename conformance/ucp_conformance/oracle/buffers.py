@@ -30,9 +30,10 @@ def check_place(
     known = {axis["name"]: axis for axis in mesh["axes"]}
     if len(set(axes)) < len(axes) or not set(axes) <= known.keys():
         raise wrong("a place whose axes are not distinct axes of the mesh")
-    split = [shard["axis"] for step in behind for shard in (step, *_own(step)) if shard["kind"] == "shard"]
-    if set(split) & set(axes):
-        raise wrong("a place that differs along an axis that splits the buffer")
+    one = [shard["axis"] for step in behind for shard in (step, *_own(step)) if shard["kind"] == "shard"]
+    one += [step["axis"] for step in steps if step["kind"] == "partial"]
+    if set(one) & set(axes):
+        raise wrong("a place that differs along an axis along which it is one buffer")
     if any("by" in known[axis] and known[axis]["by"] not in axes for axis in axes):
         raise wrong("an axis without the one that decides its size")
     count = math.prod(_most(known[axis]) for axis in axes)

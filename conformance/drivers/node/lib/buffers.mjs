@@ -41,6 +41,9 @@ export function checkPlace(mesh, steps, place, at) {
   for (const {axis} of shardsOf(steps.slice(concat + 1))) {
     if (axes.includes(axis)) refuse(at, `the buffer is split over ${axis}, an axis of the place`);
   }
+  for (const {kind, axis} of steps) {
+    if (kind === 'partial' && axes.includes(axis)) refuse(at, `copies along ${axis} lie alike in the buffer`);
+  }
   for (const {name, by} of found) {
     if (by !== undefined && !axes.includes(by)) refuse(at, `${name} stands without ${by}`);
   }
