@@ -92,8 +92,9 @@ export function localsSource({mesh, steps, place = null}, shape, dtype, locals) 
   return {
     chunk(request) {
       const contributions = held.map((pieces) => gathered(pieces, request, dtype.size));
-      for (const bytes of contributions) scale(bytes, dtype, -exponent);
-      return reduce ? reduced(contributions, dtype, reduce) : contributions[0];
+      const bytes = reduce ? reduced(contributions, dtype, reduce) : contributions[0];
+      scale(bytes, dtype, -exponent);
+      return bytes;
     },
   };
 }
