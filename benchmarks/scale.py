@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -63,7 +63,7 @@ class Scenario:
 
 
 SCENARIOS: Final = (
-    Scenario("moments tensor by tensor, as before", Grid(16, 8, 8, 8), Grid(8, 4, 16, 16)),
+    Scenario("moments tensor by tensor on both sides", Grid(16, 8, 8, 8), Grid(8, 4, 16, 16)),
     Scenario(
         "moments tensor by tensor, to flat buffers",
         Grid(16, 8, 8, 8),
@@ -142,8 +142,8 @@ class Measured:
     documents: DocumentSizes
 
 
-def measure(scenario: Scenario, size: Size, ranks: Sequence[int]) -> Measured:
-    """Plan alone for each of ``ranks``, then count what all ranks move."""
+def measure(scenario: Scenario, size: Size, ranks: Sequence[int], every: int = 1) -> Measured:
+    """Plan alone for each of ``ranks``, then count what all ranks move, over every so many kinds of slots."""
     source, target = arranged(size, scenario.source), arranged(size, scenario.target)
     documents = document_sizes(source)
     sides = arrangement_side("source", source), arrangement_side("target", target)
@@ -154,7 +154,8 @@ def measure(scenario: Scenario, size: Size, ranks: Sequence[int]) -> Measured:
         count, reading = _kept(partial(_count, pairing, rank))
         readings.append(reading)
         copies.append(count)
-    found, surveyed = _kept(lambda: survey(pairing))
+    sample = replace(pairing, kinds=pairing.kinds[::every])
+    found, surveyed = _kept(lambda: survey(sample))
     return Measured(scenario, pairing, paired, tuple(readings), tuple(copies), surveyed, found, documents)
 
 
@@ -241,23 +242,33 @@ def table(names: Sequence[str], columns: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def _column(scenario: Scenario, size: Size, ranks: Sequence[int]) -> tuple[str, ...]:
-    return cells(measure(scenario, size, ranks))
+def _column(size: Size, ranks: Sequence[int], every: int, scenario: Scenario) -> tuple[str, ...]:
+    return cells(measure(scenario, size, ranks, every))
 
 
 @click.command()
 @click.option("--ranks", "count", default=24, type=click.IntRange(1), help="How many plan alone.")
+@click.option(
+    "--every",
+    default=1,
+    type=click.IntRange(1),
+    help="Count totals over every so many kinds of slots alone: a look in a fraction of the time.",
+)
 @click.option("--into", "path", type=click.Path(path_type=Path), help="Replace the tables of this document.")
-def main(count: int, path: Path | None) -> None:
+def main(count: int, every: int, path: Path | None) -> None:
     """Plan a model of 10^12 parameters from 8,192 ranks to 8,192 others."""
     step = SCENARIOS[0].source.ranks // count
     ranks = [number * step + number % 97 for number in range(count)]
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        columns = list(pool.map(_column, SCENARIOS, [TRILLION] * len(SCENARIOS), [ranks] * len(SCENARIOS)))
+    with ProcessPoolExecutor(len(SCENARIOS), mp_context=get_context("spawn")) as pool:
+        columns = list(pool.map(partial(_column, TRILLION, ranks, every), SCENARIOS))
     facts = machine_facts(Path())
     told = f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, load {facts['load_at_start']}"
     names = [scenario.name for scenario in SCENARIOS]
-    text = f"{table(names, columns)}\n\nProcessor time, one process each; {told} at the end.\n"
+    share = "" if every == 1 else f"Totals, and what is sent and kept, are of one kind of slots in {every}.\n"
+    command = f"`python -m benchmarks.scale --ranks {count} --every {every}`"
+    text = (
+        f"{table(names, columns)}\n\n{command}, processor time, one process each; {told} at the end.\n{share}"
+    )
     click.echo(text)
     if path is not None:
         document = path.read_text(encoding="utf-8")

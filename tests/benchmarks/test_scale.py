@@ -83,15 +83,18 @@ def test_the_command_puts_tables_into_a_document(tmp_path: Path, monkeypatch: py
     from click.testing import CliRunner
 
     monkeypatch.setattr(scale, "TRILLION", SMALL)
-    monkeypatch.setattr(scale, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(scale, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
     monkeypatch.setattr(scale, "SCENARIOS", (Scenario("small", BEFORE, AFTER),))
     path = tmp_path / "scale.md"
     path.write_text(f"before\n{scale._BEGIN}\nold\n{scale._END}\nafter\n")
-    result = CliRunner().invoke(scale.main, ["--ranks", "2", "--into", str(path)], catch_exceptions=False)
+    result = CliRunner().invoke(
+        scale.main, ["--ranks", "2", "--every", "3", "--into", str(path)], catch_exceptions=False
+    )
     assert result.exit_code == 0
     text = path.read_text()
     assert "old" not in text
     assert "| sent / lower bound | 1.0000 |" in text
+    assert "one kind of slots in 3." in text
     assert text.startswith("before\n<!--")
     assert text.endswith(f"{scale._END}\nafter\n")
 

@@ -125,3 +125,13 @@ def test_tensors_elsewhere_in_a_buffer_are_not_looked_at() -> None:
     planner = RankPlanner(1, ExchangeTable([buffered], [buffered]))
     taken = [planner.takes_part(Spread(0, (8, 2), place), Spread(0, (8, 2), place)) for place in places]
     assert taken == [True, True, False]
+    # Seven rows on two ranks: what comes after lies elsewhere on either.
+    places = buffer_places([BufferMember(buffered, (7, 2))] * 3, multiple=4)
+    assert places[0].axes == ("tp",)
+    table = ExchangeTable([buffered], [buffered])
+    for place in places:
+        spread = Spread(0, (7, 2), place)
+        for rank, coordinate in enumerate(mesh.coordinates()):
+            held = lower(buffered, (7, 2), place=place).at(coordinate)
+            assert held is not None
+            assert RankPlanner(rank, table).takes_part(spread, spread) == bool(held.pieces)
