@@ -18,7 +18,7 @@ from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.read_plan import planned_reads, storage_pattern
-from ucpformat.writer import CheckpointWriter
+from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Fetched = list[tuple[str, int, int]]
 
@@ -124,3 +124,25 @@ def test_slots_stored_alike_have_one_pattern(tmp_path: Path) -> None:
         a, b, c, d = (storage_pattern(checkpoint[name]["value"].stored) for name in "abcd")
     assert a == b
     assert len({a, c, d}) == 3
+
+
+def test_segments_of_boxes_are_fetched_one_by_one(tmp_path: Path) -> None:
+    """Two writers stored the halves of each column of chunks; a rank that needs one half fetches that alone."""
+    data = weights(64).reshape(8, 8)
+    slots = {"value": SlotSpec("uint8", (8, 8)), "other": SlotSpec("uint8", (8, 8))}
+    with CheckpointWriter(tmp_path / "c", [AtomSpec("w", slots)], chunk_bytes=32, workers=1) as writer:
+        for half in (Box((0, 0), (8, 4)), Box((0, 4), (8, 4))):
+            writer.write("w", "value", data[region(half)], offset=half.offset)
+        writer.write("w", "other", data)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        stored = checkpoint["w"]["value"].stored
+        assert storage_pattern(stored) != storage_pattern(checkpoint["w"]["other"].stored)
+        layout = Layout(Mesh((MeshAxis("tp", 2),)), (Shard("tp", 1),))
+        compare(checkpoint, "w", "value", layout)
+        local = lower(layout, (8, 8)).at((1,))
+        assert local is not None
+        reads = list(planned_reads(stored, (8, 8), local.pieces))
+        assert [(read.stop - read.start, read.needed, read.chunk) for read in reads] == [
+            (16, 16, 0),
+            (16, 16, 1),
+        ]
