@@ -11,13 +11,14 @@ from typing import Any
 
 from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.judge import judge_written
+from ucp_conformance.oracle.arithmetic import scaled
 from ucp_conformance.oracle.bytes_of import CORE_DTYPES, ITEM_BYTES, unused_bits
 from ucp_conformance.oracle.examine import examine
-from ucp_conformance.oracle.layouts import local_bytes, lower, pieces, view_of
+from ucp_conformance.oracle.layouts import Local, local_bytes, lower, pieces, view_of
 from ucp_conformance.oracle.strict_json import same
 from ucp_conformance.workplace import Workplace
 
-__all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "plan_data"]
+__all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "local_of", "plan_data"]
 
 REQUIREMENTS = (
     "UCP-D-026", "UCP-D-031", "UCP-D-037", "UCP-D-039", "UCP-D-041", "UCP-D-044", "UCP-D-062", "UCP-D-063",
@@ -51,6 +52,14 @@ def plan_data(plan: Mapping[str, Any]) -> bytes:
     return bytes(byte & mask for byte in Random(int(seed)).randbytes(item * count))  # noqa: S311 - no secret
 
 
+def local_of(plan: Mapping[str, Any], side: str, data: bytes, local: Local) -> bytes:
+    """What a coordinate of one side holds, with the factor of the layout."""
+    raw = local_bytes(data, ITEM_BYTES[plan["dtype"]], local)
+    for step in plan[side]["steps"]:
+        raw = scaled(raw, plan["dtype"], step["exponent"]) if step["kind"] == "scale" else raw
+    return raw
+
+
 def level_of_plan(plan: Mapping[str, Any]) -> str:
     """The level at which both sides have to master a plan."""
     if plan["dtype"] not in CORE_DTYPES or plan["compressor"] is not None:
@@ -80,17 +89,17 @@ def _failed(connection: Connection, role: str, reply: Reply, what: str) -> Fault
 def _exchange(
     writer: Connection, reader: Connection, plan: Mapping[str, Any], place: Workplace
 ) -> Fault | None:
-    data, item = plan_data(plan), ITEM_BYTES[plan["dtype"]]
+    data = plan_data(plan)
     slot: dict[str, Any] = {"dtype": plan["dtype"], "shape": plan["shape"]}
     if plan["compressor"] is not None:
         slot["compressor"] = plan["compressor"]
     if plan["source"] is None:
         slot["in"] = place.put(data)
     else:
-        found = lower(plan["source"]["mesh"], plan["source"]["steps"], plan["shape"])
+        found = lower(**plan["source"], shape=plan["shape"])
         slot |= plan["source"]
         slot["ins"] = [
-            {"coordinate": list(coordinate), "in": place.put(local_bytes(data, item, local))}
+            {"coordinate": list(coordinate), "in": place.put(local_of(plan, "source", data, local))}
             for coordinate, local in found.items()
             if local is not None
         ]
@@ -115,8 +124,6 @@ def _exchange(
 def _read(
     reader: Connection, path: Path, plan: Mapping[str, Any], data: bytes, place: Workplace
 ) -> Fault | None:
-    item = ITEM_BYTES[plan["dtype"]]
-
     def wrong(role: str, why: str) -> Fault:
         return Fault(reader.label, role, "fail", why)
 
@@ -140,7 +147,7 @@ def _read(
             return wrong("reader", f"another description: {reply.body}")
         return None if out.exists() and out.read_bytes() == data else wrong("reader", "the bytes are others")
     target = plan["target"]
-    expected = lower(target["mesh"], target["steps"], plan["shape"])
+    expected = lower(**target, shape=plan["shape"])
     reply = reader.request("lower", {**target, "shape": plan["shape"]})
     fault = _failed(reader, "reader", reply, "lower")
     if fault is not None:
@@ -169,7 +176,9 @@ def _read(
         shape = None if local is None else list(local.shape)
         if answer != {"coordinate": list(coordinate), "shape": shape}:
             return wrong("reader", f"at {coordinate}: {answer} and not the shape {shape}")
-        if local is not None and (not file.exists() or file.read_bytes() != local_bytes(data, item, local)):
+        if local is not None and (
+            not file.exists() or file.read_bytes() != local_of(plan, "target", data, local)
+        ):
             return wrong("reader", f"at {coordinate}: the bytes are others")
     return (
         None

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
-from ucp_conformance.exchange import level_of_plan, plan_data
-from ucp_conformance.oracle.bytes_of import ITEM_BYTES
-from ucp_conformance.oracle.layouts import local_bytes, lower
+from ucp_conformance.exchange import level_of_plan, local_of, plan_data
+from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.resources import protocol_validator
 
 __all__ = ["promote"]
@@ -19,7 +18,7 @@ __all__ = ["promote"]
 def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
     """Write the case; returns its folder, which must not exist."""
     folder = vectors / "good" / "promoted" / name
-    data, item = plan_data(plan), ITEM_BYTES[plan["dtype"]]
+    data = plan_data(plan)
     slot = SlotDraft(plan["dtype"], tuple(plan["shape"]), data, compressor=plan["compressor"])
     storage, size = plan["storage"], plan["chunk_bytes"]
     draft = Draft([AtomDraft("w", {"value": slot})], storage=storage, chunk_bytes=size)
@@ -38,7 +37,7 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
             entry: dict[str, Any] = {"coordinate": list(place), "shape": None, "file": None}
             if local is not None:
                 entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
-                expected[entry["file"]] = local_bytes(data, item, local)
+                expected[entry["file"]] = local_of(plan, "target", data, local)
             locals_.append(entry)
         checks.append(
             {
@@ -73,13 +72,12 @@ def _write_check(plan: Mapping[str, Any], level: str, expected: dict[str, bytes]
     if plan["source"] is None:
         slot["in"] = "whole.bin"
     else:
-        item = ITEM_BYTES[plan["dtype"]]
         data = expected["whole.bin"]
         slot |= {**plan["source"], "ins": []}
         for number, (place, local) in enumerate(lower(**plan["source"], shape=plan["shape"]).items()):
             if local is not None:
                 file = f"source-{number}.bin"
-                expected[file] = local_bytes(data, item, local)
+                expected[file] = local_of(plan, "source", data, local)
                 slot["ins"].append({"coordinate": list(place), "in": file})
     params = {
         "storage": plan["storage"],

@@ -8,6 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ucp_conformance.connection import Claims
+from ucp_conformance.exchange import plan_data
+from ucp_conformance.oracle.arithmetic import scaled
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES
 from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.oracle.problem import RefusalError
@@ -16,7 +18,7 @@ __all__ = ["plans"]
 
 EXTENTS = (1, 2, 3, 4, 5, 0, 6, 7, 8, 9, 11)
 MOST_ELEMENTS = 400
-KINDS = ("shard", "shard", "shard", "flatten", "blocks", "join", "only", "pad", "permute", "view")
+KINDS = ("shard", "shard", "shard", "flatten", "blocks", "join", "only", "pad", "permute", "view", "concat")
 
 
 @st.composite
@@ -66,11 +68,37 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict
         axes[1] = {"name": axes[1]["name"], "by": axes[0]["name"], "sizes": sizes}
     mesh = {"axes": axes}
     steps: list[dict[str, Any]] = []
+    place: dict[str, Any] | None = None
     for _ in range(draw(st.sampled_from([1, 2, 0, 3, 4]))):
-        step = draw(_step(mesh, shape, steps, kinds))
-        if step is not None and _lowers(mesh, [*steps, step], shape):
+        step = draw(_step(mesh, shape, steps, kinds, place))
+        if step is None:
+            continue
+        where = draw(_places(mesh, shape, steps)) if step["kind"] == "concat" and place is None else place
+        if _lowers(mesh, [*steps, step], shape, where):
             steps.append(step)
-    return {"mesh": mesh, "steps": steps}
+            place = where
+    return {"mesh": mesh, "steps": steps, **({} if place is None else {"place": place})}
+
+
+@st.composite
+def _places(
+    draw: st.DrawFn, mesh: dict[str, Any], shape: Sequence[int], steps: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A place for what the steps leave at any coordinate, the same everywhere or by one axis."""
+    most = max(
+        (len(local.cells) for local in lower(mesh, steps, shape).values() if local is not None), default=0
+    )
+    before, behind = draw(st.integers(0, 5)), draw(st.integers(0, 5))
+    fixed = [axis for axis in mesh["axes"] if "size" in axis]
+    if not fixed or draw(st.booleans()):
+        return {"offsets": [before], "totals": [before + most + behind]}
+    axis = draw(st.sampled_from(fixed))
+    offsets = [before + draw(st.integers(0, 2)) for _ in range(axis["size"])]
+    return {
+        "offsets": offsets,
+        "totals": [offset + most + behind for offset in offsets],
+        "axes": [axis["name"]],
+    }
 
 
 def _product(axes: Sequence[dict[str, Any]]) -> int:
@@ -80,9 +108,19 @@ def _product(axes: Sequence[dict[str, Any]]) -> int:
     return size
 
 
-def _lowers(mesh: dict[str, Any], steps: list[dict[str, Any]], shape: Sequence[int]) -> bool:
+def _lowers(
+    mesh: dict[str, Any], steps: list[dict[str, Any]], shape: Sequence[int], place: dict[str, Any] | None
+) -> bool:
     try:
-        lower(mesh, steps, shape)
+        lower(mesh, steps, shape, place)
+    except RefusalError:
+        return False
+    return True
+
+
+def _scales(raw: bytes, dtype: str, exponent: int) -> bool:
+    try:
+        scaled(raw, dtype, exponent)
     except RefusalError:
         return False
     return True
@@ -110,11 +148,14 @@ def _step(
     shape: Sequence[int],
     steps: list[dict[str, Any]],
     kinds: Sequence[str],
+    place: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
     kind = draw(st.sampled_from([kind for kind in KINDS if kind in kinds]))
     flat = any(step["kind"] == "flatten" for step in steps)
     if kind == "flatten":
         return {"kind": "flatten"}
+    if kind == "concat":
+        return {"kind": "concat", "group": "g"} if flat else None
     if kind == "only":
         if not mesh["axes"]:
             return None
@@ -123,7 +164,7 @@ def _step(
         places = draw(st.lists(st.integers(0, least - 1), min_size=1, unique=True))
         return {"kind": "only", "axis": axis["name"], "coordinates": sorted(places)}
     # The shape as the steps before have left it, at the first coordinate that holds anything.
-    seen = next((local.shape for local in lower(mesh, steps, shape).values() if local is not None), ())
+    seen = next((local.shape for local in lower(mesh, steps, shape, place).values() if local is not None), ())
     if kind == "permute":
         return {"kind": "permute", "order": draw(st.permutations(range(len(seen))))}
     if kind == "view":
@@ -181,14 +222,23 @@ def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
     dtype = draw(st.sampled_from([name for name in dtypes if name in ITEM_BYTES]))
     gzip = writer.writes_compressor("gzip") and "gzip" in reader.document["compressors"]
     level = draw(st.none() | st.integers(0, 9)) if gzip else None
+    data = draw(
+        st.sampled_from(["counter", "zeros"]) | st.integers(0, 2**32).map(lambda seed: f"random:{seed}")
+    )
+    if "scale" in both["steps"]:
+        raw = plan_data({"dtype": dtype, "shape": shape, "data": data})
+        for layout in (source, target):
+            exponent = draw(st.sampled_from([0, 0, 0, 1, -1, 5, -20]))
+            if layout is not None and exponent and _scales(raw, dtype, exponent):
+                layout["steps"].insert(
+                    draw(st.integers(0, len(layout["steps"]))), {"kind": "scale", "exponent": exponent}
+                )
     return {
         "storage": draw(st.sampled_from(sorted(both["storages"]))),
         "chunk_bytes": draw(st.sampled_from([1 << 20, 16, 17, 24, 64, 100])),
         "dtype": dtype,
         "shape": shape,
-        "data": draw(
-            st.sampled_from(["counter", "zeros"]) | st.integers(0, 2**32).map(lambda seed: f"random:{seed}")
-        ),
+        "data": data,
         "compressor": None if level is None else {"name": "gzip", "configuration": {"level": level}},
         "source": source,
         "target": target,
