@@ -122,6 +122,7 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
     "pad-to": (mesh(a=3), [pad(1, to=6), shard("a", 1, "even")], (2, 4)),
     "pad-zero": (mesh(a=2), [pad(0, multiple=4), shard("a", 0, "even")], (0, 2)),
     "pad-flat": (mesh(a=4), [FLAT, pad(0, multiple=4), shard("a", 0, "even")], (3, 3)),
+    "pad-then-flat": (mesh(a=4), [pad(1, multiple=2), FLAT, shard("a", 0)], (6, 1)),
     "pad-after-shard": (mesh(a=2, b=2), [shard("a", 0), pad(0, multiple=2), shard("b", 0, "even")], (5,)),
     "blocks-rule": (
         mesh(a=2, b=2),

@@ -58,6 +58,14 @@ def test_piece_lists_are_canonical(data: st.DataObject, shape: tuple[int, ...]) 
         assert canonical(region.local_map.pieces, lowering.view) == region.local_map.pieces
 
 
+def test_rows_that_lose_their_ends_to_padding_are_one_piece() -> None:
+    mesh = Mesh((MeshAxis("dp", 4),))
+    layout = Layout(mesh, (Pad(1, multiple=2), Flatten(), Shard("dp", 0, "ceil")))
+    held = lower(layout, (6, 1)).at((0,))
+    assert held is not None
+    assert held.pieces == (Piece(Box((0, 0), (2, 1)), Strided(0, (2, 0))),)
+
+
 @given(st.data(), shapes())
 def test_regions_are_the_distinct_maps_with_all_their_holders(
     data: st.DataObject, shape: tuple[int, ...]

@@ -108,8 +108,10 @@ class Lowering:
                     check_count(len(pieces))
             position += length
         _check_elements((position,))
-        # One range of a plain tensor decomposes canonically; boxes of several may continue each other.
-        is_canonical = self._seen.is_plain and sum(start != HOLE for start, _ in ranges) <= 1
+        # One range of a plain tensor decomposes canonically; boxes of several may continue each other, and so
+        # may boxes that lose a part to padding.
+        padded = any(start == HOLE for intervals in dims for start, _ in intervals)
+        is_canonical = self._seen.is_plain and not padded and sum(start != HOLE for start, _ in ranges) <= 1
         return LocalMap((position,), tuple(pieces) if is_canonical else canonical(pieces, self.view))
 
     def size_at(self, coordinate: Coordinate) -> int | None:
