@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from ucp_conformance import generated as search
 from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.generated import run_pair, run_pairs
 from ucp_conformance.results import BAD, Result
@@ -24,7 +25,16 @@ def static(only: str) -> Run:
     return lambda connection: run_static(connection, ignore, only=only)
 
 
+# A planted fault shows in about one example of a hundred, and the search ends with the first that it finds:
+# what is drawn also depends on the modules that other tests have imported, whatever the seed.
+ENOUGH = 3000
+
+
 def generated(connection: Connection) -> Iterator[Result]:
+    return run_pairs([connection], ignore, examples=ENOUGH, seed_=0)
+
+
+def some(connection: Connection) -> Iterator[Result]:
     return run_pairs([connection], ignore, examples=200, seed_=0)
 
 
@@ -54,8 +64,14 @@ CAUGHT_BY: dict[str, Run] = {
 }
 
 
-def outcomes(command: str, run: Run) -> set[str]:
-    connection = Connection(command, label="x", timeout=1.0)
+# Those that are spared are asked for fewer examples.
+SPARED_BY = {"accepts-all": CAUGHT_BY["accepts-all"], "drops-piece": CAUGHT_BY["drops-piece"]} | {
+    "tears-writes": sequences, "peeks": some, "executes": CAUGHT_BY["executes"]
+}  # fmt: skip
+
+
+def outcomes(command: str, run: Run, timeout: float = 60.0) -> set[str]:
+    connection = Connection(command, label="x", timeout=timeout)
     try:
         return {result.outcome for result in run(connection)}
     except DriverError:
@@ -73,17 +89,20 @@ def test_every_mutant_is_listed() -> None:
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
 def test_mutant_is_caught(name: str) -> None:
-    assert outcomes(mutant(name), CAUGHT_BY[name]) & BAD
+    # Only the one that hangs is caught by the clock: the others must not be, however slow the machine.
+    found = outcomes(mutant(name), CAUGHT_BY[name], 2.0 if name == "hangs" else 60.0)
+    assert found & BAD
+    assert ("timeout" in found) == (name == "hangs")
 
 
-@pytest.mark.parametrize("name", sorted({"accepts-all", "drops-piece", "tears-writes", "peeks", "executes"}))
+@pytest.mark.parametrize("name", SPARED_BY)
 def test_what_catches_mutants_spares_the_driver_they_derive_from(name: str) -> None:
-    assert outcomes(ORACLE, CAUGHT_BY[name]) <= {"pass", "unclaimed"}
+    assert outcomes(ORACLE, SPARED_BY[name]) <= {"pass", "unclaimed"}
 
 
 def test_the_mutant_that_peeks_knows_the_vectors_that_it_has_seen() -> None:
     """Otherwise it would be caught for another reason."""
-    connection = Connection(mutant("peeks"), label="x", timeout=5.0)
+    connection = Connection(mutant("peeks"), label="x", timeout=60.0)
     try:
         found = [
             result.outcome
@@ -95,11 +114,15 @@ def test_the_mutant_that_peeks_knows_the_vectors_that_it_has_seen() -> None:
     assert found.count("pass") > len(found) / 2
 
 
-def test_a_planted_fault_shrinks_to_a_small_case_and_is_blamed_on_its_side() -> None:
-    right = Connection(ORACLE, label="right", timeout=5.0)
-    wrong = Connection(mutant("floor-division"), label="wrong", timeout=5.0)
+def test_a_planted_fault_shrinks_to_a_small_case_and_is_blamed_on_its_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "SHRINKING_S", 300.0)
+    right = Connection(ORACLE, label="right", timeout=60.0)
+    wrong = Connection(mutant("floor-division"), label="wrong", timeout=60.0)
     try:
-        found = run_pair(right, wrong, examples=200, seed_=0) + run_pair(wrong, right, examples=200, seed_=0)
+        found = run_pair(right, wrong, examples=ENOUGH, seed_=0)
+        found += run_pair(wrong, right, examples=ENOUGH, seed_=0)
     finally:
         right.kill()
         wrong.kill()
