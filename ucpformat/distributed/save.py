@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -33,17 +33,27 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES, CheckpointWriter, slot_place
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ucpformat.distributed.local_state import LocalState, SlotName
-    from ucpformat.geometry import Piece
+    from ucpformat.geometry import ChunkGrid, Piece
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.dtype import DType
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability, Store
 
-__all__ = ["SaveOptions", "SaveReport", "save_together"]
+__all__ = [
+    "Part",
+    "SaveOptions",
+    "SaveReport",
+    "Saving",
+    "flat_memory",
+    "prepare_save",
+    "save_together",
+    "seen_part",
+]
 
 _DIGEST_BYTES: Final = 32
 _STAGED_BYTES: Final = 1 << 28  # of local tensors that may have been copied from a device
@@ -52,15 +62,24 @@ _KEEP: Final = b"k"
 _DISCARD: Final = b"d"
 
 
+class Part(NamedTuple):
+    """A box of a slot that this rank writes: where it lies, and its elements."""
+
+    name: SlotName
+    offset: tuple[int, ...]
+    data: NDArray[np.generic]
+
+
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How to save; the same on all ranks but for ``workers``."""
+    """How to save; the same on all ranks but for ``workers``. ``annotations`` are those of the root document."""
 
     storage: Storage = "packed"
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     step: int | None = None
     workers: int | None = None
     durability: Durability = "fsync"
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +105,27 @@ def save_together(
             where ranks contradict one another, ``UCP-E-COVER`` where something is held by none, ``UCP-E-STORE``,
             and ``UCP-E-RANK`` for what no code of the format describes.
     """
+    return prepare_save(url, describe_state, group, options).run()
+
+
+def prepare_save(
+    url: str | os.PathLike[str],
+    describe_state: Callable[[], LocalState],
+    group: Group,
+    options: SaveOptions | None = None,
+) -> Saving:
+    """The first half of `save_together`, after which this rank knows what it has to write; `Saving.run` has to follow.
+
+    Raises as `save_together`.
+    """
     options = options or SaveOptions()
     store = open_store(url, durability=options.durability)
     try:
         attempt, local, whole = _agree(store, describe_state, group, options)
-        return _Saving(url, store, local, group, options, attempt, whole).run()
-    finally:
+        return Saving(url, store, local, group, options, attempt, whole)
+    except BaseException:
         store.close()
+        raise
 
 
 def _agree(
@@ -108,7 +141,12 @@ def _agree(
         local = describe_state()
         description = describe(
             local,
-            {"storage": options.storage, "chunk_bytes": options.chunk_bytes, "step": options.step},
+            {
+                "storage": options.storage,
+                "chunk_bytes": options.chunk_bytes,
+                "step": options.step,
+                "annotations": dict(options.annotations),
+            },
         )
         if first:
             store.prepare()
@@ -135,8 +173,11 @@ def _agree(
         raise
 
 
-class _Saving:
-    """One rank's part of one attempt."""
+class Saving:
+    """One rank's part of one attempt that all ranks have agreed upon.
+
+    ``local`` is what this rank holds.
+    """
 
     def __init__(
         self,
@@ -150,18 +191,42 @@ class _Saving:
     ) -> None:
         self._url = url
         self._store = store
-        self._local = local
+        self.local = local
         self._group = group
         self._options = options
         self._attempt = attempt
         self._whole = whole
         self._names = sorted(whole.sources)
+        self._batches: Callable[[], Iterator[Sequence[Part]]] = self._live_batches
         self._nbytes = 0
 
-    def run(self) -> SaveReport:
-        """Write, and hear what became of it."""
+    def run(
+        self, batches: Callable[[], Iterator[Sequence[Part]]] | None = None, group: Group | None = None
+    ) -> SaveReport:
+        """Write, and hear what became of it.
+
+        ``batches`` gives the parts of `share` instead of the live tensors, cut as it likes; each batch is written when
+        the next one is asked for. ``group`` has the same ranks as the one that agreed.
+        """
+        if batches is not None:
+            self._batches = batches
+        if group is not None:
+            self._group = group
         first = self._group.rank == self._group.ranks[0]
-        return SaveReport(self._commit() if first else self._contribute(), self._nbytes)
+        try:
+            return SaveReport(self._commit() if first else self._contribute(), self._nbytes)
+        finally:
+            self._store.close()
+
+    def share(self) -> list[Portion]:
+        """What this rank has to write."""
+        return portions(self._to_share(), self._group.rank)
+
+    def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
+        """How a slot is cut, and its data type."""
+        slot = self._whole.atoms[name[0]].slots[name[1]]
+        kind = dtype(slot.dtype)
+        return chunk_grid(slot.shape, kind.item_bytes, self._options.chunk_bytes), kind
 
     def _commit(self) -> str:
         writer: CheckpointWriter | None = None
@@ -174,6 +239,7 @@ class _Saving:
                 storage=self._options.storage,
                 chunk_bytes=self._options.chunk_bytes,
                 step=self._options.step,
+                annotations=self._options.annotations,
                 attempt=self._attempt,
                 workers=self._options.workers,
                 prepared=self._store,
@@ -250,7 +316,7 @@ class _Saving:
                 (atom, name): slot_place(
                     keys[atom], atom, name, self._whole.atoms[atom].slots[name], self._options.chunk_bytes
                 )
-                for atom, name in self._local.arrays
+                for atom, name in self.local.arrays
             },
             storage=self._options.storage,
             name=f"{self._attempt}-{list(self._group.ranks).index(self._group.rank)}",
@@ -268,36 +334,46 @@ class _Saving:
     def _values(self) -> dict[str, JsonValue]:
         """The values that are this rank's to send."""
         rank, owners = self._group.rank, self._whole.owners
-        return {name: value for name, value in self._local.state.values.items() if owners[name] == rank}
+        return {name: value for name, value in self.local.state.values.items() if owners[name] == rank}
 
     def _write(self, target: PieceWriter) -> None:
+        for batch in self._batches():
+            for part in batch:
+                target.submit(*part.name, part.data, part.offset)
+                self._nbytes += part.data.nbytes
+            target.drain()
+
+    def _live_batches(self) -> Iterator[list[Part]]:
         by_slot: dict[SlotName, list[Portion]] = {}
-        for portion in portions(self._to_share(), self._group.rank):
+        for portion in self.share():
             by_slot.setdefault(portion.name, []).append(portion)
+        batch: list[Part] = []
         pending = 0
         for name, found in by_slot.items():
-            memory = np.ascontiguousarray(self._local.arrays[name]()).reshape(-1)
+            memory = flat_memory(self.local.arrays[name]())
             for portion in found:
-                part = _seen(memory, portion.piece, at="/".join(name))
-                target.submit(*name, part, portion.piece.box.offset)
-                self._nbytes += part.nbytes
+                part = seen_part(memory, portion.piece, at="/".join(name))
+                batch.append(Part(name, portion.piece.box.offset, part))
             pending += memory.nbytes
             if pending >= _STAGED_BYTES:
-                target.drain()
-                pending = 0
-        target.drain()
+                yield batch
+                batch, pending = [], 0
+        yield batch
 
     def _to_share(self) -> Iterator[SlotToShare]:
         for name in self._names:
-            if name not in self._local.arrays:
+            if name not in self.local.arrays:
                 continue
-            slot = self._whole.atoms[name[0]].slots[name[1]]
-            item = dtype(slot.dtype).item_bytes
-            grid = chunk_grid(slot.shape, item, self._options.chunk_bytes)
-            yield SlotToShare(name, tuple(self._whole.sources[name]), grid, item)
+            grid, kind = self.place(name)
+            yield SlotToShare(name, tuple(self._whole.sources[name]), grid, kind.item_bytes)
 
 
-def _seen(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
+def flat_memory(local: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The elements of a local tensor in C order; a copy only where they are not in that order."""
+    return np.ascontiguousarray(local).reshape(-1)
+
+
+def seen_part(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
     """What a dense local tensor, flat, has of a box of the slot."""
     local, shape = piece.local, piece.box.shape
     last = local.offset + sum((extent - 1) * step for extent, step in zip(shape, local.strides, strict=True))
