@@ -26,6 +26,7 @@ from ucpformat.geometry.box_index import BoxIndex
 from ucpformat.geometry.buffer import BufferPlace
 from ucpformat.geometry.buffer_check import PlacedTensor, buffer_faults, buffer_head, buffer_tail
 from ucpformat.geometry.canonical import canonical
+from ucpformat.geometry.clipped import clipped_move, source_boxes
 from ucpformat.geometry.cover import (
     CoverFault,
     check_cover,
@@ -165,6 +166,7 @@ __all__ = [
     "canonical",
     "check_cover",
     "chunk_grid",
+    "clipped_move",
     "coalesced",
     "common_refinement",
     "compose_atoms",
@@ -197,6 +199,7 @@ __all__ = [
     "runs",
     "seen_in",
     "shard_order",
+    "source_boxes",
     "stacked",
     "strided_runs",
     "sub_parameter_steps",

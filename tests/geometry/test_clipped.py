@@ -1,0 +1,78 @@
+"""Moves cut to boxes carry out, box by box, what they carry out at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry.model import Array, slices, view
+from tests.geometry.strategies import shapes, tilings, views_of
+from ucpformat.geometry import (
+    Box,
+    Move,
+    Strided,
+    clipped_move,
+    element_count,
+    row_major_strides,
+    source_boxes,
+)
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[Move, tuple[int, ...], tuple[int, ...]]:
+    """A box of a permuted view of one tensor, to a box of a permuted view of another; and the shapes of both."""
+    inner = draw(shapes(max_ndim=3, max_elements=60).filter(lambda shape: 0 not in shape))
+    sides = []
+    for _ in range(2):
+        order = draw(st.permutations(range(len(inner))))
+        around = tuple(inner[dim] + draw(st.integers(0, 3)) for dim in order)
+        start = tuple(draw(st.integers(0, around[place] - inner[dim])) for place, dim in enumerate(order))
+        dense = row_major_strides(around)
+        strides = tuple(dense[order.index(dim)] for dim in range(len(inner)))
+        place = Strided(sum(map(int.__mul__, start, dense)), strides)
+        # The tensor itself is any view of that memory.
+        sides.append((place, draw(views_of(element_count(around)))))
+    return Move(inner, sides[0][0], sides[1][0]), sides[0][1], sides[1][1]
+
+
+def carried_out(parts: list[Move], source: Array, size: int) -> Array:
+    found = np.full(size, -1)
+    for part in parts:
+        view(found, part.shape, part.target)[...] = view(source, part.shape, part.source)
+    return found
+
+
+@given(st.data(), moves())
+def test_targets_are_filled_box_by_box(
+    data: st.DataObject, drawn: tuple[Move, tuple[int, ...], tuple[int, ...]]
+) -> None:
+    move, source_shape, shape = drawn
+    source = np.arange(element_count(source_shape))
+    whole = carried_out([move], source, element_count(shape)).reshape(shape)
+    for box in data.draw(tilings(Box.whole(shape))):
+        parts = list(clipped_move(move, shape, box))
+        assert sum(element_count(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
+        found = carried_out(parts, source, box.size)
+        np.testing.assert_array_equal(found.reshape(box.shape), whole[slices(box)])
+
+
+@given(moves())
+def test_sources_are_read_in_boxes(drawn: tuple[Move, tuple[int, ...], tuple[int, ...]]) -> None:
+    move, shape, target_shape = drawn
+    source = np.arange(element_count(shape))
+    wanted = carried_out([move], source, element_count(target_shape))
+    found = np.full(wanted.shape, -1)
+    for box, part in source_boxes(move, shape):
+        assert box.size <= 2 * element_count(part.shape)
+        memory = np.ascontiguousarray(source.reshape(shape)[slices(box)]).reshape(-1)
+        target = view(found, part.shape, part.target)
+        assert (target == -1).all()
+        target[...] = view(memory, part.shape, part.source)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_nothing_moves_nothing() -> None:
+    empty = Move((0, 3), Strided(0, (3, 1)), Strided(0, (3, 1)))
+    assert list(clipped_move(empty, (0, 3), Box((0, 0), (0, 3)))) == []
+    assert list(source_boxes(empty, (0, 3))) == []
