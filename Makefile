@@ -45,7 +45,7 @@ test-fast: $(READY)  ## run the tests that start no other processes, with few ex
 test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, each in its own environment
 	set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest -q tests/frameworks_live/$$name; done
 
-test-matrix: $(READY)  ## save under every parallelism, load under every other
+test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/test_matrix.py tests/frameworks/torch_dcp_plugin
 
 check: $(READY)  ## style, types, layers, and every test with the coverage thresholds

@@ -1,20 +1,27 @@
 """Launching the gloo processes in which tests run the real torch, and ending them.
 
-A test that needs several ranks has a module of its own whose ``main`` is the worker; `launch` starts one process per
-rank with ``RANK``, ``WORLD_SIZE`` and ``UCP_RENDEZVOUS`` (a file URL: no port, no network) in its environment, and
-the worker uses `join` and `leave`.
+A test that needs several ranks has a module of its own whose ``main`` is the worker; `launch` runs it in one process
+per rank with ``RANK``, ``WORLD_SIZE`` and ``UCP_RENDEZVOUS`` (a file URL: no port, no network) in its environment, and
+the worker uses `join` and `leave`. To import torch and what it brings takes seconds, what a rank then does a fraction
+of one: the ranks are forks of one process that has imported the worker's module.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,59 +51,96 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
+class Ranks(NamedTuple):
+    """So many ranks of one job, and the arguments of their worker."""
+
+    arguments: Sequence[str]
+    world: int
+
+
 def launch(module: str, arguments: Sequence[str], world: int, timeout: float = 300.0) -> None:
-    """Run ``python -m module *arguments`` as ``world`` ranks; raise `RuntimeError` with the log of one that fails."""
+    """Run ``module`` with ``arguments`` as ``world`` ranks; raise `RuntimeError` with the logs where one fails."""
+    launch_in_turn(module, [Ranks(arguments, world)], timeout)
+
+
+def launch_in_turn(module: str, jobs: Sequence[Ranks], timeout: float = 300.0) -> None:
+    """Run one job after another as `launch` does, with one import for all of them."""
     with tempfile.TemporaryDirectory() as scratch:
-        logs = [Path(scratch, f"{rank}.log") for rank in range(world)]
-        processes = [
-            _start([sys.executable, "-m", module, *arguments], Path(scratch, "rendezvous"), rank, world, log)
-            for rank, log in enumerate(logs)
-        ]
-        failed = _wait(processes, timeout)
-        if failed is not None:
-            code = processes[failed].returncode
-            tail = logs[failed].read_text(errors="replace")[-4000:]
-            raise RuntimeError(
-                f"rank {failed} of {world} of {module} ended with status {code}; its log ends:\n{tail}"
-            )
-
-
-def _start(command: list[str], rendezvous: Path, rank: int, world: int, log: Path) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "UCP_RENDEZVOUS": rendezvous.as_uri(),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    with log.open("wb") as sink:
-        return subprocess.Popen(
-            command,
+        # A session of its own, so that the ranks can be ended with the process that forked them.
+        parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.processes", module, scratch, json.dumps(jobs)],
             cwd=ROOT,
-            env=environment,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            },
             stdin=subprocess.DEVNULL,
-            stdout=sink,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        try:
+            said, _ = parent.communicate(timeout=timeout)
+            outcome = said.decode(errors="replace")[-4000:]
+        except subprocess.TimeoutExpired:
+            outcome = f"not done after {timeout} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
+        if parent.returncode != 0:
+            logs = sorted(Path(scratch).glob("*.log"))
+            tails = [f"-- {log.stem}:\n{log.read_text(errors='replace')[-4000:]}" for log in logs]
+            raise RuntimeError("\n".join([f"{module}: {outcome}", *tails]))
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> int | None:
-    """Wait until all end well, or return the rank of the first that does not and stop the others."""
-    deadline = time.monotonic() + timeout
+def _fork_jobs(module: str, scratch: Path, jobs: Sequence[Ranks]) -> str | None:
+    """Import ``module``, fork the ranks of each job, wait; return what went wrong with the first that fails."""
+    importlib.import_module(module)
+    threads = threading.enumerate()
+    if len(threads) > 1:
+        return f"importing the module starts threads, which a fork would lose: {threads}"
+    for number, job in enumerate(jobs):
+        os.environ.update(
+            WORLD_SIZE=str(job.world), UCP_RENDEZVOUS=(scratch / f"rendezvous-{number}").as_uri()
+        )
+        for log in scratch.glob("*.log"):
+            log.unlink()
+        ranks = {
+            _fork(module, rank, scratch / f"rank {rank}.log", job.arguments): rank
+            for rank in range(job.world)
+        }
+        while ranks:
+            ended, status = os.wait()
+            rank = ranks.pop(ended)
+            if status != 0:
+                # The others would wait for it: the process that called `launch` ends them all.
+                code = os.waitstatus_to_exitcode(status)
+                return f"rank {rank} of {job.world} ended with status {code}"
+    return None
+
+
+def _fork(module: str, rank: int, log: Path, arguments: Sequence[str]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
     try:
-        while True:
-            codes = [process.poll() for process in processes]
-            for rank, code in enumerate(codes):
-                if code not in (None, 0):
-                    return rank
-            if None not in codes:
-                return None
-            if time.monotonic() > deadline:
-                return codes.index(None)
-            time.sleep(0.05)
+        with log.open("wb") as sink:
+            os.dup2(sink.fileno(), 1)
+            os.dup2(sink.fileno(), 2)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(_fork_jobs(sys.argv[1], Path(sys.argv[2]), [Ranks(*job) for job in json.loads(sys.argv[3])]))
