@@ -357,8 +357,15 @@ def test_kinds(dcp_case: DcpCase, tmp_path: Path) -> None:
     with pytest.raises(UcpError) as caught:
         detect_kind(tmp_path)
     assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", str(tmp_path))
-    refusal = refused(dcp_case("fsdp_2"), tmp_path / "out", destination_kind="dcp")
-    assert "through ucp" in refusal.message
+    refusal = refused(dcp_case("fsdp_2"), tmp_path / "out", destination_kind="dpc")
+    assert "'dpc' is none of ucp, dcp" in refusal.message
+
+
+def test_one_kind_becomes_another_without_a_copy_in_between(dcp_case: DcpCase, tmp_path: Path) -> None:
+    case = dcp_case("tp_2")
+    convert_checkpoint(case.path, tmp_path / "out", source_kind="dcp", destination_kind="dcp")
+    assert fingerprint(loaded(tmp_path / "out")) == fingerprint(loaded(case.path))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_progress_counts_logical_bytes(dcp_case: DcpCase, tmp_path: Path) -> None:

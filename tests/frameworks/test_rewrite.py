@@ -16,7 +16,8 @@ from tests.builders import save as write
 from ucpformat.comparison import compare
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.conversion import Job, SlotSource, run_job
-from ucpformat.frameworks.kinds import convert_checkpoint, rewrite_job
+from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.rewriting import rewrite_job
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.envelope import Extension

@@ -22,7 +22,7 @@ from tests.builders import save as write
 from tests.geometry.strategies import shapes
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.conversion import run_job
-from ucpformat.frameworks.kinds import rewrite_job
+from ucpformat.frameworks.rewriting import rewrite_job
 from ucpformat.frameworks.state_paths import NumberKey, build, path_from_json, path_to_json
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage

@@ -13,6 +13,7 @@ import click
 from ucpformat.cli.convert import convert
 from ucpformat.cli.diff import diff
 from ucpformat.cli.inspect import inspect
+from ucpformat.cli.kinds import kinds
 from ucpformat.cli.plan import plan
 from ucpformat.cli.report import printable, wants_json
 from ucpformat.cli.validate import validate
@@ -44,5 +45,6 @@ def main() -> None:
 main.add_command(convert)
 main.add_command(diff)
 main.add_command(inspect)
+main.add_command(kinds)
 main.add_command(plan)
 main.add_command(validate)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from ucpformat.cli.report import human_bytes, progress_bar
-from ucpformat.frameworks.kinds import KINDS, convert_checkpoint, detect_kind
+from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
+from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.registry import UCP, registry
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.kinds import ConversionReport
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
     from ucpformat.model.root import Storage
 
@@ -22,13 +25,29 @@ _COMPRESSORS = {
 }
 
 
+class _Kind(click.ParamType):  # type: ignore[type-arg] # click before 8.2 has no arguments
+    """The name of a kind; plug-ins are looked for when one is given, and not before."""
+
+    name = "kind"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in registry().names:
+            self.fail(f"{value!r} is none of {', '.join(registry().names)}.", param, ctx)
+        return value
+
+
+def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if bad := [name for name, equals, _ in pairs if not equals]:
+        raise click.BadParameter(f"takes NAME=VALUE, not {bad[0]!r}")
+    return {name: value for name, _, value in pairs}
+
+
 @click.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option("--from", "source_kind", type=click.Choice(KINDS), help="Kind of SOURCE. [default: detected]")
-@click.option(
-    "--to", "destination_kind", type=click.Choice(KINDS), help="Kind to write. [default: the other one]"
-)
+@click.option("--from", "source_kind", type=_Kind(), help="Kind of SOURCE (`ucp kinds`). [default: detected]")
+@click.option("--to", "destination_kind", type=_Kind(), help="Kind to write. [default: ucp, or dcp from ucp]")
 @click.option(
     "--storage",
     type=click.Choice(["plain", "packed"]),
@@ -53,8 +72,33 @@ _COMPRESSORS = {
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A setting of the kind to write, such as world_size=4; repeatable.",
+    callback=_settings,
+    help="A setting of the kind that is not ucp, such as world_size=4; repeatable. `ucp kinds` lists them.",
 )
+@click.option(
+    "--from-set",
+    "source_settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_settings,
+    help="A setting of the kind of SOURCE, where neither kind is ucp.",
+)
+@click.option(
+    "--to-set",
+    "destination_settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_settings,
+    help="A setting of the kind to write, where neither kind is ucp.",
+)
+@click.option(
+    "--drop",
+    metavar="GLOB",
+    multiple=True,
+    help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME; repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Plan everything, report it, and write nothing.")
+@format_option
 @click.option(
     "--shards",
     type=click.IntRange(1),
@@ -69,14 +113,22 @@ def convert(
     compressor: str | None,
     foreign_objects: str,
     shards: int | None,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
+    source_settings: dict[str, str],
+    destination_settings: dict[str, str],
+    drop: tuple[str, ...],
+    dry_run: bool,
+    output: str,
 ) -> None:
     """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed."""
-    pairs = [setting.partition("=") for setting in settings]
-    if bad := [name for name, equals, _ in pairs if not equals]:
-        raise click.UsageError(f"--set takes NAME=VALUE, not {bad[0]!r}")
     kind = source_kind or detect_kind(source)
-    target = destination_kind or ("ucp" if kind != "ucp" else "dcp")
+    target = destination_kind or (UCP if kind != UCP else "dcp")
+    if settings and kind != UCP != target:
+        raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
+    if target == UCP:
+        source_settings = {**settings, **source_settings}
+    else:
+        destination_settings = {**settings, **destination_settings}
     with progress_bar("converting") as progress:
         report = convert_checkpoint(
             source,
@@ -87,13 +139,38 @@ def convert(
             compressor=None if compressor is None else _COMPRESSORS[compressor],
             foreign_objects=cast("ForeignObjects", foreign_objects),
             shard_count=shards,
-            settings={name: value for name, _, value in pairs},
+            settings=destination_settings,
+            source_settings=source_settings,
+            drop=drop,
+            dry_run=dry_run,
             progress=progress,
             expect=progress.expect,
         )
+    if output == "json":
+        click.echo(json.dumps(_as_json(report, kind, target, dry_run), indent=2))
+        return
     click.echo(
         f"{source} ({kind}) -> {destination} ({target}): {report.tensors} tensors, "
-        f"{human_bytes(report.nbytes)}, {report.objects} values"
+        f"{human_bytes(report.nbytes)}, {report.objects} values" + (", nothing written" if dry_run else "")
     )
+    for loss in report.dropped:
+        click.echo(printable(f"dropped {loss.what}: {loss.why}"))
+    if dry_run:  # afterwards the destination shows its names itself, and --format json has them
+        for what, name in report.renamed.items():
+            click.echo(printable(f"renamed {what}: {name}"))
     if report.digest:
         click.echo(f"digest {report.digest}")
+
+
+def _as_json(report: ConversionReport, kind: str, target: str, dry_run: bool) -> dict[str, object]:
+    return {
+        "from": kind,
+        "to": target,
+        "written": not dry_run,
+        "tensors": report.tensors,
+        "bytes": report.nbytes,
+        "values": report.objects,
+        "digest": report.digest,
+        "renamed": dict(report.renamed),
+        "dropped": [{"what": loss.what, "why": loss.why} for loss in report.dropped],
+    }

@@ -23,6 +23,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ucpformat.frameworks.foreign import Lost
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage
@@ -43,7 +44,10 @@ class SlotSource:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that a checkpoint is to hold. ``blobs``: name to media type and bytes."""
+    """Everything that a checkpoint is to hold. ``blobs``: name to media type and bytes.
+
+    ``dropped`` names what the source has and the job cannot carry: it is run only where each is allowed to be lost.
+    """
 
     atoms: Sequence[AtomSpec]
     sources: Sequence[SlotSource]
@@ -53,6 +57,7 @@ class Job:
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     extensions: Mapping[str, Extension] = field(default_factory=dict)
+    dropped: Sequence[Lost] = ()
 
     @property
     def nbytes(self) -> int:

@@ -1,35 +1,58 @@
-"""Foreign kinds of checkpoints: how each is recognised, read and written."""
+"""The interface of foreign kinds of checkpoints: how each is recognised, read and written (docs/plugins.md).
+
+A kind is found by an entry point of the group ``ucpformat.kinds``, the built-in ones like any other (`registry`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.content import Content
     from ucpformat.frameworks.conversion import Job
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
-    from ucpformat.reader import Checkpoint
 
-__all__ = ["BUILT_IN", "ExportOptions", "ForeignKind", "ImportOptions"]
+__all__ = ["ExportOptions", "ExportPlan", "ForeignKind", "ImportOptions", "Lost", "Path", "Setting"]
 
 Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a kind, ``--set NAME=VALUE``: its name, and one line of help that says what values it takes."""
+
+    name: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Something of a source that does not reach the destination, and why.
+
+    ``what`` is ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME``, or what the source calls it.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What a caller may say about a source."""
+    """What a caller may say about a source. ``settings`` are those that the kind declares, as text."""
 
     foreign_objects: ForeignObjects = "refuse"
     shard_count: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What a caller may say about a destination; ``progress`` is told of logical bytes that are written.
 
-    ``settings`` are a kind's own, as the command line has them: ``{"stage": "3", "world_size": "4"}``.
+    ``settings`` are those that the kind declares, as the command line has them: ``{"stage": "3"}``.
     """
 
     progress: Callable[[int], None] = lambda _: None
@@ -37,94 +60,34 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """An export that was thought through: nothing is written before ``write`` is called, once.
+
+    ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
+    where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
+    allows each loss (``--drop``), ``write`` is never called.
+    """
+
+    objects: int
+    write: Callable[[], None]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    dropped: Sequence[Lost] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignKind:
-    """One kind. ``plan`` reads one into a job, ``export`` writes one and counts its objects; None where it cannot."""
+    """One kind of checkpoint.
+
+    ``detect`` says whether a path holds one; it reads little, and raises nothing for what is something else.
+    ``plan`` reads one into a `Job`, no tensor yet; ``export`` plans writing one. None where it cannot.
+    ``before`` names kinds that would take this one for theirs: this one is asked first.
+    """
 
     name: str
     detect: Callable[[Path], bool]
     plan: Callable[[Path, ImportOptions], Job] | None = None
-    export: Callable[[Checkpoint, Path, ExportOptions], int] | None = None
-
-
-# Modules are imported when a function is called: torch, or what a kind needs, is not loaded for the others.
-
-
-def _detect_dcp(path: Path) -> bool:
-    from ucpformat.frameworks.torch_dcp.directory import detect
-
-    return detect(path)
-
-
-def _plan_dcp(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.frameworks.torch_dcp.importer import import_dcp
-
-    return import_dcp(path, foreign_objects=options.foreign_objects, shard_count=options.shard_count)
-
-
-def _export_dcp(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
-    from ucpformat.frameworks.torch_dcp.exporter import export_dcp
-
-    return export_dcp(checkpoint, path, progress=options.progress)
-
-
-def _detect_deepspeed(path: Path) -> bool:
-    from ucpformat.frameworks.deepspeed.directory import detect
-
-    return detect(path)
-
-
-def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.frameworks.deepspeed.importer import import_deepspeed
-
-    return import_deepspeed(path)
-
-
-def _export_deepspeed(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
-    from ucpformat.frameworks.deepspeed.exporter import export_deepspeed
-
-    return export_deepspeed(checkpoint, path, settings=options.settings, progress=options.progress)
-
-
-def _detect_universal(path: Path) -> bool:
-    from ucpformat.frameworks.deepspeed.universal import universal_folder
-
-    return universal_folder(path) is not None
-
-
-def _plan_universal(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.frameworks.deepspeed.universal_importer import import_universal
-
-    return import_universal(path)
-
-
-def _export_universal(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
-    from ucpformat.frameworks.deepspeed.universal import export_universal
-
-    return export_universal(checkpoint, path, settings=options.settings, progress=options.progress)
-
-
-def _detect_megatron(path: Path) -> bool:
-    from ucpformat.frameworks.megatron.torch_dist import detect
-
-    return detect(path)
-
-
-def _plan_megatron(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.frameworks.megatron.importer import import_torch_dist
-
-    return import_torch_dist(path, foreign_objects=options.foreign_objects)
-
-
-def _export_megatron(checkpoint: Checkpoint, path: Path, options: ExportOptions) -> int:
-    from ucpformat.frameworks.megatron.exporter import export_torch_dist
-
-    return export_torch_dist(checkpoint, path, progress=options.progress)
-
-
-BUILT_IN: Final = (
-    ForeignKind("megatron", _detect_megatron, _plan_megatron, _export_megatron),
-    ForeignKind("dcp", _detect_dcp, _plan_dcp, _export_dcp),
-    ForeignKind("ds-universal", _detect_universal, _plan_universal, _export_universal),
-    ForeignKind("deepspeed", _detect_deepspeed, _plan_deepspeed, _export_deepspeed),
-)
-"""In the order in which a directory is looked at."""
+    export: Callable[[Content, Path, ExportOptions], ExportPlan] | None = None
+    title: str = ""
+    import_settings: Sequence[Setting] = ()
+    export_settings: Sequence[Setting] = ()
+    before: Sequence[str] = ()

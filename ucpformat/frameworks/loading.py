@@ -68,7 +68,7 @@ def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
         for view in checkpoint.values():
             for name, slot in view.items():
                 yield slot_path(view.atom.name, name, slot.stored.slot.annotations), slot
-            for path in alias_paths(view.atom):
+            for path in alias_paths(view.atom) if "value" in view else ():
                 yield path, view["value"]
 
     return by_path(found())

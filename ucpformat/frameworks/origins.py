@@ -8,7 +8,7 @@ and per optimizer its ``path`` and ``form``). Annotations bind nobody: readers t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ucpformat.frameworks.state_groups import GroupOrigin
 from ucpformat.frameworks.state_paths import KeyPath, NumberKey, StatePath, path_from_json, path_to_json
@@ -16,8 +16,14 @@ from ucpformat.frameworks.state_paths import KeyPath, NumberKey, StatePath, path
 if TYPE_CHECKING:
     from ucpformat.frameworks.state_names import Form
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.atom import Atom
     from ucpformat.model.state import StateDocument
+
+    class _Named(Protocol):
+        @property
+        def aliases(self) -> tuple[str, ...]: ...
+        @property
+        def annotations(self) -> Mapping[str, JsonValue]: ...
+
 
 __all__ = [
     "SOURCE",
@@ -53,10 +59,8 @@ def alias_annotations(paths: Sequence[StatePath]) -> dict[str, JsonValue]:
     return {SOURCE: {"aliases": [path_to_json(path) for path in paths]}} if paths else {}
 
 
-def alias_paths(atom: Atom) -> list[StatePath]:
+def alias_paths(atom: _Named) -> list[StatePath]:
     """Where the tied names of an atom's value belong in a state dict."""
-    if not any(slot.name == "value" for slot in atom.slots):
-        return []
     source = atom.annotations.get(SOURCE)
     kept = source.get("aliases") if isinstance(source, dict) else None
     if isinstance(kept, list):

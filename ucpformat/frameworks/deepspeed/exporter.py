@@ -20,12 +20,12 @@ from ucpformat.frameworks.deepspeed.outlines import Group, Outline, Range
 from ucpformat.frameworks.deepspeed.state_values import WRAPPER
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, write_archive
 from ucpformat.frameworks.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
+from ucpformat.frameworks.foreign import ExportPlan
 from ucpformat.frameworks.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
-    from ucpformat.reader import Checkpoint
-    from ucpformat.views import SlotView
+    from ucpformat.frameworks.content import Content, SlotContent
 
 __all__ = [
     "VERSION",
@@ -57,21 +57,15 @@ class DeepSpeedSettings:
     buffers: frozenset[str] | None = None
 
     @classmethod
-    def read(cls, settings: Mapping[str, str], checkpoint: Checkpoint) -> DeepSpeedSettings:
+    def read(cls, settings: Mapping[str, str], content: Content) -> DeepSpeedSettings:
         """From ``--set``; stage, degree and order are those that the checkpoint was saved with, unless given.
 
         Raises:
-            MismatchError: ``UCP-E-MISMATCH`` for a setting that is unknown or out of range.
+            MismatchError: ``UCP-E-MISMATCH`` for a setting that is out of range.
         """
-        known = ("stage", "world_size", "tag", "sub_group_size", "round_robin", "buffers")
-        for name in settings:
-            if name not in known:
-                raise error("UCP-E-MISMATCH", f"there is no setting {name!r}; there are {', '.join(known)}")
-        source = checkpoint.state.annotations.get(SOURCE)
+        source = content.state.annotations.get(SOURCE)
         noted = source if isinstance(source, dict) else {}
-        progress = checkpoint.root.progress
-        step = 0 if progress is None or progress.step is None else progress.step
-        tag = settings.get("tag", f"global_step{step}")
+        tag = settings.get("tag", f"global_step{content.step or 0}")
         if not tag or tag in (".", "..") or set(tag) & set("/\\\0\n"):
             raise error("UCP-E-MISMATCH", f"the tag {tag!r} is no name of a directory")
         names = settings.get("buffers")
@@ -93,34 +87,41 @@ def _number(settings: Mapping[str, str], name: str, usual: object, low: int, hig
 
 
 def export_deepspeed(
-    checkpoint: Checkpoint,
+    content: Content,
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
     progress: Callable[[int], None],
-) -> int:
-    """Write a directory for ``load_checkpoint``; returns the number of values beside the tensors.
+) -> ExportPlan:
+    """Plan a directory for ``load_checkpoint``.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` for a directory that is not empty; ``UCP-E-MISMATCH`` for what ZeRO cannot hold;
             ``UCP-E-DTYPE`` and ``UCP-E-OBJECT`` for what torch cannot; what reading raises.
     """
-    chosen = DeepSpeedSettings.read(settings, checkpoint)
-    outline = Outline(checkpoint, progress, chosen.buffers)
+    chosen = DeepSpeedSettings.read(settings, content)
+    outline = Outline(content, progress, chosen.buffers)
     flat = _flat_groups(outline, chosen)
-    with fresh_directory(path) as root:
-        folder = root / chosen.tag
-        folder.mkdir()
-        ranks = range(chosen.world_size)
-        for rank in ranks if chosen.stage == 3 else (0,):
-            name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
-            write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
-        prefix = "bf16_" if _is_bfloat16(outline) else ""
-        for rank in ranks:
-            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            write_archive(folder / name, _optimizer_tree(outline, chosen, flat, rank))
-        write_text(root / "latest", chosen.tag)
-    return len(outline.values)
+    # What a file cannot hold is found by spelling one out; all ranks have the same parameters.
+    _model_tree(outline, chosen, flat, 0)
+    _optimizer_tree(outline, chosen, flat, 0)
+
+    def write() -> None:
+        with fresh_directory(path) as root:
+            folder = root / chosen.tag
+            folder.mkdir()
+            ranks = range(chosen.world_size)
+            for rank in ranks if chosen.stage == 3 else (0,):
+                name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
+                write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
+            prefix = "bf16_" if _is_bfloat16(outline) else ""
+            for rank in ranks:
+                name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+                write_archive(folder / name, _optimizer_tree(outline, chosen, flat, rank))
+            write_text(root / "latest", chosen.tag)
+
+    files = chosen.world_size if chosen.stage == 3 else 1
+    return ExportPlan(len(outline.values), write, dropped=outline.left_out(files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def _model_tree(
         if chosen.stage == 3 and (name in outline.trained or name in frozen):
             tensor = outline.flat([], tensor.dtype)
         module[name] = tensor
-        module.update(dict.fromkeys(view.atom.aliases, tensor))
+        module.update(dict.fromkeys(view.aliases, tensor))
     shapes = OrderedDict((name, TorchSize(outline.shape(name))) for name in frozen)
     return {
         "module": module,
@@ -224,7 +225,7 @@ def _fragment(outline: Outline, name: str, chosen: DeepSpeedSettings, rank: int)
     return outline.flat(list(_part_of(slot, chosen.world_size, rank)), slot.dtype.name)
 
 
-def _part_of(slot: SlotView, world_size: int, rank: int) -> Iterator[Range]:
+def _part_of(slot: SlotContent, world_size: int, rank: int) -> Iterator[Range]:
     """What a rank has of a tensor that ZeRO-3 splits alone, padding included."""
     count = math.prod(slot.shape)
     part = partition_size(slot.shape, world_size)
@@ -315,7 +316,7 @@ def _used(group: _FlatGroup, rank: int) -> int:
 
 
 def _ranges(
-    slots: Mapping[str, SlotView],
+    slots: Mapping[str, SlotContent],
     chosen: DeepSpeedSettings,
     group: _FlatGroup,
     rank: int,

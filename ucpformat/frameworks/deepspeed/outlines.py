@@ -12,6 +12,7 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor
+from ucpformat.frameworks.foreign import Lost
 from ucpformat.frameworks.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.geometry import decompose_flat_range
@@ -21,8 +22,7 @@ from ucpformat.model.values import NamedValue, decode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.reader import Checkpoint
-    from ucpformat.views import AtomView, SlotView
+    from ucpformat.frameworks.content import AtomContent, Content, SlotContent
 
 __all__ = ["Group", "Outline", "Range", "live"]
 
@@ -36,7 +36,7 @@ _FLOATS: Final = ("float16", "bfloat16", "float32")
 class Range:
     """Elements ``[start, stop)`` of a slot in row-major order; None instead of a slot stands for zeros."""
 
-    slot: SlotView | None
+    slot: SlotContent | None
     start: int
     stop: int
 
@@ -50,24 +50,24 @@ class Group:
 
 
 class Outline:
-    """A checkpoint with the questions that DeepSpeed's files answer. Raises ``UCP-E-MISMATCH`` where it cannot tell."""
+    """Content with the questions that DeepSpeed's files answer. Raises ``UCP-E-MISMATCH`` where it cannot tell."""
 
     def __init__(
-        self, checkpoint: Checkpoint, progress: Callable[[int], None], buffers: frozenset[str] | None = None
+        self, content: Content, progress: Callable[[int], None], buffers: frozenset[str] | None = None
     ) -> None:
-        self._checkpoint = checkpoint
+        self._content = content
         self._progress = progress
         self._named_buffers = buffers
         self._tensors: dict[tuple[str, str, str], OutTensor] = {}
         self.values = {
             name: live(decode(value, at=name, restore=RESTORE))
-            for name, value in checkpoint.state.values.items()
+            for name, value in content.state.values.items()
         }
 
     @cached_property
     def groups(self) -> Sequence[Group]:
         """The parameter groups of the one optimizer."""
-        optimizers = self._checkpoint.state.optimizers
+        optimizers = self._content.state.optimizers
         if len(optimizers) != 1:
             raise error(
                 "UCP-E-MISMATCH",
@@ -88,24 +88,23 @@ class Outline:
         return frozenset(name for group in self.groups for name in group.names)
 
     @cached_property
-    def module(self) -> Mapping[str, AtomView]:
+    def module(self) -> Mapping[str, AtomContent]:
         """Parameters and buffers: all atoms with a value."""
-        return {name: view for name, view in self._checkpoint.items() if "value" in view}
+        return {name: view for name, view in self._content.items() if "value" in view}
 
     @property
     def step(self) -> int:
         """How many optimizer steps were taken, 0 where that is not known."""
-        progress = self._checkpoint.root.progress
-        return 0 if progress is None or progress.step is None else progress.step
+        return self._content.step or 0
 
     @property
     def shared(self) -> dict[str, str]:
         """Tied names, and the name that each is kept under."""
-        return {alias: name for name, view in self.module.items() for alias in view.atom.aliases}
+        return {alias: name for name, view in self.module.items() for alias in view.aliases}
 
     def role(self, name: str) -> object:
         """What the importer knew a value to be: ``buffer``, ``frozen``, or None."""
-        source = self.module[name].atom.annotations.get(SOURCE)
+        source = self.module[name].annotations.get(SOURCE)
         return source.get("role") if isinstance(source, dict) else None
 
     def is_buffer(self, name: str) -> bool:
@@ -130,12 +129,12 @@ class Outline:
             raise error("UCP-E-MISMATCH", f"the optimizer has {name!r}, and no value of it is there")
         return view["value"].shape
 
-    def master(self, name: str) -> SlotView:
+    def master(self, name: str) -> SlotContent:
         """The copy of a parameter that the optimizer updates."""
         view = self.module[name]
         return view["master"] if "master" in view else view["value"]
 
-    def states(self, name: str) -> dict[str, SlotView]:
+    def states(self, name: str) -> dict[str, SlotContent]:
         """Optimizer states with the shape of the parameter."""
         return {slot: view for slot, view in self._others(name) if not self._is_number(name, slot, view)}
 
@@ -144,12 +143,32 @@ class Outline:
         found: dict[str, Any] = {}
         for slot, view in self._others(name):
             if self._is_number(name, slot, view):
-                source = view.stored.slot.annotations.get(SOURCE)
+                source = view.annotations.get(SOURCE)
                 is_python = isinstance(source, dict) and source.get("number") in ("int", "float")
                 found[slot] = view.read().item() if is_python else self.tensor(name, slot)
         return found
 
-    def _others(self, name: str) -> Iterator[tuple[str, SlotView]]:
+    def left_out(self, ranks: int) -> list[Lost]:
+        """What DeepSpeed's files have no place for, where ``ranks`` of them hold values."""
+        lost = []
+        for name, view in self._content.items():
+            if "value" not in view:
+                why = "DeepSpeed keeps states of parameters, and no value of this one is there"
+            elif name not in self.trained:
+                why = "the optimizer does not have this parameter"
+            else:
+                continue
+            lost += [Lost(f"{name}/{slot}", why) for slot in view if slot != "value"]
+        for name in self.values:
+            scope, _, rest = name.partition("/")
+            number = rest.partition("/")[0]
+            if scope == "mp_rank" or (scope == "rank" and number.isdecimal() and int(number) >= ranks):
+                lost.append(Lost(f"values/{name}", "the files of that rank are not written"))
+        return lost + [
+            Lost(f"blobs/{name}", "DeepSpeed's files hold no opaque bytes") for name in self._content.blobs
+        ]
+
+    def _others(self, name: str) -> Iterator[tuple[str, SlotContent]]:
         shape = self.shape(name)
         for slot, view in self.module[name].items():
             if slot in ("value", "master"):
@@ -161,12 +180,12 @@ class Outline:
                 )
             yield slot, view
 
-    def _is_number(self, name: str, slot: str, view: SlotView) -> bool:
+    def _is_number(self, name: str, slot: str, view: SlotContent) -> bool:
         return view.shape == () and (self.shape(name) != () or slot == "step")
 
     def tensor(self, name: str, slot: str, kind: str | None = None) -> OutTensor:
         """A whole slot, cast to ``kind``; the same object at every call."""
-        view = self._checkpoint[name][slot]
+        view = self._content[name][slot]
         kind = kind or view.dtype.name
         key = (name, slot, kind)
         if key not in self._tensors:
@@ -192,12 +211,12 @@ class Outline:
                 yield self._elements(part.slot, start, stop).astype(wanted.numpy, copy=False).view(np.uint8)
                 self._progress((stop - start) * part.slot.dtype.item_bytes)
 
-    def _elements(self, slot: SlotView, start: int, stop: int) -> NDArray[Any]:
+    def _elements(self, slot: SlotContent, start: int, stop: int) -> NDArray[Any]:
         found = np.empty(stop - start, slot.dtype.numpy)
         done = 0
         for box in decompose_flat_range(slot.shape, start, stop):
             part = found[done : done + box.size].reshape(box.shape)
-            self._checkpoint.read_box(slot.stored, box, part)
+            slot.read_box(box, part)
             done += box.size
         return found
 

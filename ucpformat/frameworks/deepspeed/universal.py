@@ -25,10 +25,11 @@ from ucpformat.frameworks.deepspeed.exporter import (
 )
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.torch_writer import write_archive
+from ucpformat.frameworks.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
-    from ucpformat.reader import Checkpoint
+    from ucpformat.frameworks.content import Content
 
 __all__ = ["LATEST", "export_universal"]
 
@@ -37,13 +38,13 @@ _INFO: Final = {"universal_checkpoint_version": 0.4}
 
 
 def export_universal(
-    checkpoint: Checkpoint,
+    content: Content,
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
     progress: Callable[[int], None],
-) -> int:
-    """Write a directory for ``load_checkpoint`` under ``load_universal``; returns the number of values.
+) -> ExportPlan:
+    """Plan a directory for ``load_checkpoint`` under ``load_universal``.
 
     Stock DeepSpeed takes frozen parameters and buffers from nowhere then, and under ZeRO-3 the options of the first
     parameter group for all; it knows Adam's states alone.
@@ -51,25 +52,26 @@ def export_universal(
     Raises:
         UcpError: as `exporter.export_deepspeed`.
     """
-    unknown = settings.keys() - {"tag"}
-    if unknown:
-        raise error("UCP-E-MISMATCH", f"there is no setting {min(unknown)!r}; there is tag")
-    chosen = DeepSpeedSettings.read({"tag": "universal", **settings}, checkpoint)
-    outline = Outline(checkpoint, progress)
-    with fresh_directory(path) as root:
-        folder = root / chosen.tag
-        (folder / "zero").mkdir(parents=True)
-        for name, file, tree in _states(outline):
-            place = folder / "zero" / name
-            if not place.is_dir():
-                place.mkdir()
-            write_archive(place / file, tree)
-        write_archive(folder / "zero" / "optimizer_state.pt", _optimizer_state(outline))
-        model = _model_states(outline)
-        for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-            write_archive(folder / file, model)
-        write_text(root / LATEST, chosen.tag)
-    return len(outline.values)
+    chosen = DeepSpeedSettings.read({"tag": "universal", **settings}, content)
+    outline = Outline(content, progress)
+    states = list(_states(outline))
+    optimizer, model = _optimizer_state(outline), _model_states(outline)
+
+    def write() -> None:
+        with fresh_directory(path) as root:
+            folder = root / chosen.tag
+            (folder / "zero").mkdir(parents=True)
+            for name, file, tree in states:
+                place = folder / "zero" / name
+                if not place.is_dir():
+                    place.mkdir()
+                write_archive(place / file, tree)
+            write_archive(folder / "zero" / "optimizer_state.pt", optimizer)
+            for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+                write_archive(folder / file, model)
+            write_text(root / LATEST, chosen.tag)
+
+    return ExportPlan(len(outline.values), write, dropped=outline.left_out(1))
 
 
 def _states(outline: Outline) -> Iterator[tuple[str, str, Any]]:
@@ -113,7 +115,7 @@ def _model_states(outline: Outline) -> dict[str, Any]:
     buffers = []
     for name, view in outline.module.items():
         module[name] = outline.tensor(name, "value")
-        module.update(dict.fromkeys(view.atom.aliases, module[name]))
+        module.update(dict.fromkeys(view.aliases, module[name]))
         if outline.role(name) == "buffer":
             buffers.append(name)
     return {

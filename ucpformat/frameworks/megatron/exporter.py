@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
+from ucpformat.frameworks.foreign import ExportPlan
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     CONFIG,
@@ -31,8 +32,8 @@ from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.model import values
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.content import Content
     from ucpformat.jsonio import JsonValue
-    from ucpformat.reader import Checkpoint
 
 __all__ = ["GROUPS", "export_torch_dist"]
 
@@ -41,9 +42,9 @@ GROUPS: Final = "ucp_param_groups"
 
 
 def export_torch_dist(
-    checkpoint: Checkpoint, path: str | os.PathLike[str], *, progress: Callable[[int], None]
-) -> int:
-    """Write a checkpoint as a ``torch_dist`` directory; returns the number of objects beside the tensors.
+    content: Content, path: str | os.PathLike[str], *, progress: Callable[[int], None]
+) -> ExportPlan:
+    """Plan a ``torch_dist`` directory; nothing is lost in it.
 
     What came from ``torch_dist`` gets its keys back; other atoms are values under their names, and states under
     ``optimizer.state.<state>.<name>``, as ``fully_reshardable`` has them.
@@ -54,34 +55,37 @@ def export_torch_dist(
             what reading raises.
     """
     tensors: dict[str, ExportTensor] = {}
-    for view in checkpoint.values():
-        names = ((state_key(name, "value"), view["value"]) for name in view.atom.aliases if "value" in view)
-        slots = (
-            (_key(view.atom.name, name, slot.stored.slot.annotations), slot) for name, slot in view.items()
-        )
+    renamed: dict[str, str] = {}
+    for atom in content.values():
+        names = ((state_key(name, "value"), atom["value"]) for name in atom.aliases if "value" in atom)
+        slots = ((_key(atom.name, name, slot.annotations), slot) for name, slot in atom.items())
         for key, slot in (*slots, *names):
             if key in tensors:
                 raise error("UCP-E-NAME", f"two parts of the checkpoint would have the key {key!r}")
-            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(checkpoint, slot, progress))
+            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot, progress))
+            renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
     common: dict[str, object] = {}
-    for name, value in checkpoint.state.values.items():
+    for name, value in content.state.values.items():
         if is_sharded_object(name):
             objects[name] = values.decode(value, at=name, restore=RESTORE)
         else:
             common[name] = _revived(values.decode(value, at=name, restore=RESTORE), name)
-    if checkpoint.state.optimizers:
-        common[GROUPS] = _groups(checkpoint)
+    if content.state.optimizers:
+        common[GROUPS] = _groups(content)
     stored: dict[str, bytes] = {}
-    for name, blob in checkpoint.state.blobs.items():
-        if blob.media_type == PICKLE and is_sharded_object(name):
-            stored[name] = checkpoint.blob(name)
+    for name, (media_type, data) in content.blobs.items():
+        if media_type == PICKLE and is_sharded_object(name):
+            stored[name] = data
         else:
-            common[name] = checkpoint.blob(name)
+            common[name] = data
     root = Path(path)
-    write_dcp(root, tensors, objects, {}, stored=stored)
-    _write_common(root, common)
-    return len(objects) + len(common) + len(stored)
+
+    def write() -> None:
+        write_dcp(root, tensors, objects, {}, stored=stored)
+        _write_common(root, common)
+
+    return ExportPlan(len(objects) + len(common) + len(stored), write, renamed)
 
 
 def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:
@@ -94,10 +98,10 @@ def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> st
     return state_key(atom, slot)
 
 
-def _groups(checkpoint: Checkpoint) -> dict[str, object]:
+def _groups(content: Content) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name, optimizer in checkpoint.state.optimizers.items():
-        for key, (_, value) in expand_groups(optimizer, group_origin(checkpoint.state, name)).items():
+    for name, optimizer in content.state.optimizers.items():
+        for key, (_, value) in expand_groups(optimizer, group_origin(content.state, name)).items():
             found[str(key)] = _revived(values.decode(value, at=str(key), restore=RESTORE), str(key))
     return found
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.foreign import ExportPlan
 from ucpformat.frameworks.origins import alias_paths, group_origin, key_path, slot_path, value_paths
 from ucpformat.frameworks.state_groups import expand_groups
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, write_dcp
@@ -24,9 +25,8 @@ from ucpformat.geometry import Box
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ucpformat.frameworks.content import AtomContent, Content, SlotContent
     from ucpformat.jsonio import JsonValue
-    from ucpformat.reader import Checkpoint
-    from ucpformat.views import AtomView, SlotView
 
 __all__ = ["SlotReader", "export_dcp"]
 
@@ -35,21 +35,20 @@ __all__ = ["SlotReader", "export_dcp"]
 class SlotReader:
     """A slot as `ExportTensor` reads it."""
 
-    checkpoint: Checkpoint
-    slot: SlotView
+    slot: SlotContent
     progress: Callable[[int], None]
 
     def __call__(self, offset: tuple[int, ...], shape: tuple[int, ...], out: NDArray[np.uint8]) -> None:
         """Fill ``out`` with the bytes of a box."""
         target = out.view(self.slot.dtype.numpy).reshape(shape)
-        self.checkpoint.read_box(self.slot.stored, Box(offset, shape), target)
+        self.slot.read_box(Box(offset, shape), target)
         self.progress(out.nbytes)
 
 
 def export_dcp(
-    checkpoint: Checkpoint, path: str | os.PathLike[str], *, progress: Callable[[int], None]
-) -> int:
-    """Write a checkpoint as a DCP directory; returns the number of objects beside the tensors.
+    content: Content, path: str | os.PathLike[str], *, progress: Callable[[int], None]
+) -> ExportPlan:
+    """Plan a DCP directory; nothing is lost in it.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE`` for types that torch lacks,
@@ -64,37 +63,41 @@ def export_dcp(
         paths[key] = steps
         return key
 
-    tensors = {}
-    for view in checkpoint.values():
-        for steps, slot in _slots(view):
-            tensors[claim(steps)] = ExportTensor(
-                slot.dtype.name, slot.shape, SlotReader(checkpoint, slot, progress)
-            )
+    tensors: dict[str, ExportTensor] = {}
+    renamed: dict[str, str] = {}
+    for atom in content.values():
+        for steps, slot in _slots(atom):
+            key = claim(steps)
+            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot, progress))
+            renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
-    for steps, value in _objects(checkpoint):
+    for steps, value in _objects(content):
         key = claim(steps)
         objects[key] = decode(value, at=key)
     stored: dict[str, bytes] = {}
-    nested = value_paths(checkpoint.state)
-    for name, blob in checkpoint.state.blobs.items():
+    nested = value_paths(content.state)
+    for name, (media_type, data) in content.blobs.items():
         key = claim(key_path(nested.get(name, (name,))))
-        (stored if blob.media_type == PICKLE else objects)[key] = checkpoint.blob(name)
-    write_dcp(path, tensors, objects, paths, stored=stored)
-    return len(objects) + len(stored)
+        (stored if media_type == PICKLE else objects)[key] = data
+    return ExportPlan(
+        len(objects) + len(stored),
+        lambda: write_dcp(path, tensors, objects, paths, stored=stored),
+        renamed,
+    )
 
 
-def _slots(view: AtomView) -> Iterator[tuple[KeyPath, SlotView]]:
+def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:
     """The slots of an atom with their DCP paths; a tied value under each of its names."""
-    for name, slot in view.items():
-        yield key_path(slot_path(view.atom.name, name, slot.stored.slot.annotations)), slot
-    for path in alias_paths(view.atom):
-        yield key_path(path), view["value"]
+    for name, slot in atom.items():
+        yield key_path(slot_path(atom.name, name, slot.annotations)), slot
+    for path in alias_paths(atom) if "value" in atom else ():
+        yield key_path(path), atom["value"]
 
 
-def _objects(checkpoint: Checkpoint) -> Iterator[tuple[KeyPath, JsonValue]]:
+def _objects(content: Content) -> Iterator[tuple[KeyPath, JsonValue]]:
     """Values and parameter groups with their DCP paths, still encoded."""
-    nested = value_paths(checkpoint.state)
-    for name, value in checkpoint.state.values.items():
+    nested = value_paths(content.state)
+    for name, value in content.state.values.items():
         yield key_path(nested.get(name, (name,))), value
-    for name, optimizer in checkpoint.state.optimizers.items():
-        yield from expand_groups(optimizer, group_origin(checkpoint.state, name)).values()
+    for name, optimizer in content.state.optimizers.items():
+        yield from expand_groups(optimizer, group_origin(content.state, name)).values()

@@ -1,0 +1,45 @@
+"""What a plug-in for another kind of checkpoints needs (docs/plugins.md)."""
+
+from __future__ import annotations
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.content import AtomContent, Content, SlotContent
+from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.foreign import (
+    ExportOptions,
+    ExportPlan,
+    ForeignKind,
+    ImportOptions,
+    Lost,
+    Path,
+    Setting,
+)
+from ucpformat.geometry import Box
+from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
+from ucpformat.model.values import decode, encode
+from ucpformat.writer import AtomSpec, SlotSpec
+
+__all__ = [
+    "AtomContent",
+    "AtomSpec",
+    "Box",
+    "Content",
+    "ExportOptions",
+    "ExportPlan",
+    "ForeignKind",
+    "ImportOptions",
+    "Job",
+    "Lost",
+    "Optimizer",
+    "ParameterGroup",
+    "Path",
+    "Setting",
+    "SlotContent",
+    "SlotSource",
+    "SlotSpec",
+    "StateDocument",
+    "UcpError",
+    "decode",
+    "encode",
+    "error",
+]
