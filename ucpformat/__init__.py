@@ -1,6 +1,7 @@
 """ucpformat: the open format for distributed training checkpoints.
 
 `open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job,
+`async_save` does so in the background,
 `validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
 SPEC.md is the format.
 """
@@ -8,6 +9,7 @@ SPEC.md is the format.
 from importlib.metadata import version
 
 from ucpformat.errors import Problem, UcpError
+from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
 from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
@@ -22,6 +24,9 @@ from ucpformat.zarr_view import zarr_store
 __version__ = version("ucpformat")
 
 __all__ = [
+    "AsyncReport",
+    "AsyncSave",
+    "AsyncSaver",
     "AtomSpec",
     "AtomView",
     "Blocks",
@@ -39,6 +44,7 @@ __all__ = [
     "SlotSpec",
     "SlotView",
     "UcpError",
+    "async_save",
     "load",
     "open",
     "save",

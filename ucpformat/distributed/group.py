@@ -6,14 +6,14 @@ What travels is bytes of our own making: nothing is pickled.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ucpformat.errors import UcpError, error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Group", "OneProcess", "Reply", "agreed", "reply_of", "unpack"]
+__all__ = ["Divisible", "Group", "OneProcess", "Reply", "agreed", "another", "decided", "reply_of", "unpack"]
 
 
 class Group(Protocol):
@@ -45,6 +45,27 @@ class Group(Protocol):
         ...
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """A group that can make others like itself."""
+
+    def another(self) -> Group:
+        """A group of the same processes, whose calls never meet those of this one; all processes make it."""
+        ...
+
+
+def another(group: Group) -> Group:
+    """A group of the same processes of its own, so that two threads of each may talk at the same time.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a group that cannot make one.
+    """
+    if not isinstance(group, Divisible):
+        message = f"a {type(group).__name__} has no `another()`, which what goes on in the background needs"
+        raise error("UCP-E-MISMATCH", message)
+    return group.another()
+
+
 class OneProcess:
     """The group of a process alone."""
 
@@ -62,6 +83,10 @@ class OneProcess:
     def broadcast(self, data: bytes) -> bytes:
         """The data themselves."""
         return data
+
+    def another(self) -> OneProcess:
+        """There is nobody to meet."""
+        return OneProcess()
 
 
 class Reply(NamedTuple):
@@ -114,3 +139,18 @@ def agreed(group: Group, step: Callable[[], bytes]) -> list[bytes]:
     if reply.failure is not None:
         raise reply.failure
     return unpack(group, packed)
+
+
+def decided(group: Group, step: Callable[[], bytes]) -> bytes:
+    """Run a step on the first process alone, and return what it returned on all of them; all raise where it did.
+
+    Raises:
+        UcpError: what the step raised; on the first process itself, the original.
+    """
+    if group.rank != group.ranks[0]:
+        return unpack(group, [group.broadcast(b"")])[0]
+    reply = reply_of(step)
+    group.broadcast(reply.pack(group.rank))
+    if reply.failure is not None:
+        raise reply.failure
+    return reply.data

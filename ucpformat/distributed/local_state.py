@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ucpformat.model.state import StateDocument
 
@@ -29,9 +29,11 @@ class LocalState:
     ``atoms`` have logical shapes; the layout of a slot says how the ranks of its mesh hold it, and without one
     every rank that lists the slot holds all of it. ``arrays`` give the local tensors, of the shapes that the layouts
     say; that of a slot whose layout puts it into a buffer is the buffer. ``state`` has values, optimizers and
-    annotations; what ranks list alike has to be equal.
+    annotations; what ranks list alike has to be equal. ``devices`` has the torch tensors of slots that lie on an
+    accelerator: what their ``arrays`` would give copies of.
     """
 
     atoms: Sequence[AtomSpec]
     arrays: Mapping[SlotName, ArraySource]
     state: StateDocument = field(default_factory=StateDocument)
+    devices: Mapping[SlotName, Any] = field(default_factory=dict)

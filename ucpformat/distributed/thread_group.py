@@ -24,6 +24,7 @@ class _Shared:
         self._changed = threading.Condition()
         self._rounds: list[dict[int, bytes]] = []
         self._gone: set[int] = set()
+        self._others: list[_Shared] = []
 
     def exchange(self, number: int, rank: int, data: bytes) -> list[bytes]:
         """Give data in a round, and wait for those of all others."""
@@ -39,10 +40,21 @@ class _Shared:
             return [given[other] for other in range(self.size)]
 
     def leave(self, rank: int) -> None:
-        """Let nobody wait for this rank."""
+        """Let nobody wait for this rank, here or in the groups that were made of this one."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
+            others = list(self._others)
+        for other in others:
+            other.leave(rank)
+
+    def other(self, number: int) -> _Shared:
+        """The group that was made of this one as the ``number``-th."""
+        with self._changed:
+            while len(self._others) <= number:
+                self._others.append(_Shared(self.size))
+                self._others[-1]._gone |= self._gone
+            return self._others[number]
 
 
 class ThreadGroup:
@@ -54,6 +66,7 @@ class ThreadGroup:
         self.ranks = range(shared.size)
         self.rounds = 0
         self.sent = 0
+        self._made = 0
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """What every thread gave."""
@@ -69,6 +82,11 @@ class ThreadGroup:
     def broadcast(self, data: bytes) -> bytes:
         """What the first thread gave."""
         return self.all_gather(data if self.rank == 0 else b"")[0]
+
+    def another(self) -> ThreadGroup:
+        """Another group of the same threads."""
+        self._made += 1
+        return ThreadGroup(self._shared.other(self._made - 1), self.rank)
 
     def leave(self) -> None:
         """Be gone: whoever waits for this thread, now or later, gets an error."""

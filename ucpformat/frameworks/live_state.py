@@ -82,6 +82,7 @@ def live_state(
             names,
             frozenset(slots),
         ),
+        {slot: tensor.local.detach() for slot, tensor in owned.items() if not tensor.on_host},
     )
 
 

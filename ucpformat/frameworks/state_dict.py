@@ -25,6 +25,7 @@ from ucpformat.views import SlotView
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage
 
@@ -41,6 +42,7 @@ def save(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     compressor: Compressor | None = None,
     step: int | None = None,
+    annotations: Mapping[str, JsonValue] | None = None,
 ) -> str:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values; returns the root digest.
 
@@ -52,6 +54,7 @@ def save(
     at the top level themselves.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
+    ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
 
     Raises:
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
@@ -63,7 +66,8 @@ def save(
     def describe() -> LocalState:
         return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
 
-    return save_together(path, describe, together, SaveOptions(storage, chunk_bytes, step)).digest
+    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
+    return save_together(path, describe, together, options).digest
 
 
 def load(

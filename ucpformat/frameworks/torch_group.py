@@ -50,6 +50,17 @@ class TorchGroup:
         devices = [device.type for device in self._group._device_types]
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 
+    @property
+    def members(self) -> object:
+        """The process group itself."""
+        return self._group
+
+    def another(self) -> TorchGroup:
+        """A gloo group of the same ranks; no other rank of the job needs to take part."""
+        import torch.distributed as dist
+
+        return TorchGroup(dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True))
+
     def all_gather(self, data: bytes) -> list[bytes]:
         """What every process gave."""
         import torch

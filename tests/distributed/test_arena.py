@@ -1,0 +1,80 @@
+"""The ring in which snapshots lie: regions do not overlap while they are taken, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat.distributed.arena import ALIGNMENT, Arena, aligned
+from ucpformat.errors import UcpError
+
+
+@given(st.lists(st.integers(1, 700) | st.none(), max_size=60), st.integers(12, 40))
+def test_regions_that_are_taken_lie_apart(steps: list[int | None], units: int) -> None:
+    """None gives the oldest region back; what does not fit yet is found out without waiting."""
+    arena = Arena(limit=units * ALIGNMENT)
+    assert not arena.prepare(1 << 30)
+    taken: list[tuple[int, int]] = []
+    for step in steps:
+        if step is None:
+            if taken:
+                taken.pop(0)
+                arena.give(1)
+            continue
+        start = arena.take(step, block=False)
+        if start is None:
+            assert taken, "an empty ring has room for whatever fits into it"
+            continue
+        assert start % ALIGNMENT == 0
+        assert start + step <= arena.nbytes == units * ALIGNMENT
+        for other, size in taken:
+            assert start + step <= other or other + size <= start
+        taken.append((start, step))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30))
+def test_a_snapshot_that_fits_is_taken_at_once(sizes: list[int]) -> None:
+    arena = Arena()
+    for _ in range(3):
+        assert arena.prepare(sum(map(aligned, sizes)))
+        assert None not in [arena.take(size, block=False) for size in sizes]
+    assert arena.allocations == 1
+
+
+def test_memory_grows_to_the_largest_and_stays() -> None:
+    arena = Arena()
+    for needed, size, allocations in ((1, 2 << 20, 1), (5 << 20, 6 << 20, 2), (1 << 20, 6 << 20, 2)):
+        arena.prepare(needed)
+        assert (arena.nbytes, arena.allocations) == (size, allocations)
+    arena.close()
+    assert arena.nbytes == 0
+
+
+def test_whoever_waits_hears_of_room_and_of_the_end() -> None:
+    arena = Arena(limit=1024)
+    arena.prepare(4096)
+    found: list[int | None] = [arena.take(1024)]
+
+    def take_two() -> None:
+        found.append(arena.take(1000))
+        found.append(arena.take(1000))
+
+    thread = threading.Thread(target=take_two)
+    thread.start()
+    arena.give(1)
+    arena.abandon()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert found[0] == 0
+    assert found[-1] is None
+
+
+def test_what_is_larger_than_the_limit_is_refused() -> None:
+    arena = Arena(limit=1024)
+    arena.prepare(4096)
+    with pytest.raises(UcpError, match="raise its limit") as caught:
+        arena.take(1025)
+    assert caught.value.code == "UCP-E-LIMIT"

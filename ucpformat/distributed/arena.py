@@ -1,0 +1,117 @@
+"""Host memory in which snapshots lie until they are written: one array of bytes, used as a ring, kept between saves."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["ALIGNMENT", "Arena", "aligned", "host_bytes"]
+
+ALIGNMENT: Final = 64
+_GROWTH: Final = 1 << 21
+
+
+def aligned(nbytes: int) -> int:
+    """What a region of so many bytes takes up."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def host_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """Pageable memory."""
+    return np.empty(nbytes, np.uint8)
+
+
+class Arena:
+    """Regions are taken by one thread and given back by another, in the same order.
+
+    ``limit`` is the most bytes that it may have; without one it grows to the largest snapshot. ``allocate`` makes the
+    array. It never shrinks before `close`.
+    """
+
+    def __init__(
+        self, *, limit: int | None = None, allocate: Callable[[int], NDArray[np.uint8]] = host_bytes
+    ) -> None:
+        self._allocate = allocate
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._taken: deque[int] = deque()
+        self._head = 0
+        self._used = 0
+        self._abandoned = False
+        self.memory: NDArray[np.uint8] = host_bytes(0)
+        self.allocations = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array, which is the most that was ever needed."""
+        return self.memory.nbytes
+
+    def prepare(self, needed: int) -> bool:
+        """Make room for a snapshot of so many bytes, while no region is taken; whether all of it fits at once."""
+        self._taken.clear()
+        self._head = self._used = 0
+        self._abandoned = False
+        wanted = -(-needed // _GROWTH) * _GROWTH
+        if self._limit is not None:
+            wanted = min(wanted, self._limit // ALIGNMENT * ALIGNMENT)
+        if wanted > self.nbytes:
+            # The old array goes first: there is never room for both.
+            self.memory = host_bytes(0)
+            self.memory = self._allocate(wanted)
+            self.allocations += 1
+        return needed <= self.nbytes
+
+    def take(self, nbytes: int, *, block: bool = True) -> int | None:
+        """First byte of a region; None where there is no room yet and ``block`` is False, or nobody gives any back.
+
+        Raises:
+            UcpError: ``UCP-E-LIMIT`` for a region larger than the arena.
+        """
+        size = aligned(nbytes)
+        if size > self.nbytes:
+            message = f"a part of {nbytes} bytes does not fit into an arena of {self.nbytes}; raise its limit"
+            raise error("UCP-E-LIMIT", message)
+        with self._changed:
+            while not self._abandoned:
+                if not self._used:
+                    self._head = 0
+                # A region is one run: what is left at the end of the array is skipped where it is too little.
+                wraps = self._head + size > self.nbytes
+                gap = self.nbytes - self._head if wraps else 0
+                if self._used + gap + size <= self.nbytes:
+                    start = 0 if wraps else self._head
+                    self._head = start + size
+                    self._used += gap + size
+                    self._taken.append(gap + size)
+                    return start
+                if not block:
+                    return None
+                self._changed.wait()
+        return None
+
+    def give(self, count: int) -> None:
+        """Give the oldest ``count`` regions back."""
+        with self._changed:
+            for _ in range(count):
+                self._used -= self._taken.popleft()
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Nobody gives anything back any more: let nobody wait."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory = host_bytes(0)

@@ -1,0 +1,335 @@
+"""Saving in the background: a snapshot while the caller waits, the rest in a thread of its own.
+
+Two groups keep what the caller's thread says apart from what the thread of the save says. One save is under way at a
+time; whether the next one waits for it, all ranks find out together. What fails in the background is raised by
+exactly one of the calls that follow, or told when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Self, get_args
+
+from ucpformat.distributed.arena import Arena
+from ucpformat.distributed.group import another
+from ucpformat.distributed.save import SaveReport, prepare_save
+from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
+from ucpformat.errors import error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    from ucpformat.distributed.group import Group
+    from ucpformat.distributed.local_state import LocalState
+    from ucpformat.distributed.save import Part, SaveOptions, Saving
+
+__all__ = ["AsyncReport", "AsyncSave", "BackgroundSaver", "WhenBusy"]
+
+WhenBusy = Literal["wait", "raise", "skip"]
+"""What a save does that begins while the previous one is under way."""
+_MODES: Final = get_args(WhenBusy)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncReport:
+    """What came of a save, on this rank.
+
+    ``digest`` is that of the root document, None for a save that was skipped. ``nbytes`` are the logical bytes that
+    this rank wrote, ``arena_bytes`` the size of its arena, the most that it ever needed. Times are in seconds: for how
+    long the call kept its caller (``stalled``), of that for the previous save (``waited``) and for copies
+    (``staging``); and for how long it wrote afterwards (``writing``).
+    """
+
+    digest: str | None
+    nbytes: int
+    arena_bytes: int
+    stalled: float
+    waited: float
+    staging: float
+    writing: float
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was saved, because the previous save was still under way."""
+        return self.digest is None
+
+
+class AsyncSave:
+    """A save that goes on in the background, or was skipped."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._ready: list[Callable[[], None]] = []
+        self._report: AsyncReport | None = None
+        self._failure: BaseException | None = None
+        self._told = False
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not; does not raise."""
+        return self._ended.is_set()
+
+    def staged(self) -> None:
+        """Return when every tensor is copied: only copies from a device may still be under way after the call."""
+        for ready in self._ready:
+            ready()
+
+    def wait(self, timeout: float | None = None) -> AsyncReport:
+        """Return when this rank knows that the checkpoint is committed.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds.
+            UcpError: as `save`; whatever made the save fail.
+        """
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"{self.path} is not written yet")
+        self._told = True
+        if self._failure is not None:
+            raise self._failure
+        if self._report is None:  # pragma: no cover - one of them is set before the end
+            raise AssertionError("a save ended without report")
+        return self._report
+
+    @property
+    def _untold(self) -> bool:
+        return self._ended.is_set() and self._failure is not None and not self._told
+
+    def _end(self, outcome: AsyncReport | BaseException) -> None:
+        if isinstance(outcome, AsyncReport):
+            self._report = outcome
+        else:
+            self._failure = outcome
+        self._ended.set()
+
+
+_open: dict[int, BackgroundSaver] = {}
+
+
+def _finish_all() -> None:
+    """When the interpreter ends: let saves end, and tell what failed that nobody has asked for."""
+    for saver in list(_open.values()):
+        saver._finish()
+
+
+# Writing needs executors of concurrent.futures, which stop before `atexit` has its turn; these go in reverse order.
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)
+
+
+class BackgroundSaver:
+    """Saves one after another; a context manager that waits for the last one.
+
+    ``group`` is that of the caller's thread, used during calls alone. All ranks make the same calls.
+    ``arena_bytes`` is the most host memory for snapshots, at least one chunk: a larger one has the caller wait for what
+    is written. ``copier`` gets tensors into that memory.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        arena_bytes: int | None = None,
+        copier: Copier | None = None,
+    ) -> None:
+        self._calls = group
+        self._writes = another(group)
+        self._copier = copier or HostCopier()
+        self._arena = Arena(limit=arena_bytes, allocate=self._copier.allocate)
+        self._last: AsyncSave | None = None
+        self._closed = False
+
+    @property
+    def arena(self) -> Arena:
+        """Where snapshots lie."""
+        return self._arena
+
+    def save(
+        self,
+        url: str | os.PathLike[str],
+        describe_state: Callable[[], LocalState],
+        options: SaveOptions,
+        *,
+        when_busy: WhenBusy = "wait",
+        then: Callable[[], None] | None = None,
+    ) -> AsyncSave:
+        """Take a snapshot, and save it in the background; ``then`` is called there after the commit.
+
+        Raises:
+            UcpError: on all ranks, as `prepare_save`; what made the previous save fail, where nobody has heard of it;
+                ``UCP-E-EXISTS`` where it is still under way and ``when_busy`` is ``"raise"``.
+        """
+        if self._closed:
+            raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(url))
+        began = time.perf_counter()
+        result = AsyncSave(str(url))
+        if not self._admitted(str(url), when_busy):
+            result._end(AsyncReport(None, 0, self._arena.nbytes, time.perf_counter() - began, 0.0, 0.0, 0.0))
+            return result
+        waited = time.perf_counter()
+        saving = prepare_save(url, describe_state, self._calls, options)
+        self._last = result
+        _open[id(self)] = self
+        _Work(saving, self._writes, self._arena, result, then).stage(self._copier, began, waited)
+        return result
+
+    def _admitted(self, url: str, when_busy: WhenBusy) -> bool:
+        """Whether to save now, as all ranks agree."""
+        last = self._last
+        if last is not None and when_busy == "wait":
+            last._ended.wait()
+        busy = last is not None and not last.done()
+        failed = last is not None and last._untold
+        try:
+            said = self._calls.all_gather(bytes([busy, failed, _MODES.index(when_busy)]))
+        except BaseException as reason:
+            if last is not None and last._untold:
+                last._told = True
+                raise last._failure from reason  # type: ignore[misc]
+            raise
+        where = [rank for rank, flags in zip(self._calls.ranks, said, strict=True) if flags[1]]
+        if where and last is not None:
+            # Ranks that have heard of it raise all the same: none may go on alone.
+            last._ended.wait()
+            last._told = True
+            if last._failure is not None:
+                raise last._failure
+            raise error("UCP-E-RANK", f"the previous save failed on rank {where[0]}", at=last.path)
+        if len({flags[2] for flags in said}) > 1:
+            raise error("UCP-E-MISMATCH", "ranks differ in `when_busy`: give all the same", at=url)
+        if not any(flags[0] for flags in said):
+            return True
+        if when_busy == "raise":
+            message = "the previous save is still being written; wait for it, or save less often"
+            raise error("UCP-E-EXISTS", message, at=url)
+        return False
+
+    def wait(self) -> None:
+        """Return when nothing is under way.
+
+        Raises:
+            UcpError: what made the last save fail, where nobody has heard of it.
+        """
+        last = self._last
+        if last is not None:
+            last._ended.wait()
+            if last._untold:
+                last.wait()
+
+    def close(self) -> None:
+        """Let the last save end, and release memory and threads; raises as `wait`."""
+        try:
+            self.wait()
+        finally:
+            if not self._closed:
+                self._closed = True
+                _open.pop(id(self), None)
+                self._copier.close()
+                self._arena.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as failure:
+            if value is None:
+                raise
+            # What ended the block goes first; this is told with it.
+            value.add_note(f"and a save in the background failed: {failure}")
+
+    def _finish(self) -> None:
+        try:
+            self.close()
+        except BaseException as failure:
+            path = self._last.path if self._last is not None else ""
+            print(
+                f"ucpformat: saving {path} in the background failed: {failure}", file=sys.stderr, flush=True
+            )
+
+
+class _Work:
+    """One save: batches go through a queue from the caller's thread to one that writes them."""
+
+    def __init__(
+        self,
+        saving: Saving,
+        group: Group,
+        arena: Arena,
+        result: AsyncSave,
+        then: Callable[[], None] | None,
+    ) -> None:
+        self._saving = saving
+        self._group = group
+        self._arena = arena
+        self._result = result
+        self._then = then
+        self._queue: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+        self._accounted: queue.SimpleQueue[tuple[float, float, float]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="ucp-async-save", daemon=True)
+
+    def stage(self, copier: Copier, began: float, admitted: float) -> None:
+        """Copy everything, or as much as there is room for at first, and let the thread write it.
+
+        What fails here fails the save, on all ranks, as if it had failed in the thread. The save does not end before
+        it is known for how long the caller was kept: since ``began``, and until ``admitted`` by the previous save.
+        """
+        begun = False
+        staging = time.perf_counter()
+        try:
+            snapshot = Snapshot(self._saving, self._arena, copier)
+            if not snapshot.fits:
+                self._thread.start()
+                begun = True
+            for batch in snapshot.batches():
+                self._result._ready.append(batch.ready)
+                self._queue.put(batch)
+            self._queue.put(None)
+        except BaseException as failure:
+            self._queue.put(failure)
+            if not isinstance(failure, Exception):
+                raise
+        finally:
+            if not begun:
+                self._thread.start()
+            now = time.perf_counter()
+            self._accounted.put((now - began, admitted - began, now - staging))
+
+    def _batches(self) -> Iterator[Sequence[Part]]:
+        while (batch := self._queue.get()) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            batch.ready()
+            yield batch.parts
+            self._arena.give(len(batch.parts))
+
+    def _write(self) -> None:
+        began = time.perf_counter()
+        outcome: SaveReport | BaseException
+        try:
+            outcome = self._saving.run(self._batches, self._group)
+            if self._then is not None:
+                self._then()
+        except BaseException as failure:
+            outcome = failure
+        self._arena.abandon()
+        writing = time.perf_counter() - began
+        stalled, waited, staging = self._accounted.get()
+        self._result._ready.clear()
+        if isinstance(outcome, BaseException):
+            self._result._end(outcome)
+        else:
+            self._result._end(
+                AsyncReport(
+                    outcome.digest, outcome.nbytes, self._arena.nbytes, stalled, waited, staging, writing
+                )
+            )

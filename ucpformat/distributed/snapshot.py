@@ -1,0 +1,189 @@
+"""A snapshot of what a rank has to write: its own parts, copied chunk by chunk into an arena."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from ucpformat.distributed.arena import Arena, aligned
+from ucpformat.distributed.save import Part, flat_memory, seen_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.distributed.local_state import LocalState, SlotName
+    from ucpformat.distributed.save import Saving
+    from ucpformat.geometry import Piece
+    from ucpformat.model.dtype import DType
+
+__all__ = ["Batch", "Copier", "Copy", "HostCopier", "Snapshot"]
+
+_BATCH_BYTES: Final = 1 << 26
+_BATCHES_OF_A_RING: Final = 4
+_COPIED_AT_ONCE: Final = 1 << 22
+
+
+class Copy(NamedTuple):
+    """Elements of a local tensor, and the region of the arena that they go to, in C order from byte ``start`` on."""
+
+    name: SlotName
+    piece: Piece
+    kind: DType
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the region."""
+        return self.piece.box.size * self.kind.item_bytes
+
+    def target(self, memory: NDArray[np.uint8]) -> NDArray[np.generic]:
+        """The region as an array."""
+        return np.ndarray(self.piece.box.shape, self.kind.numpy, memory.data, self.start)
+
+
+class Copier(Protocol):
+    """Gets elements into the arena."""
+
+    def begin(self, local: LocalState) -> None:
+        """Look at what is to be copied, before memory for it is made."""
+        ...
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory for an arena."""
+        ...
+
+    def copy(
+        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        """Begin to copy; returns what waits until it is done, in any thread.
+
+        When this returns, whatever the caller does to the tensors comes after the copy.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release threads."""
+        ...
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
+class HostCopier:
+    """Copies tensors in host memory; the copy is done when `copy` returns."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or min(8, os.cpu_count() or 1)
+        self._executor: ThreadPoolExecutor | None = None
+
+    def begin(self, local: LocalState) -> None:
+        """Nothing depends on it."""
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Pageable memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def copy(
+        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        """Copy, large parts in several threads at once."""
+        large: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
+        name: SlotName | None = None
+        flat: NDArray[np.generic] = memory
+        for copy in copies:
+            if copy.name != name:
+                name, flat = copy.name, flat_memory(local.arrays[copy.name]())
+            pair = copy.target(memory), seen_part(flat, copy.piece, at="/".join(copy.name))
+            if copy.nbytes < _COPIED_AT_ONCE or self._threads == 1:
+                np.copyto(*pair)
+            else:
+                large.append(pair)
+        if large:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="ucp-snapshot")
+            for _ in self._executor.map(lambda pair: np.copyto(*pair), large):
+                pass
+        return _nothing
+
+    def close(self) -> None:
+        """Release threads."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Parts that lie in the arena, as many regions of it as there are parts, once ``ready`` has returned."""
+
+    parts: list[Part]
+    ready: Callable[[], None]
+
+
+class Snapshot:
+    """What `Saving.share` says, cut at chunks; `batches` copies it, as fast as the arena has room."""
+
+    def __init__(self, saving: Saving, arena: Arena, copier: Copier) -> None:
+        self._local = saving.local
+        self._arena = arena
+        self._copier = copier
+        self._pieces = list(_cut(saving))
+        copier.begin(saving.local)
+        self.nbytes = sum(piece.box.size * kind.item_bytes for _, piece, kind in self._pieces)
+        self.fits = arena.prepare(
+            sum(aligned(piece.box.size * kind.item_bytes) for _, piece, kind in self._pieces)
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches; each is copied, or its copy begun, when it is given. Ends early where the arena is abandoned."""
+        most = _BATCH_BYTES if self.fits else min(_BATCH_BYTES, self._arena.nbytes // _BATCHES_OF_A_RING)
+        copies: list[Copy] = []
+        pending = 0
+        for name, piece, kind in self._pieces:
+            nbytes = piece.box.size * kind.item_bytes
+            start = self._arena.take(nbytes, block=False)
+            if start is None and copies:
+                yield self._copied(copies)
+                copies, pending = [], 0
+            if start is None:
+                start = self._arena.take(nbytes)
+                if start is None:
+                    return
+            copies.append(Copy(name, piece, kind, start))
+            pending += nbytes
+            if pending >= most:
+                yield self._copied(copies)
+                copies, pending = [], 0
+        if copies:
+            yield self._copied(copies)
+
+    def _copied(self, copies: list[Copy]) -> Batch:
+        memory = self._arena.memory
+        ready = self._copier.copy(self._local, copies, memory)
+        parts = [Part(copy.name, copy.piece.box.offset, copy.target(memory)) for copy in copies]
+        return Batch(parts, ready)
+
+
+def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:
+    """The parts that this rank has to write, slot by slot, none larger than a chunk."""
+    by_slot: dict[SlotName, list[Piece]] = {}
+    for portion in saving.share():
+        by_slot.setdefault(portion.name, []).append(portion.piece)
+    for name, pieces in by_slot.items():
+        grid, kind = saving.place(name)
+        for piece in pieces:
+            chunks = list(grid.chunks_for(piece.box))
+            if len(chunks) == 1:
+                yield name, piece, kind
+                continue
+            for chunk in chunks:
+                part = piece.clip(grid.chunk_box(grid.index_of(chunk)))
+                if part is not None:
+                    yield name, part, kind

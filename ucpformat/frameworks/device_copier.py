@@ -1,0 +1,97 @@
+"""Snapshots of tensors on an accelerator: copies into pinned memory, on a stream of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ucpformat.distributed.snapshot import Copy, HostCopier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.distributed.local_state import LocalState
+
+__all__ = ["DeviceCopier"]
+
+
+class DeviceCopier(HostCopier):
+    """Copies from devices and from host memory.
+
+    What the device is given to do on its current stream afterwards waits for the copies, unless ``overlap`` says that
+    the caller does; the host does not wait either way.
+    """
+
+    def __init__(self, *, overlap: bool = False, threads: int | None = None) -> None:
+        super().__init__(threads)
+        self._overlap = overlap
+        self._pinned = False
+        self._streams: dict[Any, Any] = {}
+
+    def begin(self, local: LocalState) -> None:
+        """Pinned memory is dear: it is made where something lies on a device."""
+        self._pinned = bool(local.devices)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Pinned memory for copies from a device, else pageable."""
+        if not self._pinned:
+            return super().allocate(nbytes)
+        import torch
+
+        memory: NDArray[np.uint8] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def copy(
+        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        """Begin copies from devices, and make those from host memory meanwhile."""
+        remote: dict[Any, list[Copy]] = {}
+        host: list[Copy] = []
+        for copy in copies:
+            tensor = local.devices.get(copy.name)
+            if tensor is None:
+                host.append(copy)
+            else:
+                remote.setdefault(tensor.device, []).append(copy)
+        events = [self._begin(device, local, some, memory) for device, some in remote.items()]
+        super().copy(local, host, memory)
+
+        def ready() -> None:
+            for event in events:
+                event.synchronize()
+
+        return ready
+
+    def _begin(
+        self, device: Any, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
+    ) -> Any:
+        import torch
+
+        module = torch.get_device_module(device)
+        if device not in self._streams:
+            self._streams[device] = module.Stream(device=device)
+        stream, current = self._streams[device], module.current_stream(device)
+        arena = torch.from_numpy(memory)
+        flat: dict[Any, Any] = {}
+        for copy in copies:
+            if copy.name not in flat:
+                tensor = local.devices[copy.name].detach().resolve_conj().resolve_neg()
+                flat[copy.name] = tensor.contiguous().reshape(-1)
+        stream.wait_stream(current)
+        with module.stream(stream):
+            for copy in copies:
+                source = flat[copy.name]
+                place, shape = copy.piece.local, copy.piece.box.shape
+                seen = source.as_strided(shape, place.strides, source.storage_offset() + place.offset)
+                target = arena[copy.start : copy.start + copy.nbytes].view(source.dtype).reshape(shape)
+                target.copy_(seen, non_blocking=True)
+        # Memory that the caller lets go of is not used anew before it is copied.
+        for source in flat.values():
+            source.record_stream(stream)
+        event = stream.record_event()
+        if not self._overlap:
+            current.wait_event(event)
+        return event
