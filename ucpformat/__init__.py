@@ -1,8 +1,8 @@
 """ucpformat: the open format for distributed training checkpoints.
 
 `open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job,
-`async_save` does so in the background,
-`validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
+`async_save` does so in the background, `redistribute` moves one between ranks, `validate` finds every problem,
+`CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
 SPEC.md is the format.
 """
 
@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from ucpformat.errors import Problem, UcpError
 from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
+from ucpformat.frameworks.live_redistribution import redistribute
 from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
@@ -47,6 +48,7 @@ __all__ = [
     "async_save",
     "load",
     "open",
+    "redistribute",
     "save",
     "validate",
     "zarr_store",

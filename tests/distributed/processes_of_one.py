@@ -7,14 +7,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ucpformat.distributed.group import Bytes
 
 
 class SocketGroup:
-    """A star of sockets around the first rank. Whoever is gone closes its sockets, and the others' calls raise."""
+    """Sockets between all ranks. Whoever is gone closes its sockets, and the others' calls raise."""
 
-    def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
+    def __init__(self, rank: int, size: int, sockets: dict[int, socket.socket]) -> None:
         self.rank = rank
         self.ranks = range(size)
         self._sockets = sockets
@@ -24,8 +29,8 @@ class SocketGroup:
         if self.rank:
             _send(self._sockets[0], data)
             return [_receive(self._sockets[0]) for _ in self.ranks]
-        found = [data, *map(_receive, self._sockets)]
-        for other in self._sockets:
+        found = [data, *map(_receive, self._sockets.values())]
+        for other in self._sockets.values():
             for one in found:
                 _send(other, one)
         return found
@@ -35,15 +40,24 @@ class SocketGroup:
         if self.rank:
             _send(self._sockets[0], data)
             return None
-        return [data, *map(_receive, self._sockets)]
+        return [data, *map(_receive, self._sockets.values())]
 
     def broadcast(self, data: bytes) -> bytes:
         """What the first process gave."""
         if self.rank:
             return _receive(self._sockets[0])
-        for other in self._sockets:
+        for other in self._sockets.values():
             _send(other, data)
         return data
+
+    def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+        """Messages to and from other processes; what is sent is small enough for the sockets to hold."""
+        for rank, message in sends.items():
+            if message.size:
+                _send(self._sockets[rank], message.tobytes())
+        for rank, memory in receives.items():
+            if memory.size:
+                memory[:] = np.frombuffer(_receive(self._sockets[rank]), np.uint8)
 
 
 def _send(to: socket.socket, data: bytes) -> None:
@@ -70,7 +84,7 @@ def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, p
 
     Returns what `os.waitpid` says of each: 0 is success, 9 is death by SIGKILL.
     """
-    pairs = [socket.socketpair() for _ in range(size - 1)]
+    pairs = {pair: socket.socketpair() for pair in itertools.combinations(range(size), 2)}
     children = []
     for rank in range(size):
         child = os.fork()
@@ -78,10 +92,15 @@ def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, p
             status = 1
             try:
                 signal.alarm(60)
-                mine = [pair[0] for pair in pairs] if rank == 0 else [pairs[rank - 1][1]]
-                for pair in pairs:
-                    for end in pair:
-                        if end not in mine:
+                mine = {
+                    pair[1 - place]: ends[place]
+                    for pair, ends in pairs.items()
+                    for place in range(2)
+                    if pair[place] == rank
+                }
+                for ends in pairs.values():
+                    for end in ends:
+                        if end not in mine.values():
                             end.close()
                 if rank == victim:
                     _die_at(point)
@@ -90,8 +109,8 @@ def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, p
             finally:
                 os._exit(status)
         children.append(child)
-    for pair in pairs:
-        for end in pair:
+    for ends in pairs.values():
+        for end in ends:
             end.close()
     return [os.waitpid(child, 0)[1] for child in children]
 
@@ -112,5 +131,5 @@ def _die_at(point: int) -> None:
 
     for name in ("open", "pwritev", "fsync", "link", "unlink", "mkdir", "rename", "close"):
         setattr(os, name, counted(getattr(os, name)))
-    for name in ("all_gather", "gather", "broadcast"):
+    for name in ("all_gather", "gather", "broadcast", "exchange"):
         setattr(SocketGroup, name, counted(getattr(SocketGroup, name)))

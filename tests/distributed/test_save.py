@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from tests.geometry.strategies import placed_layouts, shapes
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed.description import Source
-from ucpformat.distributed.group import Group
+from ucpformat.distributed.group import Bytes, Group
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.share import SlotToShare, portions
@@ -345,6 +345,9 @@ def test_a_rank_that_leaves_fails_the_save(tmp_path: Path, rank: int, round_: in
         def broadcast(self, data: bytes) -> bytes:
             self._next()
             return self._group.broadcast(data)
+
+        def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+            self._group.exchange(sends, receives)
 
     def work(group: ThreadGroup) -> SaveReport:
         one: Group = Leaving(group) if group.rank == rank else group

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
+from ucpformat.distributed.group import Group, agreed
 from ucpformat.errors import error
 from ucpformat.jsonio import dumps_canonical
 from ucpformat.model.compressor import Compressor
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Described", "Source", "describe", "merged"]
+__all__ = ["Described", "Source", "agree", "describe", "merged"]
+
+_DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,33 @@ def _digest(value: JsonValue) -> str:
     return hashlib.sha256(dumps_canonical(value)).hexdigest()
 
 
+def agree(group: Group, step: Callable[[], tuple[bytes, bytes]]) -> tuple[Described, list[bytes]]:
+    """What all ranks describe, and some bytes of each; ``step`` gives this rank's description and bytes.
+
+    Ranks compare digests, and send descriptions only where those differ.
+
+    Raises:
+        UcpError: as `merged`; what the step raises on any rank, all ranks raise.
+    """
+    description = b""
+
+    def digest() -> bytes:
+        nonlocal description
+        description, extra = step()
+        return hashlib.sha256(description).digest() + extra
+
+    replies = agreed(group, digest)
+    alike: dict[bytes, list[int]] = {}
+    for rank, reply in zip(group.ranks, replies, strict=True):
+        alike.setdefault(reply[:_DIGEST_BYTES], []).append(rank)
+    texts = [description]
+    if len(alike) > 1:
+        speakers = [ranks[0] for ranks in alike.values()]
+        sent = group.all_gather(description if group.rank in speakers else b"")
+        texts = [sent[list(group.ranks).index(rank)] for rank in speakers]
+    return merged(zip(texts, alike.values(), strict=True)), [reply[_DIGEST_BYTES:] for reply in replies]
+
+
 def merged(descriptions: Iterable[tuple[bytes, Sequence[int]]]) -> Described:
     """Put distinct descriptions together, each with the ranks that gave it, in order of the first of them.
 
@@ -145,8 +175,11 @@ def _add_atom(whole: Described, atom: Any, layouts: Sequence[Layout], ranks: fro
                 f"another has {other.dtype}{list(other.shape)}",
                 at=f"{name}/{slot}",
             )
-        source = Source(layout, spec.place, ranks)
-        whole.sources.setdefault((name, slot), []).append(source)
+        sources = whole.sources.setdefault((name, slot), [])
+        alike = [one for one in sources if (one.layout, one.place) == (layout, spec.place)]
+        for one in alike:
+            sources.remove(one)
+        sources.append(Source(layout, spec.place, ranks.union(*(one.ranks for one in alike))))
     also = tuple(sorted({*known.aliases, *aliases}))
     whole.atoms[name] = replace(known, slots=specs, aliases=also)
 

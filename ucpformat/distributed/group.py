@@ -8,12 +8,29 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ucpformat.errors import UcpError, error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Divisible", "Group", "OneProcess", "Reply", "agreed", "another", "decided", "reply_of", "unpack"]
+__all__ = [
+    "Bytes",
+    "Divisible",
+    "Group",
+    "OneProcess",
+    "Reply",
+    "agreed",
+    "another",
+    "decided",
+    "reply_of",
+    "unpack",
+]
+
+Bytes = NDArray[np.uint8]
+"""Bytes in host memory, 1-D and contiguous."""
 
 
 class Group(Protocol):
@@ -42,6 +59,14 @@ class Group(Protocol):
 
     def broadcast(self, data: bytes) -> bytes:
         """What the first process gave."""
+        ...
+
+    def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+        """Send bytes to other ranks, and fill memory with the bytes that they send; both sides know how many.
+
+        Not for all at once: who has nothing to say to anybody need not call. Between two ranks what is sent
+        arrives in order. Empty messages do not travel. ``sends`` may change when this returns.
+        """
         ...
 
 
@@ -87,6 +112,11 @@ class OneProcess:
     def another(self) -> OneProcess:
         """There is nobody to meet."""
         return OneProcess()
+
+    def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+        """There is nobody to exchange with."""
+        if sends or receives:  # pragma: no cover - a plan for one rank has no copies to others
+            raise AssertionError("a process alone has nobody to send to")
 
 
 class Reply(NamedTuple):

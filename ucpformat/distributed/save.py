@@ -8,7 +8,6 @@ that nothing was published.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ucpformat.distributed.description import Described, describe, merged
-from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
+from ucpformat.distributed.description import Described, agree, describe
+from ucpformat.distributed.group import Group, Reply, reply_of, unpack
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.errors import error
@@ -55,7 +54,6 @@ __all__ = [
     "seen_part",
 ]
 
-_DIGEST_BYTES: Final = 32
 _STAGED_BYTES: Final = 1 << 28  # of local tensors that may have been copied from a device
 _PUBLISHED: Final = b"p"
 _KEEP: Final = b"k"
@@ -133,11 +131,10 @@ def _agree(
 ) -> tuple[str, LocalState, Described]:
     """Prepare the place, and learn what all have to save."""
     first = group.rank == group.ranks[0]
-    description = b""
     local: LocalState | None = None
 
-    def begin() -> bytes:
-        nonlocal description, local
+    def begin() -> tuple[bytes, bytes]:
+        nonlocal local
         local = describe_state()
         description = describe(
             local,
@@ -150,22 +147,13 @@ def _agree(
         )
         if first:
             store.prepare()
-        return hashlib.sha256(description).digest() + secrets.token_bytes(4)
+        return description, secrets.token_bytes(4)
 
     try:
-        replies = agreed(group, begin)
-        attempt = replies[0][_DIGEST_BYTES:].hex()
-        alike: dict[bytes, list[int]] = {}
-        for rank, reply in zip(group.ranks, replies, strict=True):
-            alike.setdefault(reply[:_DIGEST_BYTES], []).append(rank)
-        texts = [description]
-        if len(alike) > 1:
-            speakers = [ranks[0] for ranks in alike.values()]
-            sent = group.all_gather(description if group.rank in speakers else b"")
-            texts = [sent[list(group.ranks).index(rank)] for rank in speakers]
+        whole, tokens = agree(group, begin)
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
-        return attempt, local, merged(zip(texts, alike.values(), strict=True))
+        return tokens[0].hex(), local, whole
     except BaseException:
         if first:
             with suppress(Exception):

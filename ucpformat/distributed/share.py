@@ -13,19 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ucpformat.errors import error
+from ucpformat.distributed.holdings import plain_holdings
 from ucpformat.geometry import (
     Box,
     ChunkGrid,
-    ExplicitHoldings,
     HeldBox,
     Holdings,
-    LocalMap,
     Piece,
-    Strided,
     held_boxes,
-    lower,
-    row_major_strides,
     seen_in,
 )
 
@@ -116,7 +111,7 @@ def _held(slot: SlotToShare, rank: int) -> tuple[tuple[HeldBox, ...], tuple[Piec
     sources: list[tuple[Holdings, frozenset[int]]] = []
     pieces: tuple[Piece, ...] = ()
     for source in slot.sources:
-        holdings = _holdings(source, shape, at="/".join(slot.name))
+        holdings = plain_holdings(source, shape, at="/".join(slot.name))
         sources.append((holdings, source.ranks))
         if rank in source.ranks:
             own = next((region for region in holdings.regions() if rank in region.holders), None)
@@ -124,16 +119,3 @@ def _held(slot: SlotToShare, rank: int) -> tuple[tuple[HeldBox, ...], tuple[Piec
                 pieces = seen_in(own.local_map.pieces, holdings.view, shape)
     boxes = held_boxes(sources)
     return tuple(one for one in boxes if rank in one.holders and not one.box.is_empty), pieces
-
-
-def _holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdings:
-    if source.layout is None:
-        whole = LocalMap(shape, (Piece(Box.whole(shape), Strided(0, row_major_strides(shape))),))
-        return ExplicitHoldings(shape, tuple((rank, whole) for rank in sorted(source.ranks)))
-    lowering = lower(source.layout, shape, place=source.place)
-    if lowering.reduce is not None or lowering.scale != 1:
-        message = (
-            "a pending reduction or a factor is resolved before it is saved; redistribute the tensor first"
-        )
-        raise error("UCP-E-LAYOUT", message, at=at)
-    return lowering

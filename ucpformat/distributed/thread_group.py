@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from ucpformat.distributed.group import Bytes
 
 __all__ = ["ThreadGroup", "run_threads"]
 
@@ -23,6 +28,7 @@ class _Shared:
         self.size = size
         self._changed = threading.Condition()
         self._rounds: list[dict[int, bytes]] = []
+        self._mail: dict[tuple[int, int], deque[bytes]] = defaultdict(deque)
         self._gone: set[int] = set()
         self._others: list[_Shared] = []
 
@@ -38,6 +44,21 @@ class _Shared:
             if len(given) < self.size:
                 raise error("UCP-E-RANK", "a thread of the group is gone")
             return [given[other] for other in range(self.size)]
+
+    def post(self, source: int, target: int, data: bytes) -> None:
+        """Send a message from one rank to another."""
+        with self._changed:
+            self._mail[source, target].append(data)
+            self._changed.notify_all()
+
+    def collect(self, source: int, target: int) -> bytes:
+        """Wait for the next message from one rank to another."""
+        with self._changed:
+            mail = self._mail[source, target]
+            self._changed.wait_for(lambda: mail or source in self._gone)
+            if not mail:
+                raise error("UCP-E-RANK", "a thread of the group is gone")
+            return mail.popleft()
 
     def leave(self, rank: int) -> None:
         """Let nobody wait for this rank, here or in the groups that were made of this one."""
@@ -58,7 +79,11 @@ class _Shared:
 
 
 class ThreadGroup:
-    """One thread's view of its group. ``rounds`` counts what it took part in, ``sent`` the bytes that it gave."""
+    """One thread's view of its group.
+
+    ``rounds`` counts what all took part in, ``sent`` the bytes that it gave there; ``messages`` and ``exchanged`` are
+    messages to other ranks, and their bytes.
+    """
 
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
@@ -66,7 +91,12 @@ class ThreadGroup:
         self.ranks = range(shared.size)
         self.rounds = 0
         self.sent = 0
+<<<<<<< HEAD
         self._made = 0
+=======
+        self.messages = 0
+        self.exchanged = 0
+>>>>>>> 04f5dce (Redistribute a live state between layouts over a group, with no file)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """What every thread gave."""
@@ -83,10 +113,23 @@ class ThreadGroup:
         """What the first thread gave."""
         return self.all_gather(data if self.rank == 0 else b"")[0]
 
+<<<<<<< HEAD
     def another(self) -> ThreadGroup:
         """Another group of the same threads."""
         self._made += 1
         return ThreadGroup(self._shared.other(self._made - 1), self.rank)
+=======
+    def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+        """Messages to and from other threads."""
+        for rank, message in sends.items():
+            if message.size:
+                self.messages += 1
+                self.exchanged += message.size
+                self._shared.post(self.rank, rank, message.tobytes())
+        for rank, memory in receives.items():
+            if memory.size:
+                memory[:] = np.frombuffer(self._shared.collect(rank, self.rank), np.uint8)
+>>>>>>> 04f5dce (Redistribute a live state between layouts over a group, with no file)
 
     def leave(self) -> None:
         """Be gone: whoever waits for this thread, now or later, gets an error."""

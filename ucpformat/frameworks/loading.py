@@ -15,8 +15,9 @@ import numpy as np
 
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.errors import error
+from ucpformat.frameworks.destinations import copy_into, own_memory
 from ucpformat.frameworks.live_objects import WITH_TORCH, WITHOUT_TORCH
-from ucpformat.frameworks.live_values import destination_of, is_tensor, to_torch
+from ucpformat.frameworks.live_values import destination_of, is_tensor
 from ucpformat.frameworks.local_tensors import Held, LocalTensor, local_tensor
 from ucpformat.frameworks.origins import alias_paths, group_origin, slot_path, value_paths
 from ucpformat.frameworks.state_groups import expand_groups
@@ -197,7 +198,7 @@ def _read(tensors: Sequence[tuple[str, SlotView, LocalTensor]], checkpoint: Chec
         local_map = tensor.local_map(rank)
         if local_map is None:  # pragma: no cover - `local_tensor` leaves such tensors out
             continue
-        memory = _memory(tensor, slot, at=name)
+        memory = own_memory(tensor, slot.dtype.name, at=name)
         if memory is None:
             memory = batch.stage(tensor, slot)
         elif local_map.mapped != local_map.size and not tensor.in_buffer:
@@ -243,25 +244,7 @@ class _Batch:
             return
         self._checkpoint.read_boxes(self.targets)
         for local, array, kind in self._staged.values():
-            _copy(local, array, kind)
+            copy_into(local, array, kind)
         self.targets.clear()
         self._staged.clear()
         self._nbytes = 0
-
-
-def _memory(tensor: LocalTensor, slot: SlotView, *, at: str) -> NDArray[np.generic] | None:
-    """The tensor's own memory, where what is stored can be read into it as it is."""
-    if not tensor.on_host or tensor.dtype != slot.dtype.name:
-        return None
-    memory = destination_of(tensor.local, at=at)
-    return memory if memory.flags.c_contiguous else None
-
-
-def _copy(local: Any, array: NDArray[np.generic], kind: str) -> None:
-    if isinstance(local, np.ndarray):
-        local[...] = array.astype(local.dtype, copy=False)
-        return
-    import torch
-
-    with torch.no_grad():
-        local.copy_(to_torch(array, kind))

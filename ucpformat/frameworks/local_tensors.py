@@ -27,7 +27,7 @@ from ucpformat.geometry import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Held", "LocalTensor", "local_tensor"]
+__all__ = ["Held", "LocalTensor", "local_map_at", "local_tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LocalTensor:
         if self.layout is None:
             whole = Piece(Box.whole(self.shape), Strided(0, row_major_strides(self.shape)))
             return LocalMap(self.shape, (whole,))
-        return _local_map(self.layout, self.shape, self.place, rank)
+        return local_map_at(self.layout, self.shape, self.place, rank)
 
     @property
     def on_host(self) -> bool:
@@ -128,9 +128,10 @@ def local_tensor(tensor: Any, *, rank: int, held: Held | None = None, at: str) -
 
 
 @lru_cache(maxsize=4096)
-def _local_map(
+def local_map_at(
     layout: Layout, shape: tuple[int, ...], place: BufferPlace | None, rank: int
 ) -> LocalMap | None:
+    """Where ``rank`` has which boxes of a tensor of ``shape``; None where it has nothing."""
     coordinate = layout.mesh.find(rank)
     if coordinate is None:
         return None

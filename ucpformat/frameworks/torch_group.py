@@ -9,7 +9,9 @@ from ucpformat.distributed.group import Group, OneProcess
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from ucpformat.distributed.group import Bytes
 
 __all__ = ["TorchGroup", "group_of"]
 
@@ -97,6 +99,31 @@ class TorchGroup:
         buffer = self._padded(data if self.rank == first else b"", int(size.item()))
         dist.broadcast(buffer, src=first, group=self._group)
         return self._bytes(buffer, int(size.item()))
+
+    def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
+        """Messages to and from other processes, all at once."""
+        import torch
+        import torch.distributed as dist
+
+        operations = []
+        arriving = []
+        for rank, message in sends.items():
+            if message.size:
+                # Torch warns of memory that may not be written to, though nobody does.
+                readable = message if message.flags.writeable else message.copy()
+                data = torch.from_numpy(readable).to(self._device)
+                operations.append(dist.P2POp(dist.isend, data, rank, self._group))
+        for rank, memory in receives.items():
+            if memory.size:
+                into = torch.from_numpy(memory)
+                data = into if self._device.type == "cpu" else torch.empty_like(into, device=self._device)
+                operations.append(dist.P2POp(dist.irecv, data, rank, self._group))
+                arriving.append((into, data))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        for into, data in arriving:
+            if into is not data:
+                into.copy_(data)
 
     def _sizes(self, size: int) -> list[int]:
         import torch

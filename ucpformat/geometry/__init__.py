@@ -44,6 +44,7 @@ from ucpformat.geometry.held import HeldBox, held_boxes
 from ucpformat.geometry.layout import Layout
 from ucpformat.geometry.lower import Lowering, lower
 from ucpformat.geometry.mesh import Axis, Coordinate, Mesh, MeshAxis, RaggedAxis
+from ucpformat.geometry.messages import cut_copy, in_message_order
 from ucpformat.geometry.piece import Holdings, LocalMap, Piece, Region, Strided
 from ucpformat.geometry.rank_planner import ExchangeTable, RankPlanner, Spread
 from ucpformat.geometry.refine import common_refinement, seen_in
@@ -172,6 +173,7 @@ __all__ = [
     "compose_atoms",
     "concatenated",
     "covers",
+    "cut_copy",
     "decompose_flat_range",
     "distinct_boxes",
     "dtensor_steps",
@@ -185,6 +187,7 @@ __all__ = [
     "fragment_steps",
     "fused_expert_steps",
     "held_boxes",
+    "in_message_order",
     "intersect_box",
     "invert",
     "local_map_of",
