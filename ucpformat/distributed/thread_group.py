@@ -91,12 +91,9 @@ class ThreadGroup:
         self.ranks = range(shared.size)
         self.rounds = 0
         self.sent = 0
-<<<<<<< HEAD
         self._made = 0
-=======
         self.messages = 0
         self.exchanged = 0
->>>>>>> 04f5dce (Redistribute a live state between layouts over a group, with no file)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """What every thread gave."""
@@ -113,12 +110,11 @@ class ThreadGroup:
         """What the first thread gave."""
         return self.all_gather(data if self.rank == 0 else b"")[0]
 
-<<<<<<< HEAD
     def another(self) -> ThreadGroup:
         """Another group of the same threads."""
         self._made += 1
         return ThreadGroup(self._shared.other(self._made - 1), self.rank)
-=======
+
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
         """Messages to and from other threads."""
         for rank, message in sends.items():
@@ -129,7 +125,6 @@ class ThreadGroup:
         for rank, memory in receives.items():
             if memory.size:
                 memory[:] = np.frombuffer(self._shared.collect(rank, self.rank), np.uint8)
->>>>>>> 04f5dce (Redistribute a live state between layouts over a group, with no file)
 
     def leave(self) -> None:
         """Be gone: whoever waits for this thread, now or later, gets an error."""
