@@ -78,6 +78,11 @@ DEEPSPEED: Final = ForeignKind(
         Setting(
             "buffers", "names of the buffers, NAME,NAME, where the source does not tell them from parameters"
         ),
+        Setting(
+            "pipeline",
+            "first layer of each stage, 0,4; left out, those of the source; empty for a plain module",
+        ),
+        Setting("ties", "stages that hold tied weights, NAME:0,3;NAME:0,3, where they are not known"),
     ),
 )
 

@@ -130,7 +130,11 @@ class DeepSpeedDirectory:
                     raise missing(*place, what, self.tag)
         for place, name in self.optimizer.items():
             if place[1] >= self.model_degree:
-                raise error("UCP-E-SOURCE", "there are no model_states of its model-parallel rank", at=name)
+                raise error(
+                    "UCP-E-SOURCE",
+                    f"mp_rank_{place[1]:02d}_model_states.pt, of the same model-parallel rank, is missing",
+                    at=name,
+                )
 
 
 def missing(data: int, model: int, what: str, tag: str) -> Exception:

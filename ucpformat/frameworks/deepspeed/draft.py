@@ -12,7 +12,7 @@ import numpy as np
 from ucpformat.frameworks.conversion import SlotSource
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import Scalar, partition_source
-from ucpformat.frameworks.deepspeed.sources import ReadBox, Whole
+from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.zero import Placed
@@ -74,6 +74,11 @@ class Draft:
         """Where each slot's elements come from."""
         return [SlotSource(atom, slot, read) for (atom, slot), read in self.sources.items()]
 
+    def add_copy(self, name: str, file: TorchFile, stored: StoredTensor) -> None:
+        """Take a second file of a value, which must be equal; nothing where the atom is of another stage."""
+        if (first := self.sources.get((name, "value"))) is not None:
+            self.sources[name, "value"] = EqualSources(first, Whole(file, stored), f"{name}/value", file.name)
+
     def add_scalar(self, name: str, state: str, scalar: Scalar, file: TorchFile) -> None:
         """Take a state that is one number: a 0-d tensor of ``file``, or a number of Python's."""
         if isinstance(scalar, StoredTensor):
@@ -100,14 +105,14 @@ class Draft:
 
     def add_rest(self, model: ModelStates, is_partitioned: bool) -> None:
         """Buffers, frozen parameters of the state dict, and tied names."""
-        first_of: dict[StoredTensor, str] = {}
+        first_of: dict[tuple[str, StoredTensor], str] = {}
         for name, held in model.module.items():
             owner = _owner(name, model)
             if math.prod(held.shape) and name not in model.buffers:
-                owner = first_of.setdefault(held, owner)
+                owner = first_of.setdefault((model.home(name).name, held), owner)
             if name in self.slots and "value" in self.slots[name]:
                 continue
-            if owner != name and owner in model.module and _is_same(held, model.module[owner]):
+            if owner != name and _is_same(name, owner, model):
                 self.aliases.setdefault(owner, []).append(name)
             elif is_partitioned and name not in model.buffers and math.prod(held.shape) == 0:
                 raise refused(
@@ -116,7 +121,7 @@ class Draft:
             else:
                 if name in model.buffers or name not in self.slots:
                     self.roles[name] = "buffer" if name in model.buffers else "frozen"
-                self.add(name, "value", held.dtype, held.shape, Whole(model.file, held))
+                self.add(name, "value", held.dtype, held.shape, Whole(model.home(name), held))
 
     def check_tied(self, model: ModelStates) -> None:
         """Refuse a tied name whose owner was not found."""
@@ -145,6 +150,9 @@ def _owner(name: str, model: ModelStates) -> str:
     return name
 
 
-def _is_same(one: StoredTensor, other: StoredTensor) -> bool:
+def _is_same(name: str, owner: str, model: ModelStates) -> bool:
     """Whether two tensors of one file are one, or both were left out (ZeRO-3)."""
+    one, other = model.module[name], model.module.get(owner)
+    if other is None or model.home(name) is not model.home(owner):
+        return False
     return one == other or (math.prod(one.shape) == 0 == math.prod(other.shape))

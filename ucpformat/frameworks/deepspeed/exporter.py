@@ -7,83 +7,28 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
+from ucpformat.frameworks.deepspeed.out_directory import fresh_directory, write_text
+from ucpformat.frameworks.deepspeed.out_values import VERSION, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline, Range
-from ucpformat.frameworks.deepspeed.state_values import WRAPPER
+from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, write_archive
 from ucpformat.frameworks.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
 from ucpformat.frameworks.foreign import ExportPlan
-from ucpformat.frameworks.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ucpformat.frameworks.content import Content, SlotContent
 
-__all__ = [
-    "VERSION",
-    "DeepSpeedSettings",
-    "export_deepspeed",
-    "fresh_directory",
-    "model_values",
-    "wrapper_values",
-    "write_text",
-]
-
-VERSION: Final = "0.19.8"
-"""The DeepSpeed whose files these are."""
-
-_LOSS_SCALER: Final = Call(
-    "deepspeed.runtime.fp16.loss_scaler", "LossScaler", (), {"cur_scale": 1.0, "dynamic": False}, True
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DeepSpeedSettings:
-    """What to write. ``sub_group_size`` counts elements per rank, as DeepSpeed's setting does."""
-
-    stage: int
-    world_size: int
-    tag: str
-    sub_group_size: int = 1_000_000_000
-    round_robin: bool = False
-    buffers: frozenset[str] | None = None
-
-    @classmethod
-    def read(cls, settings: Mapping[str, str], content: Content) -> DeepSpeedSettings:
-        """From ``--set``; stage, degree and order are those that the checkpoint was saved with, unless given.
-
-        Raises:
-            MismatchError: ``UCP-E-MISMATCH`` for a setting that is out of range.
-        """
-        source = content.state.annotations.get(SOURCE)
-        noted = source if isinstance(source, dict) else {}
-        tag = settings.get("tag", f"global_step{content.step or 0}")
-        if not tag or tag in (".", "..") or set(tag) & set("/\\\0\n"):
-            raise error("UCP-E-MISMATCH", f"the tag {tag!r} is no name of a directory")
-        names = settings.get("buffers")
-        return cls(
-            _number(settings, "stage", noted.get("stage") or 1, 1, 3),
-            _number(settings, "world_size", noted.get("world_size", 1), 1, 1 << 20),
-            tag,
-            _number(settings, "sub_group_size", 1_000_000_000, 1, 1 << 53),
-            settings.get("round_robin", "false") in ("true", "1"),
-            None if names is None else frozenset(filter(None, names.split(","))),
-        )
-
-
-def _number(settings: Mapping[str, str], name: str, usual: object, low: int, high: int) -> int:
-    text = settings.get(name, str(usual))
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise error("UCP-E-MISMATCH", f"{name} is a number from {low} to {high}, not {text!r}")
-    return int(text)
+__all__ = ["export_deepspeed"]
 
 
 def export_deepspeed(
@@ -101,27 +46,86 @@ def export_deepspeed(
     """
     chosen = DeepSpeedSettings.read(settings, content)
     outline = Outline(content, progress, chosen.buffers)
-    flat = _flat_groups(outline, chosen)
+    stages = stages_of(outline, chosen.pipeline, chosen.ties, chosen.stage)
+    flats = [_flat_groups(outline, chosen, stage.groups) for stage in stages]
     # What a file cannot hold is found by spelling one out; all ranks have the same parameters.
-    _model_tree(outline, chosen, flat, 0)
-    _optimizer_tree(outline, chosen, flat, 0)
+    for stage, flat in zip(stages, flats, strict=True):
+        _model_tree(outline, chosen, flat, 0)
+        _optimizer_tree(outline, chosen, stage.groups, flat, 0)
 
     def write() -> None:
         with fresh_directory(path) as root:
             folder = root / chosen.tag
             folder.mkdir()
-            ranks = range(chosen.world_size)
-            for rank in ranks if chosen.stage == 3 else (0,):
-                name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
-                write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
-            prefix = "bf16_" if _is_bfloat16(outline) else ""
-            for rank in ranks:
-                name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-                write_archive(folder / name, _optimizer_tree(outline, chosen, flat, rank))
+            for number, (stage, flat) in enumerate(zip(stages, flats, strict=True)):
+                if chosen.pipeline:
+                    _write_stage(folder, outline, chosen, stage, flat, number)
+                else:
+                    _write_model(folder, outline, chosen, flat)
+                _write_optimizer(folder, outline, chosen, stage.groups, flat, number)
             write_text(root / "latest", chosen.tag)
 
     files = chosen.world_size if chosen.stage == 3 else 1
     return ExportPlan(len(outline.values), write, dropped=outline.left_out(files))
+
+
+def _write_stage(
+    folder: Path,
+    outline: Outline,
+    chosen: DeepSpeedSettings,
+    stage: StageOutline,
+    flat: Sequence[_FlatGroup],
+    number: int,
+) -> None:
+    """The files of the layers of one stage, and its model file, which has no tensors."""
+    for layer, held in stage.layers.items():
+        module = OrderedDict((key, outline.tensor(name, "value")) for key, name in held.items())
+        write_archive(folder / f"layer_{layer:02d}-model_states.pt", module)
+    tree = {
+        "module": None,
+        "buffer_names": [
+            f"{layer}.{key}"
+            for layer, held in stage.layers.items()
+            for key, name in held.items()
+            if outline.role(name) == "buffer"
+        ],
+        "optimizer": None,
+        "param_shapes": _shapes(outline, flat),
+        "frozen_param_shapes": None,
+        "shared_params": {},
+        "frozen_param_fragments": None,
+        **model_values(outline),
+        "dp_world_size": chosen.world_size,
+        "mp_world_size": len(chosen.pipeline),
+        "checkpoint_parallel_dimensions": {"pp_degree": len(chosen.pipeline), "tp_degree": 1},
+    }
+    write_archive(folder / f"mp_rank_{number:02d}_model_states.pt", tree)
+
+
+def _write_model(
+    folder: Path, outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup]
+) -> None:
+    for rank in range(chosen.world_size) if chosen.stage == 3 else (0,):
+        name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
+        write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
+
+
+def _write_optimizer(
+    folder: Path,
+    outline: Outline,
+    chosen: DeepSpeedSettings,
+    groups: Sequence[Group],
+    flat: Sequence[_FlatGroup],
+    number: int,
+) -> None:
+    prefix = "bf16_" if _is_bfloat16(outline) else ""
+    for rank in range(chosen.world_size):
+        name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
+        write_archive(folder / name, _optimizer_tree(outline, chosen, groups, flat, rank))
+
+
+def _shapes(outline: Outline, flat: Sequence[_FlatGroup]) -> list[OrderedDict[str, TorchSize]]:
+    return [OrderedDict((name, TorchSize(outline.shape(name))) for name in group.names) for group in flat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,9 @@ class _FlatGroup:
     """Elements before the padding of the tail, over all ranks; under ZeRO-3 elements of a rank."""
 
 
-def _flat_groups(outline: Outline, chosen: DeepSpeedSettings) -> list[_FlatGroup]:
+def _flat_groups(outline: Outline, chosen: DeepSpeedSettings, groups: Sequence[Group]) -> list[_FlatGroup]:
     found: list[_FlatGroup] = []
-    for number, group in enumerate(outline.groups):
+    for number, group in enumerate(groups):
         if not group.names:
             raise error("UCP-E-MISMATCH", f"parameter group {number} is empty, which ZeRO cannot hold")
         if chosen.stage == 3:
@@ -204,9 +208,7 @@ def _model_tree(
         "module": module,
         "buffer_names": [name for name in outline.module if outline.role(name) == "buffer"],
         "optimizer": None,
-        "param_shapes": [
-            OrderedDict((name, TorchSize(outline.shape(name))) for name in group.names) for group in flat
-        ],
+        "param_shapes": _shapes(outline, flat),
         "frozen_param_shapes": shapes if chosen.stage > 1 else None,
         "shared_params": outline.shared,
         "frozen_param_fragments": OrderedDict(
@@ -234,55 +236,19 @@ def _part_of(slot: SlotContent, world_size: int, rank: int) -> Iterator[Range]:
     yield Range(None, 0, part - (stop - start))
 
 
-def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
-    """Members of model_states that are not about tensors: defaults, then what the checkpoint has."""
-    own = f"rank/{rank}/"
-    kept = {
-        name: value
-        for name, value in outline.values.items()
-        if name != WRAPPER and not name.startswith(("rank/", "mp_rank/"))
-    }
-    kept |= {name.removeprefix(own): value for name, value in outline.values.items() if name.startswith(own)}
-    defaults: dict[str, Any] = {
-        "lr_scheduler": None,
-        "data_sampler": None,
-        "random_ltd": None,
-        "skipped_steps": 0,
-        "global_steps": outline.step,
-        "global_samples": 0,
-        "ds_config": {},
-    }
-    fixed = {
-        "mp_world_size": 1,
-        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
-        "ds_version": VERSION,
-    }
-    return {**defaults, **kept, **fixed}
-
-
-def wrapper_values(outline: Outline, stage: int) -> dict[str, Any]:
-    """What DeepSpeed's optimizer keeps around torch's."""
-    found = outline.values.get(WRAPPER)
-    kept = dict(found) if isinstance(found, dict) else {}
-    number = Call("deepspeed.runtime.zero.config", "ZeroStageEnum", (stage,))
-    return {
-        "loss_scaler": kept.get("loss_scaler", _LOSS_SCALER),
-        "dynamic_loss_scale": kept.get("dynamic_loss_scale", False),
-        "overflow": kept.get("overflow", False),
-        **({"clip_grad": kept["clip_grad"]} if "clip_grad" in kept else {}),
-        "zero_stage": number,
-    }
-
-
 def _optimizer_tree(
-    outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup], rank: int
+    outline: Outline,
+    chosen: DeepSpeedSettings,
+    options: Sequence[Group],
+    flat: Sequence[_FlatGroup],
+    rank: int,
 ) -> dict[str, Any]:
     states = {
         number: state for number, group in enumerate(flat) if (state := _state(outline, chosen, group, rank))
     }
     groups = [
         {**group.options, "params": [number for number, part in enumerate(flat) if part.number == place]}
-        for place, group in enumerate(outline.groups)
+        for place, group in enumerate(options)
     ]
     base = {"state": states, "param_groups": groups}
     masters = []
@@ -390,36 +356,3 @@ def _addresses(outline: Outline, group: _FlatGroup, rank: int) -> OrderedDict[st
 def _is_bfloat16(outline: Outline) -> bool:
     """Whether DeepSpeed would train in bf16, which the names of the optimizer's files tell."""
     return any(outline.module[name]["value"].dtype.name == "bfloat16" for name in outline.trained)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small new file, durable when this returns."""
-    with path.open("x") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def fresh_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A directory that is new or empty, and is so again if the body raises.
-
-    Raises:
-        StoreError: ``UCP-E-EXISTS`` for one with something in it.
-    """
-    root = Path(path)
-    existed = root.exists()
-    if existed and (not root.is_dir() or any(root.iterdir())):
-        raise error("UCP-E-EXISTS", "the destination is not an empty directory; choose another", at=str(root))
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        yield root
-    except BaseException:
-        for entry in list(root.iterdir()):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        if not existed:
-            root.rmdir()
-        raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
@@ -17,6 +17,8 @@ from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, flat_groups
+from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
+from ucpformat.frameworks.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
@@ -43,45 +45,45 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
             read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
     """
     directory = DeepSpeedDirectory.open(path)
-    if directory.layers or directory.experts:
+    if directory.experts:
         raise error(
             "UCP-E-SOURCE",
-            "saved under pipeline or expert parallelism, which this importer does not read",
+            "saved under expert parallelism, which this importer does not read",
             at=str(directory.files.root),
         )
-    parts = [_part(directory, number) for number in range(directory.model_degree)]
-    first = parts[0]
-    draft = first.draft
-    if len(parts) > 1:
-        _check_tensor_parallel(parts, directory)
-        draft = merged_draft([part.draft for part in parts], [part.models[0] for part in parts])
+    positions = [_position(directory, number) for number in range(directory.model_degree)]
     note: dict[str, JsonValue] = {
         "kind": KIND,
-        "stage": first.ranks[0].stage if first.ranks else 0,
-        "world_size": len(first.ranks) or 1,
+        "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
+        "world_size": len(positions[0].ranks) or 1,
     }
-    wrapper = _wrapper(first.ranks, first.models[0])
-    file = (first.ranks or first.models)[0].file
-    others = [part.models[0] for part in parts[1:]]
+    if directory.layers:
+        parts = _pipeline_parts(directory, positions, note)
+    else:
+        parts = [_part(position, directory.is_partitioned) for position in positions]
+        if len(parts) > 1:
+            parts = [_tensor_parallel(parts, len(parts))]
+    first = parts[0]
+    draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
+    wrapper = _wrapper(first.position.ranks, first.position.model)
+    file = (first.position.ranks or first.position.models)[0].file
     return Job(
         atoms=draft.atoms(),
         sources=draft.slot_sources(),
-        state=state_document(first.models, wrapper, first.groups, file, note, others),
-        step=step_of(first.models[0]),
+        state=state_document(
+            first.position.models,
+            wrapper,
+            groups,
+            file,
+            note,
+            [position.model for position in positions[1:]],
+        ),
+        step=step_of(first.position.model),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What the files of one model-parallel rank hold."""
-
-    draft: Draft
-    models: Sequence[ModelStates]
-    ranks: Sequence[OptimizerStates]
-    groups: Sequence[tuple[list[str], Mapping[str, Any]]]
-
-
-def _part(directory: DeepSpeedDirectory, number: int) -> _Part:
+def _position(directory: DeepSpeedDirectory, number: int) -> Position:
+    """What the files of one model-parallel rank say, tensors aside."""
     models = [
         ModelStates.read(TorchFile(directory.files, name))
         for (_, model), name in sorted(directory.model.items())
@@ -93,36 +95,102 @@ def _part(directory: DeepSpeedDirectory, number: int) -> _Part:
         if model == number
     ]
     _check_saves(models, ranks, directory)
+    first = models[0]
+    if ranks and first.groups is None:
+        raise refused(
+            "an optimizer in flat groups whose parameters are named nowhere; use ZeRO-1", first.file.name
+        )
+    flat = list(flat_groups(ranks, first.groups or (), first.file.name)) if ranks else []
+    return Position(models, ranks, flat)
+
+
+def _part(position: Position, is_partitioned: bool) -> Part:
     draft = Draft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
-    first = models[0]
+    first, ranks = position.model, position.ranks
     if ranks:
         groups = [([], options) for options in ranks[0].options]
-        for group in flat_groups(ranks, first.groups or (), first.file.name):
+        for group in position.flat:
             groups[group.options][0].extend(_in_order(group, first))
             _add_group(draft, group, first)
     elif first.optimizer is not None:
         for name, slot, kind, shape, read in unpartitioned_states(first, groups):
             draft.add(name, slot, kind, shape, read)
-    draft.add_frozen(models, directory.is_partitioned)
-    draft.add_rest(first, directory.is_partitioned)
+    draft.add_frozen(position.models, is_partitioned)
+    draft.add_rest(first, is_partitioned)
     draft.check_tied(first)
-    return _Part(draft, models, ranks, groups)
+    return Part(position, draft, groups)
 
 
-def _check_tensor_parallel(parts: Sequence[_Part], directory: DeepSpeedDirectory) -> None:
-    """Refuse pipeline stages, and model-parallel ranks that are not of one save."""
-    first = parts[0].models[0]
+def _pipeline_parts(
+    directory: DeepSpeedDirectory, positions: Sequence[Position], note: dict[str, JsonValue]
+) -> list[Part]:
+    """One part of each stage, of whole tensors."""
+    tensor_degree = 1 + max(rank for _, rank in directory.layers)
+    stages, rest = divmod(len(positions), tensor_degree)
+    first = positions[0].model
     dims = first.values.get("checkpoint_parallel_dimensions")
-    if not isinstance(dims, dict) or dims.get("pp_degree") != 1 or dims.get("tp_degree") != len(parts):
+    said = (
+        (stages, tensor_degree)
+        if not isinstance(dims, dict)
+        else (dims.get("pp_degree"), dims.get("tp_degree"))
+    )
+    if rest or said != (stages, tensor_degree):
         raise refused(
-            f"{len(parts)} model-parallel ranks that are not {len(parts)} tensor-parallel ones of one stage: {dims}",
+            f"{len(positions)} model-parallel ranks whose layers are of {tensor_degree} tensor-parallel ones: "
+            f"its stages and ranks are {said}",
+            first.file.name,
+        )
+    if not all(position.ranks for position in positions):
+        raise refused(
+            "a pipeline without ZeRO, whose optimizer names no parameters, is not read; use stage 1",
+            first.file.name,
+        )
+    parts: list[list[Part]] = [[] for _ in range(stages)]
+    for tensor_rank in range(tensor_degree):
+        mine = positions[tensor_rank::tensor_degree]
+        found = read_layers(
+            directory, [Stage(position.model, position.flat) for position in mine], tensor_rank
+        )
+        for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
+            part = _part(replace(position, models=[model]), is_partitioned=False)
+            for name, file, stored in found.copies:
+                part.draft.add_copy(name, file, stored)
+            parts[stage].append(part)
+        if tensor_rank == 0:
+            note |= {
+                "first_layers": list(found.first),
+                "ties": {tie: list(held) for tie, held in found.ties.items()},
+            }
+    for others in parts:
+        _check_step(first, others[0].position.model)
+    return [_tensor_parallel(held, tensor_degree, stages) if len(held) > 1 else held[0] for held in parts]
+
+
+def _check_step(first: ModelStates, model: ModelStates) -> None:
+    if repr(model.values.get("global_steps")) != repr(first.values.get("global_steps")):
+        raise refused(f"of another step than {first.file.name}: from two saves", model.file.name)
+
+
+def _tensor_parallel(parts: Sequence[Part], degree: int, stages: int = 1) -> Part:
+    """One part of those of all tensor-parallel ranks of a stage."""
+    _check_tensor_parallel(parts, degree, stages)
+    models = [part.position.model for part in parts]
+    return replace(parts[0], draft=merged_draft([part.draft for part in parts], models))
+
+
+def _check_tensor_parallel(parts: Sequence[Part], degree: int, stages: int) -> None:
+    """Refuse pipeline stages without layer files, and model-parallel ranks that are not of one save."""
+    first = parts[0].position.model
+    dims = first.values.get("checkpoint_parallel_dimensions")
+    if not isinstance(dims, dict) or dims.get("pp_degree") != stages or dims.get("tp_degree") != degree:
+        raise refused(
+            f"{degree} model-parallel ranks that are not {degree} tensor-parallel ones of one stage: {dims}",
             first.file.name,
         )
     for part in parts[1:]:
-        model = part.models[0]
-        if repr(model.values.get("global_steps")) != repr(first.values.get("global_steps")):
-            raise refused(f"of another step than {first.file.name}: from two saves", model.file.name)
+        model = part.position.model
+        _check_step(first, model)
         if [names for names, _ in part.groups] != [names for names, _ in parts[0].groups]:
             raise refused(f"other parameters than {first.file.name}: from two saves", model.file.name)
 
@@ -198,7 +266,7 @@ def _add_group(draft: Draft, group: FlatGroup, model: ModelStates) -> None:
             draft.add(name, "master", master_kind, shape, master, placed=group.places[name])
             value = CastSource(master, dtype(master_kind).numpy)
         if is_whole:
-            whole, at = Whole(model.file, held), group.ranks[0].file.name
+            whole, at = Whole(model.home(name), held), group.ranks[0].file.name
             value = (
                 EqualSources(whole, master, name, at)
                 if held.dtype == master_kind

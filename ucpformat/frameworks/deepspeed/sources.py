@@ -15,7 +15,17 @@ from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box, BoxIndex, Piece
 
-__all__ = ["AgreeingSources", "CastSource", "EqualSources", "Part", "Pieces", "ReadBox", "Whole", "window"]
+__all__ = [
+    "AgreeingSources",
+    "CastSource",
+    "EqualSources",
+    "Part",
+    "Pieces",
+    "ReadBox",
+    "Whole",
+    "sample_shape",
+    "window",
+]
 
 ReadBox = Callable[[Box, npt.NDArray[np.generic]], None]
 
@@ -151,7 +161,7 @@ class AgreeingSources:
     def __call__(self, box: Box, out: npt.NDArray[np.generic]) -> None:
         """Fill ``out`` with a box. Raises ``UCP-E-SOURCE`` where the copies differ."""
         self.first(box, out)
-        sample = Box(box.offset, _head(box.shape))
+        sample = Box(box.offset, sample_shape(box.shape))
         other = np.empty(sample.shape, out.dtype)
         self.second(sample, other)
         mine = window(out, Box((0,) * sample.ndim, sample.shape))
@@ -167,7 +177,7 @@ class AgreeingSources:
 _SAMPLE: Final = 4096
 
 
-def _head(shape: tuple[int, ...]) -> tuple[int, ...]:
+def sample_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The extents of at most `_SAMPLE` elements, the last dims first."""
     left, found = _SAMPLE, []
     for extent in reversed(shape):

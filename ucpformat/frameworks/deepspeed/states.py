@@ -7,7 +7,7 @@ Sources, DeepSpeed 0.19.8: ``runtime/engine.py`` (``_common_checkpoint_state``),
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ucpformat.frameworks.deepspeed.fields import (
@@ -36,7 +36,10 @@ _MODEL_MEMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """A ``*_model_states.pt``. ``values`` are all its members that are not about tensors of the module."""
+    """A ``*_model_states.pt``. ``values`` are all its members that are not about tensors of the module.
+
+    ``homes`` are the files of tensors of the module that other files hold: those of layers and experts.
+    """
 
     file: TorchFile
     module: Mapping[str, StoredTensor]
@@ -47,6 +50,11 @@ class ModelStates:
     shared: Mapping[str, str]
     optimizer: Mapping[Any, Any] | None
     values: Mapping[str, Any]
+    homes: Mapping[str, TorchFile] = field(default_factory=dict)
+
+    def home(self, name: str) -> TorchFile:
+        """The file that holds a tensor of the module."""
+        return self.homes.get(name, self.file)
 
     @classmethod
     def read(cls, file: TorchFile) -> ModelStates:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.deepspeed.exporter import (
+from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
+from ucpformat.frameworks.deepspeed.out_directory import fresh_directory, write_text
+from ucpformat.frameworks.deepspeed.out_values import (
     VERSION,
-    DeepSpeedSettings,
-    fresh_directory,
     model_values,
     wrapper_values,
-    write_text,
 )
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.torch_writer import write_archive

@@ -1,0 +1,170 @@
+"""One rank of a job under DeepSpeed's ``PipelineModule`` and ZeRO-1: trains, saves, resumes.
+
+``python -m tests.frameworks_live.deepspeed.make_pipe make:CASE:FOLDER... load:CASE:PATH:RESULT...`` under
+`tests.processes.launch`. A tied, padded embedding, frozen layers, buffers and layers without parameters are there.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.frameworks_live.deepspeed.make import gather, options_of
+from tests.processes import join, leave
+
+VOCABULARY, PADDED, WIDTH = 21, 24, 12
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class PipeCase:
+    """Stages, data type, ZeRO stage, and how layers are divided."""
+
+    stages: int
+    dtype: torch.dtype = torch.bfloat16
+    zero: int = 1
+    method: str = "uniform"
+
+
+PIPES = {
+    "pipe2-bf16": PipeCase(2),
+    "pipe2-fp32": PipeCase(2, torch.float32),
+    "pipe2-z0": PipeCase(2, zero=0),
+    "pipe1-bf16": PipeCase(1),
+    "pipe3-bf16": PipeCase(3),
+    "pipe1-fp32": PipeCase(1, torch.float32),
+    "pipe3-fp32": PipeCase(3, torch.float32, method="parameters"),
+}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 17)
+        self.down = nn.Linear(17, WIDTH)
+        self.register_buffer("table", torch.arange(5.0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = hidden + self.down(torch.tanh(self.up(hidden)))
+        return found
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.linspace(-1, 1, PADDED * WIDTH).reshape(PADDED, WIDTH)
+        self.weight = nn.Parameter(values, requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.weight.mean(0)
+
+
+class Embed(nn.Embedding):
+    pass
+
+
+def head(layer: nn.Embedding, hidden: Tensor) -> Tensor:
+    return hidden @ layer.weight.T
+
+
+def criterion(logits: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), target.flatten())
+
+
+def engine_of(case: PipeCase, world: int, seed: int = 7, **more: Any) -> Any:
+    import deepspeed
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    torch.manual_seed(seed)
+    layers = [
+        TiedLayerSpec("embed", Embed, PADDED, WIDTH),
+        LayerSpec(Block),
+        Fixed(),
+        LayerSpec(Block),
+        torch.tanh,
+        LayerSpec(nn.LayerNorm, WIDTH),
+        LayerSpec(Block),
+        TiedLayerSpec("embed", Embed, PADDED, WIDTH, forward_fn=head),
+    ]
+    net = PipelineModule(
+        layers=layers,
+        num_stages=case.stages,
+        loss_fn=criterion,
+        partition_method=case.method,
+    )
+    named = [item for item in net.parameters() if item.requires_grad]
+    groups = [
+        {"params": [item for item in named if item.ndim > 1], "lr": 0.01, "weight_decay": 0.1},
+        {"params": [item for item in named if item.ndim == 1], "lr": 0.02, "weight_decay": 0.0},
+    ]
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 4 * world // case.stages,
+        "zero_optimization": {"stage": case.zero, "reduce_scatter": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1000,
+        **({"bf16": {"enabled": True}} if case.dtype == torch.bfloat16 else {}),
+        **more,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=net, optimizer=torch.optim.AdamW([group for group in groups if group["params"]]), config=config
+    )
+    return engine
+
+
+def train(engine: Any, steps: int) -> list[float]:
+    """The same data in every micro-batch, so that a resumed run of any degree takes the same steps."""
+    losses = []
+    for _ in range(steps):
+        generator = torch.Generator().manual_seed(engine.global_steps)
+        ids = torch.randint(0, VOCABULARY, (2, 5), generator=generator)
+        target = torch.randint(0, VOCABULARY, (2, 5), generator=generator)
+        losses.append(float(engine.train_batch(iter([(ids, target)] * 64))))
+    return losses
+
+
+def held(engine: Any) -> dict[str, Any]:
+    """What this stage holds, gathered over its data-parallel ranks."""
+    return {
+        "tensors": gather(engine, ("exp_avg", "exp_avg_sq")),
+        "options": options_of(engine),
+        "global_steps": engine.global_steps,
+    }
+
+
+def main() -> None:
+    import deepspeed
+
+    _, world = join()
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    for job in sys.argv[1:]:
+        what, name, path, *result = job.split(":")
+        case = PIPES[name]
+        universal = {"checkpoint": {"load_universal": True}} if path.endswith(".uni") else {}
+        engine = engine_of(case, world, 7 if what == "make" else 99, **universal)
+        if what == "make":
+            train(engine, STEPS)
+            engine.save_checkpoint(str(Path(path, "ckpt")), tag="step3", client_state={"epoch": 3})
+            out = Path(path)
+        else:
+            loaded, client = engine.load_checkpoint(path)
+            assert loaded is not None
+            assert client["epoch"] == 3
+            out = Path(result[0])
+            out.mkdir(exist_ok=True)
+        found = held(engine)
+        found["losses"] = train(engine, 2)
+        if engine.grid.get_data_parallel_rank() == 0:
+            torch.save(found, out / f"reference-{engine.grid.get_pipe_parallel_rank()}.pt")
+        engine.destroy()
+    leave()
+
+
+if __name__ == "__main__":
+    main()

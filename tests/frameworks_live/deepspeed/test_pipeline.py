@@ -1,0 +1,248 @@
+"""Pipelines under ZeRO-1: read stage by stage, and resumed by stock DeepSpeed with other stages and degrees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpformat
+from tests.frameworks_live.deepspeed.make_pipe import PIPES
+from tests.frameworks_live.deepspeed.test_import import array_of
+from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, truncate
+from tests.processes import launch
+from ucpformat.errors import UcpError
+from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+
+pytestmark = pytest.mark.distributed
+
+MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A resumption: of what, as what, on how many ranks."""
+
+    source: str
+    target: str
+    world: int
+    pipeline: str = ""
+    ties: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}-{'native' if self.pipeline else 'universal'}-{self.target}-{self.world}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        if not self.pipeline:
+            return {}
+        found = {"pipeline": self.pipeline, "world_size": str(self.world // PIPES[self.target].stages)}
+        return found | ({"ties": self.ties} if self.ties else {})
+
+
+WAYS = (
+    Way("pipe2-bf16", "pipe1-bf16", 3, "0"),
+    Way("pipe2-bf16", "pipe3-bf16", 3, "0,3,6"),
+    Way("pipe2-fp32", "pipe1-fp32", 3, "0"),
+    Way("pipe2-fp32", "pipe3-fp32", 3, "0,3,6", "embed:0,2"),
+    Way("pipe2-bf16", "pipe1-bf16", 3),
+    Way("pipe2-fp32", "pipe3-fp32", 3),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    for name in MADE:
+        (folder / name).mkdir()
+    jobs = [f"make:{name}:{folder / name}" for name in MADE]
+    launch("tests.frameworks_live.deepspeed.make_pipe", jobs, 4, timeout=280)
+    return folder
+
+
+def reference(folder: Path) -> dict[str, Any]:
+    """What all stages gathered, as one; what several hold is the same."""
+    stages = [torch.load(path, weights_only=True) for path in sorted(folder.glob("reference-*.pt"))]
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for stage in stages:
+        for name, held in stage["tensors"].items():
+            for slot, tensor in held.items():
+                assert torch.equal(tensors.setdefault(name, {}).setdefault(slot, tensor), tensor)
+    return {**stages[0], "tensors": tensors}
+
+
+def converted(source: Path, out: Path) -> Path:
+    assert detect_kind(source) == "deepspeed"
+    convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp")
+    return out
+
+
+@pytest.mark.parametrize("name", ["pipe2-bf16", "pipe2-fp32"])
+def test_every_tensor_is_what_the_stages_hold(made: Path, name: str, tmp_path: Path) -> None:
+    path = converted(made / name / "ckpt", tmp_path / "out.ucp")
+    wanted = reference(made / name)
+    assert ucpformat.validate(path) == []
+    with ucpformat.open(path) as checkpoint:
+        assert set(checkpoint) == set(wanted["tensors"])
+        for atom, held in wanted["tensors"].items():
+            has_master = PIPES[name].dtype == torch.bfloat16
+            slots = {slot for slot in held if slot != "master" or has_master}
+            assert set(checkpoint[atom]) - {"step"} == slots
+            for slot in slots:
+                assert checkpoint[atom][slot].read().tobytes() == array_of(held[slot]).tobytes(), (atom, slot)
+            if "exp_avg" in held:
+                assert checkpoint[atom]["step"].read() == 3
+        assert checkpoint["tied_modules.embed.weight"].atom.aliases == ("0.weight",)
+        assert checkpoint["2.weight"].atom.aliases == ()
+        assert checkpoint.value("epoch") == 3
+        groups = checkpoint.state.optimizers["optim"].groups
+        names = [atom for group in groups for atom in group.atoms]
+        assert len(set(names)) == len(names)
+        assert set(names) == {atom for atom, held in wanted["tensors"].items() if "exp_avg" in held}
+        assert [len(checkpoint[group.atoms[0]]["value"].shape) for group in groups] == [2, 1]
+        assert [group.options["lr"] for group in groups] == [0.01, 0.02]
+
+
+@pytest.fixture(scope="module")
+def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stock DeepSpeed has after loading each way, all in one launch."""
+    folder = tmp_path_factory.mktemp("resumed")
+    jobs = []
+    for number, way in enumerate(WAYS):
+        middle = folder / f"{way.source}.ucp"
+        if not middle.exists():
+            converted(made / way.source / "ckpt", middle)
+        out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
+        kind = "deepspeed" if way.pipeline else "ds-universal"
+        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        jobs.append(f"load:{way.target}:{out}:{folder / str(number)}")
+    launch("tests.frameworks_live.deepspeed.make_pipe", jobs, 3, timeout=280)
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_stock_deepspeed_resumes_with_other_stages(made: Path, resumed: Path, way: Way) -> None:
+    wanted = reference(made / way.source)
+    found = reference(resumed / str(WAYS.index(way)))
+    assert set(found["tensors"]) == set(wanted["tensors"])
+    for name, held in wanted["tensors"].items():
+        if not way.pipeline and "exp_avg" not in held:
+            continue  # stock DeepSpeed restores neither frozen parameters nor buffers from universal files
+        for slot, tensor in held.items():
+            assert torch.equal(found["tensors"][name][slot], tensor), (name, slot)
+    assert found["global_steps"] == wanted["global_steps"] == 3
+    tolerance = 2e-2 if PIPES[way.source].dtype == torch.bfloat16 else 1e-5
+    assert found["losses"] == pytest.approx(wanted["losses"], rel=tolerance)
+
+
+def test_a_pipeline_becomes_a_plain_module(made: Path, tmp_path: Path) -> None:
+    """Under the names of the layers, as a job without `PipelineModule` would load them."""
+    middle = converted(made / "pipe2-bf16" / "ckpt", tmp_path / "middle.ucp")
+    settings = {"pipeline": "", "stage": "3", "world_size": "3"}
+    out = tmp_path / "plain"
+    convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)
+    again = converted(out, tmp_path / "again.ucp")
+    with ucpformat.open(middle) as one, ucpformat.open(again) as other:
+        for name, view in one.items():
+            assert {slot: item.read().tobytes() for slot, item in view.items()} == {
+                slot: item.read().tobytes() for slot, item in other[name].items()
+            }, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"pipeline": "0,2,5", "ties": "embed:0,7"}, "stages from 0 to 2"),
+        ({"pipeline": "1,4"}, "ascending from 0"),
+        ({"pipeline": "0,x"}, "joined by commas"),
+        ({"pipeline": "0,4", "stage": "2"}, "ZeRO-1"),
+        ({"pipeline": "0,4,5,7"}, "train nothing"),
+    ],
+)
+def test_divisions_that_cannot_be_are_refused(
+    made: Path, settings: dict[str, str], text: str, tmp_path: Path
+) -> None:
+    middle = converted(made / "pipe2-bf16" / "ckpt", tmp_path / "middle.ucp")
+    if text == "train nothing":
+        settings = settings | {"ties": "embed:0"}
+    with pytest.raises(UcpError, match=text) as refusal:
+        convert_checkpoint(
+            middle, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
+
+
+LAYER = "layer_03-model_states.pt"
+OPTIMIZER = "bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt"
+
+
+@pytest.mark.parametrize(
+    ("victim", "harm", "code"),
+    [
+        (LAYER, truncate, "UCP-E-SOURCE"),
+        (LAYER, flip, "UCP-E-SOURCE"),
+        (LAYER, poison, "UCP-E-PICKLE"),
+        ("mp_rank_01_model_states.pt", remove, "UCP-E-SOURCE"),
+        ("mp_rank_01_model_states.pt", poison, "UCP-E-PICKLE"),
+        (OPTIMIZER, remove, "UCP-E-SOURCE"),
+        (OPTIMIZER, flip, "UCP-E-SOURCE"),
+        (OPTIMIZER, poison, "UCP-E-PICKLE"),
+    ],
+)
+def test_harm_is_found(
+    made: Path,
+    victim: str,
+    harm: Callable[[Path], None],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCP_EVIL", str(tmp_path / "evil"))
+    copy = tmp_path / "copy"
+    shutil.copytree(made / "pipe2-bf16" / "ckpt", copy)
+    harm(copy / "step3" / victim)
+    with pytest.raises(UcpError) as refusal:
+        converted(copy, tmp_path / "out.ucp")
+    assert refusal.value.code == code
+    assert victim.removeprefix("bf16_") in str(refusal.value)
+    assert not (tmp_path / "evil").exists()
+    assert not (tmp_path / "out.ucp" / "ucp.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"), [(LAYER, "no layer file holds '3."), ("layer_00-model_states.pt", "tied_modules")]
+)
+def test_a_missing_layer_is_refused(made: Path, layer: str, text: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made / "pipe2-bf16" / "ckpt", copy)
+    os.remove(copy / "step3" / layer)
+    with pytest.raises(UcpError, match=text) as refusal:
+        converted(copy, tmp_path / "out.ucp")
+    assert "model_states.pt" in refusal.value.at
+
+
+def test_stages_and_layers_of_two_saves_are_refused(made: Path, tmp_path: Path) -> None:
+    for number, victim in enumerate(("mp_rank_01_model_states.pt", LAYER)):
+        copy = tmp_path / str(number)
+        shutil.copytree(made / "pipe2-fp32" / "ckpt", copy)
+        tree = torch.load(copy / "step3" / victim, weights_only=False)
+        if "global_steps" in tree:
+            tree["global_steps"] += 1
+        else:
+            tree["up.weight"] += 1
+        torch.save(tree, copy / "step3" / victim)
+        with pytest.raises(UcpError, match="two saves"):
+            converted(copy, tmp_path / f"{number}.ucp")
+
+
+def test_a_pipeline_without_zero_is_refused(made: Path, tmp_path: Path) -> None:
+    """Its optimizer names no parameters."""
+    with pytest.raises(UcpError, match="named nowhere") as refusal:
+        converted(made / "pipe2-z0" / "ckpt", tmp_path / "out.ucp")
+    assert refusal.value.code == "UCP-E-SOURCE"

@@ -1,0 +1,201 @@
+"""The layers of a DeepSpeed pipeline: which stage each layer file is of, and which hold tied weights.
+
+Source: DeepSpeed 0.19.8, ``runtime/pipe/module.py``. The module calls a parameter ``<layer>.<key>``, or
+``tied_modules.<tie>.<key>``; the file of a layer knows the key alone, and is written once for all data-parallel ranks.
+A layer that is given to ``TiedLayerSpec`` with a function of its own has no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.frameworks.deepspeed.fields import refused, tensors
+from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
+from ucpformat.frameworks.deepspeed.sources import CastSource, Whole, sample_shape
+from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
+from ucpformat.geometry import Box
+from ucpformat.model.dtype import dtype
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
+
+__all__ = ["TIED", "Layers", "Stage", "read_layers", "tied_parts"]
+
+TIED: Final = "tied_modules."
+_LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one stage's ranks said: its model file and its flat groups."""
+
+    model: ModelStates
+    groups: Sequence[FlatGroup]
+
+
+@dataclass(slots=True)
+class Layers:
+    """The modules of all stages of one tensor-parallel rank.
+
+    ``models`` are those of the stages, each with its module. ``copies`` are further files of tied weights, by name.
+    ``first`` is the first layer that each stage is known to have, ``ties`` the stages that hold each tie.
+    """
+
+    models: list[ModelStates]
+    copies: list[tuple[str, TorchFile, StoredTensor]] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    ties: dict[str, list[int]] = field(default_factory=dict)
+
+
+def tied_parts(name: str) -> tuple[str, str] | None:
+    """Tie and key of ``tied_modules.<tie>.<key>``; None for another name."""
+    tie, dot, key = name.removeprefix(TIED).partition(".")
+    return (tie, key) if name.startswith(TIED) and dot else None
+
+
+def read_layers(directory: DeepSpeedDirectory, stages: Sequence[Stage], tensor_rank: int) -> Layers:
+    """Give every stage the module that its layer files hold.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for parameters of the optimizer whose layer's file is
+            missing, for a layer of two stages, and for tied weights that cannot be told from others.
+    """
+    said = [_said(stage.model) for stage in stages]
+    owners = _owners(said, stages)
+    layers = Layers([stage.model for stage in stages])
+    for number, names in enumerate(said):
+        for name in names:
+            if parts := tied_parts(name):
+                holders = layers.ties.setdefault(parts[0], [])
+                holders.extend([number] if number not in holders else [])
+    modules: list[dict[str, StoredTensor]] = [{} for _ in stages]
+    homes: list[dict[str, TorchFile]] = [{} for _ in stages]
+    shared: list[dict[str, str]] = [{} for _ in stages]
+    seen: dict[int, list[int]] = {}
+    unclaimed: list[tuple[int, TorchFile, dict[str, StoredTensor]]] = []
+    for (layer, model), file_name in sorted(directory.layers.items()):
+        if model != tensor_rank:
+            continue
+        file = TorchFile(directory.files, file_name)
+        held = tensors(file.tree, "the file", file_name)
+        if layer not in owners:
+            unclaimed.append((layer, file, held))
+            continue
+        for key, stored in held.items():
+            modules[owners[layer]][f"{layer}.{key}"] = stored
+            homes[owners[layer]][f"{layer}.{key}"] = file
+        seen.setdefault(owners[layer], []).append(layer)
+    for layer, file, held in unclaimed:
+        tie = _tie_of(layer, held, said, stages, file)
+        if tie is None:
+            # Nothing in it is trained, and any stage may have had it.
+            for key, stored in held.items():
+                modules[0][f"{layer}.{key}"] = stored
+                homes[0][f"{layer}.{key}"] = file
+            continue
+        for key, stored in held.items():
+            name = f"{TIED}{tie}.{key}"
+            holders = [number for number, names in enumerate(said) if name in names]
+            if any(name in modules[number] for number in holders):
+                layers.copies.append((name, file, stored))
+            else:
+                for number in holders:
+                    modules[number][name], homes[number][name] = stored, file
+            first = holders[0]
+            alias = f"{layer}.{key}"
+            modules[first][alias], homes[first][alias] = modules[first][name], homes[first][name]
+            shared[first][alias] = name
+    layers.first = [0, *(min(seen.get(number, [0])) for number in range(1, len(stages)))]
+    for number, stage in enumerate(stages):
+        for name in said[number]:
+            if name not in modules[number]:
+                raise refused(
+                    f"no layer file holds {name!r}; copy the layer_* files of all ranks into one directory",
+                    stage.model.file.name,
+                )
+        layers.models[number] = replace(
+            stage.model, module=modules[number], homes=homes[number], shared=shared[number]
+        )
+    return layers
+
+
+def _said(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
+    """Names that a stage's model file has, with their shapes; of buffers it has none."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for group in model.groups or ():
+        found |= group
+    return found | dict.fromkeys(sorted(model.buffers - found.keys()))
+
+
+def _owners(said: Sequence[Mapping[str, tuple[int, ...] | None]], stages: Sequence[Stage]) -> dict[int, int]:
+    """Which stage each layer is of."""
+    owners: dict[int, int] = {}
+    for number, names in enumerate(said):
+        for name in names:
+            if match := _LAYER.fullmatch(name):
+                if owners.setdefault(int(match[1]), number) != number:
+                    raise refused(
+                        f"layer {match[1]} is of another stage, too: from two saves",
+                        stages[number].model.file.name,
+                    )
+            elif tied_parts(name) is None:
+                raise refused(f"{name!r} is of no layer", stages[number].model.file.name)
+    return owners
+
+
+def _tie_of(
+    layer: int,
+    held: Mapping[str, StoredTensor],
+    said: Sequence[Mapping[str, tuple[int, ...] | None]],
+    stages: Sequence[Stage],
+    file: TorchFile,
+) -> str | None:
+    """The tie whose weights a layer's file holds: of the same keys and shapes, and the optimizer's copy, rounded."""
+    candidates = []
+    for number, names in enumerate(said):
+        ties = {parts[0] for name in names if (parts := tied_parts(name))}
+        for tie in sorted(ties):
+            keys = {
+                parts[1]: shape
+                for name, shape in names.items()
+                if (parts := tied_parts(name)) and parts[0] == tie
+            }
+            if keys.keys() <= held.keys() and all(
+                shape in (None, held[key].shape) for key, shape in keys.items()
+            ):
+                candidates.append((number, tie, keys))
+    found = {
+        tie
+        for number, tie, keys in candidates
+        if all(
+            _is_copy(stages[number], f"{TIED}{tie}.{key}", file, held[key])
+            for key, shape in keys.items()
+            if shape is not None
+        )
+    }
+    if len(found) > 1:
+        raise refused(
+            f"the weights of layer {layer} are those of the ties {', '.join(sorted(found))}", file.name
+        )
+    return found.pop() if found else None
+
+
+def _is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> bool:
+    """Whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
+    for group in stage.groups:
+        if name in group.shapes:
+            master = CastSource(group.source(name, group.masters), dtype(group.masters[0].dtype).numpy)
+            box = Box((0,) * len(stored.shape), sample_shape(stored.shape))
+            one = np.empty(box.shape, dtype(stored.dtype).numpy)
+            other = np.empty_like(one)
+            Whole(file, stored)(box, one)
+            master(box, other)
+            return one.tobytes() == other.tobytes()
+    return False

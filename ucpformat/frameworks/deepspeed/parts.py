@@ -1,0 +1,85 @@
+"""What the files of model-parallel ranks hold, and the stages of a pipeline made one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.fields import refused
+from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
+from ucpformat.frameworks.deepspeed.sources import EqualSources
+from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
+
+__all__ = ["ParameterGroups", "Part", "Position", "joined_stages"]
+
+ParameterGroups = list[tuple[list[str], Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The files of one model-parallel rank: models and optimizers of its data-parallel ranks, and the flat groups."""
+
+    models: Sequence[ModelStates]
+    ranks: Sequence[OptimizerStates]
+    flat: Sequence[FlatGroup]
+
+    @property
+    def model(self) -> ModelStates:
+        """The model of the first rank, which names the parameters."""
+        return self.models[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The atoms of one model-parallel rank, and its parameter groups: names and options."""
+
+    position: Position
+    draft: Draft
+    groups: ParameterGroups
+
+
+def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
+    """One draft and the parameter groups of all stages; what several hold must be equal, bit by bit.
+
+    The layouts in which the stages held their buffers are not carried: each is over ranks of its own.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where stages have other states or shapes of a tied weight.
+    """
+    joined = Draft()
+    groups: ParameterGroups = []
+    for part in parts:
+        at = part.position.model.file.name
+        draft = part.draft
+        for (atom, slot), source in draft.sources.items():
+            spec = draft.slots[atom][slot]
+            known = joined.sources.get((atom, slot))
+            if known is None:
+                joined.add(atom, slot, spec.dtype, spec.shape, source, annotations=spec.annotations)
+                continue
+            other = joined.slots[atom][slot]
+            if (other.dtype, other.shape) != (spec.dtype, spec.shape):
+                raise refused(f"{atom!r} has another shape or data type on another stage", at)
+            joined.sources[atom, slot] = EqualSources(known, source, f"{atom}/{slot}", at)
+        for atom, names in draft.aliases.items():
+            held = joined.aliases.setdefault(atom, [])
+            held += [name for name in names if name not in held]
+        joined.roles |= draft.roles
+        _join_groups(groups, part.groups)
+    return joined, groups
+
+
+def _join_groups(groups: ParameterGroups, others: ParameterGroups) -> None:
+    """Add a stage's parameter groups: each to the next of equal options, for a stage may lack one."""
+    place = 0
+    for names, options in others:
+        match = next((n for n in range(place, len(groups)) if repr(groups[n][1]) == repr(options)), None)
+        if match is None:
+            groups.append((list(names), options))
+            place = len(groups)
+            continue
+        held = groups[match][0]
+        held += [name for name in names if name not in held]
+        place = match + 1

@@ -1,0 +1,131 @@
+"""The stages of a pipeline to write: which layers each has, and which tied weights (see `layer_files`)."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
+from ucpformat.frameworks.deepspeed.outlines import Group, Outline
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["StageOutline", "pipeline_settings", "stages_of"]
+
+_LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class StageOutline:
+    """One stage: its parameter groups, and of each layer the atoms by the keys that the layer's file has."""
+
+    groups: list[Group] = field(default_factory=list)
+    layers: dict[int, dict[str, str]] = field(default_factory=dict)
+
+
+def pipeline_settings(
+    settings: Mapping[str, str], noted: Mapping[str, JsonValue]
+) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """The first layer of each stage and the stages of each tie: as set, or as the checkpoint was saved.
+
+    ``pipeline`` is ``0,4``, one number per stage, empty for none; ``ties`` is ``embed:0,1``, several joined by ``;``.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for what is neither.
+    """
+    text = settings.get("pipeline")
+    saved = noted.get("first_layers")
+    first = tuple(_integers(saved) if text is None else _numbers(text, "pipeline") if text else ())
+    if first and (first[0] != 0 or any(a >= b for a, b in pairwise(first))):
+        raise error("UCP-E-MISMATCH", f"pipeline lists first layers, ascending from 0, not {list(first)}")
+    ties: dict[str, tuple[int, ...]] = {}
+    held = noted.get("ties")
+    before = len(_integers(saved))
+    for name, stages in (held if isinstance(held, dict) else {}).items():
+        found = set(_integers(stages))
+        if len(first) == before:
+            ties[name] = tuple(sorted(found))
+        elif found <= {0, before - 1}:
+            # The first stage and the last, wherever the last now begins.
+            ties[name] = tuple(sorted({0 if stage == 0 else len(first) - 1 for stage in found}))
+    for entry in filter(None, settings.get("ties", "").split(";")):
+        name, _, stages = entry.partition(":")
+        ties[name] = tuple(_numbers(stages, "ties"))
+        if not set(ties[name]) <= set(range(len(first))):
+            raise error("UCP-E-MISMATCH", f"the tie {name!r} is on stages from 0 to {len(first) - 1}")
+    return first, ties
+
+
+def _integers(value: object) -> list[int]:
+    return [item for item in value if type(item) is int] if isinstance(value, list) else []
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise error("UCP-E-MISMATCH", f"{name} has numbers, joined by commas, not {text!r:.50}")
+    return [int(part) for part in parts]
+
+
+def stages_of(
+    outline: Outline, first: Sequence[int], ties: Mapping[str, tuple[int, ...]], zero_stage: int
+) -> list[StageOutline]:
+    """What each stage has; one stage of everything where there is no pipeline.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for names that are of no layer, and ties whose stages are not known.
+    """
+    if not first:
+        return [StageOutline(list(outline.groups))]
+    if zero_stage != 1:
+        raise error(
+            "UCP-E-MISMATCH", f"DeepSpeed has pipelines with ZeRO-1, not with ZeRO-{zero_stage}; set stage=1"
+        )
+    stages = [StageOutline() for _ in first]
+    holders: dict[str, tuple[int, ...]] = {}
+    for name, view in outline.module.items():
+        aliases = [match for alias in view.aliases if (match := _LAYER.fullmatch(alias))]
+        if parts := tied_parts(name):
+            holders[name] = _tied_stages(parts[0], ties, aliases, first)
+        elif match := _LAYER.fullmatch(name):
+            aliases = [match]
+            holders[name] = (_stage(int(match[1]), first),)
+        else:
+            raise error(
+                "UCP-E-MISMATCH",
+                f"{name!r} is of no layer of a pipeline; set pipeline= (empty) to write a plain module",
+            )
+        for match in aliases:
+            stages[_stage(int(match[1]), first)].layers.setdefault(int(match[1]), {})[match[2]] = name
+    for number, stage in enumerate(stages):
+        for group in outline.groups:
+            names = [name for name in group.names if number in holders.get(name, ())]
+            if names:
+                stage.groups.append(Group(names, group.options))
+        if not stage.groups:
+            raise error("UCP-E-MISMATCH", f"stage {number} would train nothing; divide the layers otherwise")
+    return stages
+
+
+def _stage(layer: int, first: Sequence[int]) -> int:
+    return bisect_right(first, layer) - 1
+
+
+def _tied_stages(
+    tie: str, ties: Mapping[str, tuple[int, ...]], aliases: Sequence[re.Match[str]], first: Sequence[int]
+) -> tuple[int, ...]:
+    known = {_stage(int(match[1]), first) for match in aliases}
+    if len(first) == 1:
+        return (0,)
+    if tie not in ties:
+        raise error(
+            "UCP-E-MISMATCH",
+            f"which stages hold the weights of {TIED}{tie} is not known; set ties={tie}:STAGE,STAGE",
+        )
+    return tuple(sorted(known | set(ties[tie])))
