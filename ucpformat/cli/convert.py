@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -155,6 +156,8 @@ def convert(
     )
     for loss in report.dropped:
         click.echo(printable(f"dropped {loss.what}: {loss.why}"))
+    for kind_of_cast, count in Counter(report.cast.values()).items():
+        click.echo(f"cast {count} tensors to {kind_of_cast}")
     if dry_run:  # afterwards the destination shows its names itself, and --format json has them
         for what, name in report.renamed.items():
             click.echo(printable(f"renamed {what}: {name}"))
@@ -172,5 +175,6 @@ def _as_json(report: ConversionReport, kind: str, target: str, dry_run: bool) ->
         "values": report.objects,
         "digest": report.digest,
         "renamed": dict(report.renamed),
+        "cast": dict(report.cast),
         "dropped": [{"what": loss.what, "why": loss.why} for loss in report.dropped],
     }

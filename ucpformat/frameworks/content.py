@@ -119,6 +119,11 @@ class Content(Mapping[str, AtomContent]):
         return len(self._atoms)
 
     @property
+    def job(self) -> Job:
+        """All of it as a job, for what makes another job of it (`map_choice`, `casting`)."""
+        return self._job
+
+    @property
     def state(self) -> StateDocument:
         """Values, optimizers and annotations, still encoded; blobs are in `blobs`."""
         return self._job.state

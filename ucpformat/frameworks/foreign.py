@@ -65,13 +65,15 @@ class ExportPlan:
 
     ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
     where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
-    allows each loss (``--drop``), ``write`` is never called.
+    allows each loss (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data type that its
+    elements are rounded to, because a setting asks for that.
     """
 
     objects: int
     write: Callable[[], None]
     renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[Lost] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

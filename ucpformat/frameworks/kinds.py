@@ -33,7 +33,7 @@ Kind = str
 class ConversionReport:
     """What a conversion carried, or would: tensors, their logical bytes, other values; the root digest of a ucp result.
 
-    ``renamed`` and ``dropped`` are as `ExportPlan` has them; what is dropped was allowed to be.
+    ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was allowed to be.
     """
 
     tensors: int
@@ -42,6 +42,7 @@ class ConversionReport:
     digest: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[Lost] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
 
 
 def detect_kind(path: str | os.PathLike[str]) -> Kind:
@@ -50,12 +51,13 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known.
     """
-    store = open_store(path)
-    try:
-        if store.size(ROOT_KEY) is not None:
-            return UCP
-    finally:
-        store.close()
+    if not os.path.isfile(path):
+        store = open_store(path)
+        try:
+            if store.size(ROOT_KEY) is not None:
+                return UCP
+        finally:
+            store.close()
     for kind in registry().in_order():
         if kind.detect(path):
             return kind.name
@@ -119,7 +121,9 @@ def convert_checkpoint(
         _refuse_losses(plan.dropped, kind.name)
         if not dry_run:
             plan.write()
-        return ConversionReport(len(job.sources), job.nbytes, plan.objects, None, plan.renamed, dropped)
+        return ConversionReport(
+            len(job.sources), job.nbytes, plan.objects, None, plan.renamed, dropped, plan.cast
+        )
 
 
 @contextmanager

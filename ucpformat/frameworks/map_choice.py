@@ -80,8 +80,11 @@ def _fitting(
             found.append(mapped_job(job, document, parameters, towards=towards))
         except UcpError as refusal:
             refusals.append(refusal)
-    if len(found) == 1:
-        return found[0]
+    # A side whose names are there already is none that is wanted.
+    names = {atom.name for atom in job.atoms}
+    changing = [one for one in found if {atom.name for atom in one[0].atoms} != names] or found
+    if len(changing) == 1:
+        return changing[0]
     if found:
         raise error(
             "UCP-E-MISMATCH", f"the map {name!r} fits either way: say {name}:left or {name}:right", at="map"

@@ -31,6 +31,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "deepspeed": "ucpformat.frameworks.built_in:DEEPSPEED",
     "ds-universal": "ucpformat.frameworks.built_in:DEEPSPEED_UNIVERSAL",
     "megatron": "ucpformat.frameworks.built_in:MEGATRON",
+    "safetensors": "ucpformat.frameworks.file_kinds:SAFETENSORS",
 }
 
 

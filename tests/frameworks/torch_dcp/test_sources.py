@@ -138,7 +138,7 @@ def test_bad_headers(tmp_path: Path, document: object) -> None:
 
 def test_headers_with_other_problems(tmp_path: Path) -> None:
     with pytest.raises(UcpError) as caught:
-        header(tmp_path, {"a": entry(0, 12, dtype="F4")}, bytes(12))
+        header(tmp_path, {"a": entry(0, 12, dtype="F9")}, bytes(12))
     assert caught.value.code == "UCP-E-DTYPE"
     (tmp_path / "x.safetensors").write_bytes(b"\xff" * 7 + b"\x00" * 9)
     with pytest.raises(UcpError) as caught:

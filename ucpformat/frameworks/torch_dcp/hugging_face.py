@@ -66,6 +66,14 @@ def read_hugging_face(files: CheckpointFiles, shard_count: int | None) -> Catalo
     return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
 
 
+def _header(files: CheckpointFiles, name: str) -> SafetensorsHeader:
+    header = read_header(files, name)
+    for key, entry in header.entries.items():
+        if entry.packed:
+            raise error("UCP-E-DTYPE", f"{key!r}: DCP shards of {entry.packed} are not supported", at=name)
+    return header
+
+
 def _refused(message: str, at: str) -> UcpError:
     return error("UCP-E-SOURCE", message, at=at)
 
@@ -75,7 +83,7 @@ def _whole_tensors(files: CheckpointFiles, names: Sequence[str]) -> dict[str, Dc
     tensors: dict[str, DcpTensor] = {}
     places: dict[str, str] = {}
     for name in names:
-        header = read_header(files, name)
+        header = _header(files, name)
         for key, entry in header.entries.items():
             offset = (
                 _offset(header, key, entry, name)
@@ -123,7 +131,7 @@ def _shard_tensors(
         )
     pieces: dict[str, list[tuple[tuple[int, ...], SafetensorsEntry]]] = {}
     for name in names:
-        header = read_header(files, name)
+        header = _header(files, name)
         for key, entry in header.entries.items():
             pieces.setdefault(key, []).append((_offset(header, key, entry, name), entry))
     if whole is not None and whole.keys() != pieces.keys():

@@ -39,16 +39,26 @@ _DTYPES: Final = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn",
+    # No type of ours: their bytes are.
+    "F6_E2M3": "uint8",
+    "F6_E3M2": "uint8",
 }
+_BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_MAX_NDIM: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
-    """One tensor of a file: ``dtype`` in Zarr's spelling, the place of its elements in C order."""
+    """One tensor of a file: ``dtype`` in Zarr's spelling, the place of its elements in C order.
+
+    ``packed`` is safetensors' name of a type with elements that are not whole bytes, and empty for others.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     location: Location
+    packed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +130,14 @@ def _entry(file: str, key: str, value: object, base: int) -> SafetensorsEntry:
         raise error("UCP-E-DTYPE", f"{key!r}: safetensors' {dtype!s:.40} is not supported", at=file)
     shape = sizes(value.get("shape"), file)
     place = sizes(value.get("data_offsets"), file)
+    if len(shape) > _MAX_NDIM or math.prod(max(extent, 1) for extent in shape) >= 2**53:
+        raise error("UCP-E-LIMIT", f"{key!r:.200} has too many dimensions or elements", at=file)
     name = _DTYPES[dtype]
-    if len(place) != 2 or place[1] - place[0] != math.prod(shape) * item_size(name):
+    bits = _BITS.get(dtype) or 8 * item_size(name)
+    if len(place) != 2 or (place[1] - place[0]) * 8 != math.prod(shape) * bits:
         raise _damaged(file, f"the byte range of {key!r} does not fit its shape")
-    return SafetensorsEntry(name, shape, Location(file, base + place[0], place[1] - place[0]))
+    location = Location(file, base + place[0], place[1] - place[0])
+    return SafetensorsEntry(name, shape, location, dtype if dtype in _BITS else "")
 
 
 def _check_places(file: str, entries: dict[str, SafetensorsEntry], base: int, size: int) -> None:

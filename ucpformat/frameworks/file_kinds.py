@@ -1,0 +1,66 @@
+"""Kinds that come with ucpformat and are files of a library rather than saves of a training framework.
+
+Modules are imported when a function is called: torch, or what a kind needs, is not loaded for the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.frameworks.foreign import ExportOptions, ExportPlan, ForeignKind, ImportOptions, Path, Setting
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.content import Content
+    from ucpformat.frameworks.conversion import Job
+
+__all__ = ["SAFETENSORS"]
+
+
+def _detect_safetensors(path: Path) -> bool:
+    from ucpformat.frameworks.safetensors.directory import detect
+
+    return detect(path)
+
+
+def _plan_safetensors(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.safetensors.importer import import_safetensors
+
+    return import_safetensors(path, settings=options.settings)
+
+
+def _export_safetensors(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.safetensors.exporter import export_safetensors
+
+    return export_safetensors(content, path, settings=options.settings, progress=options.progress)
+
+
+_MAPS: Final = (
+    Setting(
+        "map", "atom maps, MAP,MAP: names of ready-made ones or files, each with :left or :right if both fit"
+    ),
+    Setting("map_parameters", "parameters of the maps, NAME=INTEGER,...; left out, those of config.json"),
+)
+_WEIGHTS: Final = (
+    Setting("slot", "value, or master for the copies of higher precision; left out, value"),
+    Setting("dtype", "floating-point type to cast tensors to, such as bfloat16; left out, nothing is cast"),
+)
+
+SAFETENSORS: Final = ForeignKind(
+    "safetensors",
+    _detect_safetensors,
+    _plan_safetensors,
+    _export_safetensors,
+    title="Hugging Face model directories and single safetensors files: weights, and the files beside them",
+    import_settings=(
+        Setting("weights", "the file or index to read, where there are several"),
+        *_MAPS,
+    ),
+    export_settings=(
+        *_MAPS,
+        *_WEIGHTS,
+        Setting("max_shard_size", "bytes of a file, such as 5GB, which it is if left out"),
+        Setting(
+            "aliases", "copy, to write tied weights under each name, or leave, under one; left out, copy"
+        ),
+    ),
+)

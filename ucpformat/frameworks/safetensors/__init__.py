@@ -1,0 +1,1 @@
+"""Hugging Face's model directories and single safetensors files, in and out; neither needs the package safetensors."""

@@ -1,0 +1,160 @@
+"""Which files of a directory hold the weights, and which go with them.
+
+With an index (``model.safetensors.index.json``: ``weight_map`` from names to files) it is what the index names;
+without, one file, or files numbered ``-<i>-of-<n>``. Source: ``get_checkpoint_shard_files`` of transformers, and
+huggingface_hub/serialization/_base.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.hugging_face import SHARDING_INFO
+from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object, read_header
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.torch_dcp.safetensors_header import SafetensorsHeader
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["Weights", "companions", "detect", "find_weights"]
+
+SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+_NUMBERED: Final = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
+_MAX_INDEX: Final = 256 << 20
+_MAX_COMPANION: Final = 256 << 20
+_OTHER_WEIGHTS: Final = re.compile(
+    r".*\.(safetensors|safetensors\.index\.json|bin|bin\.index\.json|pt|pth|ckpt|h5|msgpack|onnx|gguf|ggml|ot|pkl|npz|tflite)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The files that hold the weights with their headers, in order, and what the index says beside ``weight_map``."""
+
+    files: CheckpointFiles
+    headers: Mapping[str, SafetensorsHeader]
+    index: str | None
+    index_metadata: Mapping[str, JsonValue]
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a safetensors file or a directory with some at its top; reads nothing and never raises."""
+    place = Path(path)
+    try:
+        if place.is_file():
+            return place.name.endswith(SUFFIX)
+        return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in CheckpointFiles(place).names())
+    except (OSError, ValueError):
+        return False
+
+
+def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
+    """The weights of a file or directory; ``chosen`` names one file or index of it, where there are several.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for what is missing, damaged or ambiguous.
+    """
+    place = Path(path)
+    if place.is_file():
+        files, chosen = CheckpointFiles(place.parent), place.name
+    else:
+        files = CheckpointFiles(place)
+    names = [name for name in files.names() if name.endswith((SUFFIX, INDEX_SUFFIX))]
+    if chosen:
+        if chosen not in names:
+            raise _refused(
+                f"there is no {chosen!r:.200}; there are {', '.join(names[:8]) or 'none'}", str(place)
+            )
+        names = [chosen]
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if not names:
+        raise _refused("there are no safetensors files", str(place))
+    if len(indexes) > 1:
+        raise _refused(
+            f"several indexes: choose one with weights=NAME ({', '.join(indexes[:8])})", indexes[1]
+        )
+    if indexes:
+        found = _indexed(files, indexes[0])
+        _refuse_others([name for name in names if name not in (indexes[0], *found.headers)], indexes[0])
+        return found
+    if not chosen and (len(names) > 1 or _NUMBERED.fullmatch(names[0])):
+        _check_numbers(names)
+    headers = {name: read_header(files, name) for name in names}
+    _check_whole(headers)
+    return Weights(files, headers, None, {})
+
+
+def _refused(message: str, at: str) -> UcpError:
+    return error("UCP-E-SOURCE", message, at=at)
+
+
+def _indexed(files: CheckpointFiles, index: str) -> Weights:
+    document = parse_object(files.read(index, _MAX_INDEX), index)
+    weight_map = document.pop("weight_map", None)
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise _refused("the index has no weight_map from names to files", index)
+    headers = {name: read_header(files, name) for name in sorted(set(weight_map.values()))}
+    _check_whole(headers)
+    held = {key: name for name, header in headers.items() for key in header.entries}
+    for key in sorted(held.keys() | weight_map.keys()):
+        there, said = held.get(key, "no file"), weight_map.get(key, "no file")
+        if there != said:
+            raise _refused(f"{key!r:.200} is in {there}, and by the index in {said}", index)
+    metadata = document.get("metadata")
+    return Weights(files, headers, index, metadata if isinstance(metadata, dict) else {})
+
+
+def _check_numbers(names: Sequence[str]) -> None:
+    """Refuse files that are not 1 to n of n under one name."""
+    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    if len(matches) != len(names) or len({(match[1], match[3]) for match in matches}) != 1:
+        _refuse_others(names[1:], names[0])
+    count = int(matches[0][3])
+    missing = set(range(1, min(count, 1_000_000) + 1)) ^ {int(match[2]) for match in matches}
+    if missing:
+        raise _refused(f"file {min(missing)} of {count} is missing, and there is no index", names[0])
+
+
+def _refuse_others(names: Sequence[str], chosen: str) -> None:
+    if names:
+        raise _refused(
+            f"it is not one of the files of {chosen}: choose what is to be read with weights=NAME", names[0]
+        )
+
+
+def _check_whole(headers: Mapping[str, SafetensorsHeader]) -> None:
+    places: dict[str, str] = {}
+    for name, header in headers.items():
+        if SHARDING_INFO in header.metadata:
+            raise _refused("written by torch's HuggingFaceStorageWriter: read it with --from dcp", name)
+        for key in header.entries:
+            if places.setdefault(key, name) != name:
+                raise _refused(f"{key!r:.200} is in {places[key]} as well", name)
+
+
+def companions(weights: Weights) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The other files at the top of the directory with their bytes, and those that are left out with the reason."""
+    found: dict[str, bytes] = {}
+    left: dict[str, str] = {}
+    for name in weights.files.names():
+        if name in weights.headers or name == weights.index:
+            continue
+        if (weights.files.root / name).is_dir():
+            left[name] = "a directory inside the model's"
+        elif name.startswith("."):
+            left[name] = "a hidden file"
+        elif _OTHER_WEIGHTS.fullmatch(name):
+            left[name] = "other weights beside the ones that are read"
+        elif weights.files.size(name) > _MAX_COMPANION:
+            left[name] = f"a file of more than {_MAX_COMPANION >> 20} MiB"
+        else:
+            found[name] = weights.files.read(name, _MAX_COMPANION)
+    return found, left
