@@ -1,8 +1,9 @@
 """ucpformat: the open format for distributed training checkpoints.
 
 `open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job,
-`async_save` does so in the background, `redistribute` moves one between ranks, `validate` finds every problem,
-`CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
+`async_save` does so in the background, `CheckpointManager` looks after those of a run, `redistribute` moves one
+between ranks, `validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a
+checkpoint to Zarr.
 SPEC.md is the format.
 """
 
@@ -14,6 +15,7 @@ from ucpformat.frameworks.live_redistribution import redistribute
 from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
+from ucpformat.manager import CheckpointManager
 from ucpformat.model.compressor import Compressor
 from ucpformat.reader import Checkpoint
 from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
@@ -32,6 +34,7 @@ __all__ = [
     "AtomView",
     "Blocks",
     "Checkpoint",
+    "CheckpointManager",
     "CheckpointWriter",
     "Compressor",
     "Flatten",

@@ -66,12 +66,18 @@ class AsyncSave:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._ready: list[Callable[[], None]] = []
         self._report: AsyncReport | None = None
         self._failure: BaseException | None = None
         self._told = False
+
+    @classmethod
+    def ended(cls, path: str, report: AsyncReport) -> AsyncSave:
+        """A save that is over and good."""
+        found = cls(path)
+        found._end(report)
+        return found
 
     def done(self) -> bool:
         """Whether it has ended, well or not; does not raise."""
@@ -157,7 +163,7 @@ class BackgroundSaver:
         options: SaveOptions,
         *,
         when_busy: WhenBusy = "wait",
-        then: Callable[[], None] | None = None,
+        then: Callable[[], object] | None = None,
     ) -> AsyncSave:
         """Take a snapshot, and save it in the background; ``then`` is called there after the commit.
 
@@ -168,10 +174,10 @@ class BackgroundSaver:
         if self._closed:
             raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(url))
         began = time.perf_counter()
-        result = AsyncSave(str(url))
         if not self._admitted(str(url), when_busy):
-            result._end(AsyncReport(None, 0, self._arena.nbytes, time.perf_counter() - began, 0.0, 0.0, 0.0))
-            return result
+            kept = time.perf_counter() - began
+            return AsyncSave.ended(str(url), AsyncReport(None, 0, self._arena.nbytes, kept, 0.0, 0.0, 0.0))
+        result = AsyncSave(str(url))
         waited = time.perf_counter()
         saving = prepare_save(url, describe_state, self._calls, options)
         self._last = result
@@ -182,8 +188,8 @@ class BackgroundSaver:
     def _admitted(self, url: str, when_busy: WhenBusy) -> bool:
         """Whether to save now, as all ranks agree."""
         last = self._last
-        if last is not None and when_busy == "wait":
-            last._ended.wait()
+        if when_busy == "wait":
+            self.drain()
         busy = last is not None and not last.done()
         failed = last is not None and last._untold
         try:
@@ -210,17 +216,20 @@ class BackgroundSaver:
             raise error("UCP-E-EXISTS", message, at=url)
         return False
 
+    def drain(self) -> None:
+        """Return when nothing is under way; does not raise."""
+        if self._last is not None:
+            self._last._ended.wait()
+
     def wait(self) -> None:
         """Return when nothing is under way.
 
         Raises:
             UcpError: what made the last save fail, where nobody has heard of it.
         """
-        last = self._last
-        if last is not None:
-            last._ended.wait()
-            if last._untold:
-                last.wait()
+        self.drain()
+        if self._last is not None and self._last._untold:
+            self._last.wait()
 
     def close(self) -> None:
         """Let the last save end, and release memory and threads; raises as `wait`."""
@@ -266,7 +275,7 @@ class _Work:
         group: Group,
         arena: Arena,
         result: AsyncSave,
-        then: Callable[[], None] | None,
+        then: Callable[[], object] | None,
     ) -> None:
         self._saving = saving
         self._group = group

@@ -33,7 +33,8 @@ class AsyncSaver:
     """Saves in the background, one after another; a context manager that waits for the last one.
 
     Every rank of ``group`` (the default group, unless given) makes one, and makes the same calls. Two gloo groups are
-    made for it, so that nothing of it meets the collectives of training.
+    made for it, so that nothing of it meets the collectives of training. A `Group` is used itself for what is said
+    during calls, and makes another one for the rest.
     A snapshot lies in host memory that is kept from save to save: as much as this rank has to write, or
     ``arena_bytes`` at most, at least one chunk; `save` then returns when the rest has found room.
     With ``overlap`` what a device does after `save` does not wait for the copies from it: nothing that was saved may
@@ -43,7 +44,8 @@ class AsyncSaver:
     def __init__(
         self, *, group: object = None, arena_bytes: int | None = None, overlap: bool = False
     ) -> None:
-        self._group = another(group_of(group))
+        found = group_of(group)
+        self._group = found if found is group else another(found)
         self._overlap = overlap
         copier = _copier(overlap=overlap)
         self._saver = BackgroundSaver(self._group, arena_bytes=arena_bytes, copier=copier)
@@ -65,7 +67,7 @@ class AsyncSaver:
         step: int | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
         when_busy: WhenBusy = "wait",
-        then: Callable[[], None] | None = None,
+        then: Callable[[], object] | None = None,
     ) -> AsyncSave:
         """As `ucpformat.async_save`; ``then`` is called in the background, after the commit, on every rank."""
         group = self._group
@@ -75,6 +77,10 @@ class AsyncSaver:
 
         options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
+
+    def drain(self) -> None:
+        """Return when nothing is under way; does not raise."""
+        self._saver.drain()
 
     def wait(self) -> None:
         """Return when nothing is under way; raises what made the last save fail, where nobody has heard of it."""
@@ -147,7 +153,7 @@ def _saver_of(group: object) -> AsyncSaver:
     found = group_of(group)
     key: object = found.members if isinstance(found, TorchGroup) else _key(found)
     if key not in _savers:
-        _savers[key] = AsyncSaver(group=found)
+        _savers[key] = AsyncSaver(group=another(found))
     return _savers[key]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
-from ucpformat.distributed.save import SaveOptions, save_together
+from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.frameworks.live_objects import WITH_TORCH, WITHOUT_TORCH
 from ucpformat.frameworks.live_state import live_state
 from ucpformat.frameworks.live_values import to_torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "save_state"]
 
 
 def save(
@@ -61,13 +61,26 @@ def save(
             at ``path``; ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry,
             for what cannot be stored; ``UCP-E-COVER`` for what no rank holds.
     """
+    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
+    return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor).digest
+
+
+def save_state(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any],
+    options: SaveOptions,
+    *,
+    group: object = None,
+    layouts: Mapping[str, Held] | None = None,
+    compressor: Compressor | None = None,
+) -> SaveReport:
+    """As `save`, and says what this rank wrote."""
     together = group_of(group)
 
     def describe() -> LocalState:
         return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
 
-    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
-    return save_together(path, describe, together, options).digest
+    return save_together(path, describe, together, options)
 
 
 def load(

@@ -16,11 +16,11 @@ from ucpformat.storage.store import PREFIXES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["RemoteStore"]
+__all__ = ["RemoteStore", "translated"]
 
 
 @contextmanager
-def _translated(at: str) -> Iterator[None]:
+def translated(at: str) -> Iterator[None]:
     """Whatever a file system implementation raises, as registered errors."""
     try:
         yield
@@ -44,7 +44,7 @@ class RemoteStore:
         self._url = url
         self._created: list[str] = []
         self._published = False
-        with _translated(url):
+        with translated(url):
             self._filesystem, self._path = fsspec.core.url_to_fs(url)
 
     @property
@@ -59,7 +59,7 @@ class RemoteStore:
     def size(self, key: str) -> int | None:
         """Length of an object in bytes, or None if there is none."""
         try:
-            with _translated(key):
+            with translated(key):
                 size = self._filesystem.size(self._full(key))
         except UcpError as problem:
             if problem.code == "UCP-E-MISSING":
@@ -71,7 +71,7 @@ class RemoteStore:
         """Bytes ``[start, stop)`` of an object."""
         if start == stop:
             return b""
-        with _translated(key):
+        with translated(key):
             data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
         if len(data) != stop - start:
             raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
@@ -86,7 +86,7 @@ class RemoteStore:
 
     def keys(self) -> Iterator[str]:
         """All keys below the URL."""
-        with _translated(self._url):
+        with translated(self._url):
             self._filesystem.invalidate_cache()
             base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
             found = self._filesystem.find(self._path) if self._filesystem.exists(self._path) else []
@@ -95,7 +95,7 @@ class RemoteStore:
 
     def prepare(self) -> None:
         """Refuse a committed checkpoint; remove debris of an attempt that was not committed."""
-        with _translated(self._url):
+        with translated(self._url):
             keys = list(self.keys())
             if ROOT_KEY in keys:
                 raise error(
@@ -117,7 +117,7 @@ class RemoteStore:
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively where the medium can."""
-        with _translated(key):
+        with translated(key):
             self._make_directory(key)
             self._put(key, b"".join(buffers))
             self._created.append(key)
@@ -135,7 +135,7 @@ class RemoteStore:
 
     def create_pack(self, key: str) -> RemotePackFile:
         """Begin a new pack: one streaming upload."""
-        with _translated(key):
+        with translated(key):
             self._make_directory(key)
             stream = self._filesystem.open(self._full(key), "wb")
             self._created.append(key)
@@ -154,7 +154,7 @@ class RemoteStore:
 
     def publish(self, data: bytes) -> None:
         """Create the root document, conditionally where the medium knows conditional writes."""
-        with _translated(ROOT_KEY):
+        with translated(ROOT_KEY):
             target = self._full(ROOT_KEY)
             self._filesystem.invalidate_cache()
             if self._filesystem.exists(target):
@@ -194,7 +194,7 @@ class RemotePackFile:
 
     def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
         """Write zeros up to the next multiple of ``alignment``, then the buffers."""
-        with self._lock, _translated(self._key):
+        with self._lock, translated(self._key):
             gap = -self._length % alignment
             if gap:
                 self._stream.write(bytes(gap))  # type: ignore[attr-defined]
@@ -206,6 +206,6 @@ class RemotePackFile:
 
     def close(self) -> int:
         """Finish the upload."""
-        with _translated(self._key):
+        with translated(self._key):
             self._stream.close()  # type: ignore[attr-defined]
         return self._length

@@ -1,0 +1,314 @@
+"""`CheckpointManager`: saving, keeping and resuming of one run, by one process or by all ranks of a job."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ucpformat.distributed.group import agreed, another, decided, reply_of
+from ucpformat.distributed.save import SaveOptions
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
+from ucpformat.frameworks.state_dict import load, save_state
+from ucpformat.frameworks.torch_group import group_of
+from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
+from ucpformat.manager.retention import Retention
+from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
+from ucpformat.validate import Level, validate
+from ucpformat.writer import DEFAULT_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from ucpformat.frameworks.local_tensors import Held
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.root import Storage
+
+__all__ = ["CheckpointManager"]
+
+_GOOD = 0
+_DAMAGED = 1
+_FAILED = 2
+
+
+class CheckpointManager:
+    """The checkpoints ``step-N.ucp`` of a run directory: a local path that all ranks see, or any fsspec URL.
+
+    Every rank of ``group`` (the default group, unless given) makes one, and makes the same calls; the first rank looks
+    at the directory and removes, and all go by what it found. A context manager that waits for the last save.
+
+    ``keep_last``, ``keep_every`` and ``keep_best`` are the rules of `Retention`, with ``metric`` and ``mode``; without
+    any, nothing is removed but debris that is older than ``debris_age`` seconds. ``asynchronous`` is for saves that
+    do not say; ``arena_bytes`` and ``overlap`` are those of `AsyncSaver`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        group: object = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        asynchronous: bool = False,
+        arena_bytes: int | None = None,
+        overlap: bool = False,
+        debris_age: float = DEBRIS_AGE,
+    ) -> None:
+        self.run: RunDirectory = open_run(directory)
+        self.retention = Retention(keep_last, keep_every, keep_best, metric, mode)
+        self.asynchronous = asynchronous
+        self.damaged: dict[int, UcpError] = {}
+        self._debris_age = debris_age
+        found = group_of(group)
+        self._group = found if found is group else another(found)
+        self._first = self._group.rank == self._group.ranks[0]
+        self._arena_bytes = arena_bytes
+        self._overlap = overlap
+        self._saver: AsyncSaver | None = None
+        self._metrics: dict[int, Mapping[str, float]] = {}
+        self._failed: dict[str, Any] = {}
+
+    def path(self, step: int) -> str:
+        """URL of the checkpoint of a step, whether there is one or not."""
+        return self.run.path(step)
+
+    def steps(self) -> list[int]:
+        """Committed steps, ascending."""
+        found: list[int] = json.loads(decided(self._group, lambda: json.dumps(self.run.steps()).encode()))
+        return found
+
+    def latest(self) -> int | None:
+        """The greatest committed step, or None."""
+        found: int | None = json.loads(decided(self._group, lambda: json.dumps(self.run.latest()).encode()))
+        return found
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The finite metrics that a step was saved with."""
+        found: dict[str, float] = json.loads(
+            decided(self._group, lambda: json.dumps(dict(self.run.metrics(step))).encode())
+        )
+        return found
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        asynchronous: bool | None = None,
+        replace: bool = False,
+        when_busy: WhenBusy = "wait",
+        layouts: Mapping[str, Held] | None = None,
+        storage: Storage = "packed",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        compressor: Compressor | None = None,
+    ) -> AsyncSave:
+        """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
+
+        Returns when it is committed; with ``asynchronous``, when it is copied, as `ucpformat.async_save` does, which
+        also says what ``when_busy`` means. ``metrics`` are those of the first rank. A committed checkpoint of the step
+        is an error, unless ``replace`` has it removed first, or it was found damaged by `restore`.
+
+        Raises:
+            UcpError: as `save` and `async_save`, on all ranks the same.
+        """
+        background = self.asynchronous if asynchronous is None else asynchronous
+        if not background:
+            self.wait()
+        path = self.path(step)
+
+        def begin() -> bytes:
+            if (replace or step in self.damaged) and self.run.is_committed(step):
+                self.run.remove(step)
+                self._metrics.pop(step, None)
+            numbers = {name: _finite(value) for name, value in (metrics or {}).items()}
+            return json.dumps({METRICS: numbers} if numbers else {}).encode()
+
+        if self._saver is not None and (replace or step in self.damaged):
+            # What is removed may be what the previous save is about to commit.
+            self._saver.drain()
+        annotations = json.loads(decided(self._group, begin))
+        self.damaged.pop(step, None)
+        if background:
+            saved = self._background().save(
+                path,
+                state,
+                layouts=layouts,
+                storage=storage,
+                chunk_bytes=chunk_bytes,
+                compressor=compressor,
+                step=step,
+                annotations=annotations,
+                when_busy=when_busy,
+                then=lambda: self._collect_after(step),
+            )
+        else:
+            options = SaveOptions(storage, chunk_bytes, step, annotations=annotations)
+            report = save_state(
+                path, state, options, group=self._group, layouts=layouts, compressor=compressor
+            )
+            saved = AsyncSave.ended(path, AsyncReport(report.digest, report.nbytes, 0, 0.0, 0.0, 0.0, 0.0))
+            decided(self._group, lambda: self._collect_after(step))
+        self._warn(self._failed, "could not be removed, or keeps others from being removed")
+        return saved
+
+    def _background(self) -> AsyncSaver:
+        if self._saver is None:
+            self._saver = AsyncSaver(group=self._group, arena_bytes=self._arena_bytes, overlap=self._overlap)
+        return self._saver
+
+    def _collect_after(self, step: int) -> bytes:
+        """On the first rank, when a step is committed; what fails is told later, and tried again next time."""
+        if self._first:
+            try:
+                self._failed.update(self._collected(step).failed)
+            except Exception as problem:
+                self._failed[self.run.url] = problem
+        return b""
+
+    def _collected(self, *protected: int) -> Collected:
+        return collect(
+            self.run,
+            self.retention,
+            protected=protected,
+            damaged=self.damaged,
+            debris_age=self._debris_age,
+            metrics=self._metrics,
+        )
+
+    def collect(self) -> list[str]:
+        """Remove now what is not kept, and debris; the names of what was removed.
+
+        Raises:
+            UcpError: the first failure to remove something, after everything else was removed.
+        """
+        self.wait()
+
+        def remove() -> bytes:
+            collected = self._collected()
+            for name, problem in collected.failed.items():
+                raise error(problem.code, problem.message, at=problem.at or name)
+            return json.dumps(collected.removed).encode()
+
+        removed: list[str] = json.loads(decided(self._group, remove))
+        return removed
+
+    def restore(
+        self, state: dict[str, Any], step: int | None = None, *, check: Level | None = None, **options: Any
+    ) -> int:
+        """Fill ``state`` from the checkpoint of ``step``, or from the newest good one; returns the step.
+
+        ``options`` are those of `ucpformat.load`. ``check`` validates a checkpoint to that level before anything is
+        read into the state; what is read is verified in any case. Where the newest one is damaged, the one before it
+        is taken, and so on, with a warning; `damaged` has what was passed over, and `save` may write those anew.
+
+        Raises:
+            UcpError: as `load`; ``UCP-E-NOT-FOUND`` where there is none, and the first damage where all are damaged:
+                the state is then partly filled.
+        """
+        found = self._restore(state, step, check, options)
+        if found is None:
+            raise error("UCP-E-NOT-FOUND", "no checkpoint was committed here", at=self.run.url)
+        return found
+
+    def resume(self, state: dict[str, Any], *, check: Level | None = None, **options: Any) -> int | None:
+        """As `restore`, of the newest good one; None where none was ever committed, and ``state`` is as it was."""
+        return self._restore(state, None, check, options)
+
+    def _restore(
+        self, state: dict[str, Any], step: int | None, check: Level | None, options: Mapping[str, Any]
+    ) -> int | None:
+        self.wait()
+        candidates = self.steps()[::-1] if step is None else [step]
+        passed: dict[int, UcpError] = {}
+        for candidate in candidates:
+            fault = self._fault(candidate, check) or self._load(candidate, state, options)
+            if fault is None:
+                self.damaged.update(passed)
+                said = {f"step {one}": problem for one, problem in passed.items()}
+                self._warn(said, f"is damaged and was passed over; resumed from step {candidate}")
+                return candidate
+            passed[candidate] = fault
+        for fault in passed.values():
+            raise fault
+        return None
+
+    def _fault(self, step: int, level: Level | None) -> UcpError | None:
+        """What the first rank finds wrong with a checkpoint before it is read."""
+
+        def look() -> bytes:
+            fault = first_fault(self.path(step))
+            found = None if fault is None else fault.problem()
+            if found is None and level is not None:
+                problems = validate(self.path(step), level)
+                found = next((one for one in problems if one.severity == "error"), None)
+            return json.dumps(None if found is None else [found.code, found.message, found.at]).encode()
+
+        found = json.loads(decided(self._group, look))
+        return None if found is None else error(found[0], found[1], at=found[2])
+
+    def _load(self, step: int, state: dict[str, Any], options: Mapping[str, Any]) -> UcpError | None:
+        """Fill the state; the damage that kept any rank from it, as all ranks agree."""
+
+        def fill() -> bytes:
+            load(self.path(step), state, group=self._group, **options)
+            return b""
+
+        failure = reply_of(fill).failure
+        if failure is None:
+            verdict = _GOOD
+        else:
+            verdict = _DAMAGED if isinstance(failure, UcpError) and is_damage(failure.code) else _FAILED
+        worst = max(said[0] for said in self._group.all_gather(bytes([verdict])))
+        if worst == _GOOD:
+            return None
+        if worst == _DAMAGED and isinstance(failure, UcpError):
+            return failure
+        raise failure or error("UCP-E-RANK", "another rank could not load it", at=self.path(step))
+
+    def _warn(self, problems: dict[str, Any], what: str) -> None:
+        """Tell on the first rank what is not for all to raise; once."""
+        while problems:
+            name, problem = problems.popitem()
+            if self._first:
+                warnings.warn(f"{self.run.url}: {name} {what}: {problem}", RuntimeWarning, stacklevel=3)
+
+    def wait(self) -> None:
+        """Return when nothing is under way; raises what made the last save fail, on all ranks."""
+
+        def waited() -> bytes:
+            if self._saver is not None:
+                self._saver.wait()
+            return b""
+
+        if self._saver is not None:
+            agreed(self._group, waited)
+
+    def close(self) -> None:
+        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``."""
+        if self._saver is not None:
+            self._saver.close()
+        self._warn(self._failed, "could not be removed, or keeps others from being removed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._saver is not None:
+            self._saver.__exit__(kind, value, trace)
+        if value is None:
+            self.close()
+
+
+def _finite(value: float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

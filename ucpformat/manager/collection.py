@@ -1,0 +1,147 @@
+"""Removing what a run does not keep, and what attempts left that were never committed.
+
+Nothing is removed but checkpoints that the retention gives up, and debris. Debris is what has no root document, is
+locked by no writer, and in which nothing has changed for a while, by the clock of the store: a writer that is alive
+changes something, or holds the lock. Where the store cannot say how old something is, it stays. What has anything in
+it that is no part of a checkpoint stays as well. Whoever calls is not writing meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.manager.run_directory import RunDirectory, step_name
+from ucpformat.reader import open_checkpoint
+
+if TYPE_CHECKING:
+    from ucpformat.manager.retention import Retention
+
+__all__ = ["DEBRIS_AGE", "Collected", "collect", "first_fault"]
+
+DEBRIS_AGE: Final = 86400.0
+"""Seconds. An object store shows nothing of an object before all of it is uploaded, which may take hours."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """What came of a collection: steps that are kept, names that were removed, and by name what could not be."""
+
+    kept: list[int] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    failed: dict[str, UcpError] = field(default_factory=dict)
+
+
+def first_fault(url: str) -> UcpError | None:
+    """Why a committed checkpoint cannot be good, as far as its root and state documents and lengths of packs say.
+
+    Raises:
+        UcpError: what says nothing about the checkpoint: the store fails, or the version or a feature is unknown.
+    """
+    try:
+        with open_checkpoint(url) as checkpoint:
+            checkpoint.state  # noqa: B018 - reads and checks it
+            for pack in checkpoint.packs or ():
+                if (size := checkpoint.store.size(pack.key)) != pack.length:
+                    what = "is missing" if size is None else f"has {size} bytes, not {pack.length}"
+                    raise error("UCP-E-LENGTH" if size else "UCP-E-MISSING", f"the pack {what}", at=pack.key)
+    except UcpError as fault:
+        if is_damage(fault.code):
+            return fault
+        raise
+    return None
+
+
+def is_damage(code: str) -> bool:
+    """Whether an error of this code says that the checkpoint is damaged, whoever reads it."""
+    return code in _DAMAGE
+
+
+_DAMAGE: Final = frozenset(
+    f"UCP-E-{name}"
+    for name in (
+        "NOT-FOUND",
+        "JSON",
+        "FORMAT",
+        "DIGEST",
+        "SCHEMA",
+        "REFERENCE",
+        "TABLE",
+        "SEGMENT",
+        "ZARR",
+        "MISSING",
+        "LENGTH",
+        "CHECKSUM",
+        "CODEC",
+        "PADDING",
+        "CONTENT",
+    )
+)
+
+
+def collect(
+    run: RunDirectory,
+    retention: Retention,
+    *,
+    protected: Collection[int] = (),
+    damaged: Collection[int] = (),
+    debris_age: float = DEBRIS_AGE,
+    metrics: dict[int, Mapping[str, float]] | None = None,
+    dry: bool = False,
+) -> Collected:
+    """Remove what ``retention`` gives up, and debris that is older than ``debris_age`` seconds.
+
+    ``protected`` steps are kept, whatever it says; ``damaged`` ones stay and do not count. ``metrics`` keeps what was
+    read, from call to call. Before a good checkpoint goes, the one that it makes place for, the last of those protected
+    or of all, has to open and have its packs: otherwise all stay, and it is among what failed. With ``dry`` nothing is
+    removed.
+    """
+    found = Collected()
+    steps = [step for step in run.steps() if step not in damaged]
+    known = {} if metrics is None else metrics
+    if retention.metric is not None:
+        for step in steps:
+            if step not in known:
+                try:
+                    known[step] = run.metrics(step)
+                except UcpError as problem:
+                    found.failed[step_name(step)] = problem
+    kept = retention.kept(steps, known) | set(protected).intersection(steps)
+    if kept != set(steps):
+        newest = max(set(protected).intersection(steps), default=steps[-1])
+        fault = first_fault(run.path(newest))
+        if fault is not None:
+            found.failed[step_name(newest)] = fault
+            kept = set(steps)
+    found.kept = sorted(kept)
+    for step in steps:
+        if step not in kept:
+            known.pop(step, None)
+            _remove(run, step_name(step), found, dry=dry)
+    for name in [*map(step_name, run.uncommitted()), *run.aside()]:
+        if _is_debris(run, name, debris_age, found):
+            _remove(run, name, found, dry=dry)
+    return found
+
+
+def _is_debris(run: RunDirectory, name: str, debris_age: float, found: Collected) -> bool:
+    try:
+        if name in found.removed or run.place.is_foreign(name):
+            return False
+        age = run.place.age(name)
+    except UcpError as problem:
+        if problem.code != "UCP-E-MISSING":
+            found.failed[name] = problem
+        return False
+    return age is not None and age >= debris_age
+
+
+def _remove(run: RunDirectory, name: str, found: Collected, *, dry: bool) -> None:
+    try:
+        if not dry:
+            run.place.remove(name)
+        found.removed.append(name)
+    except UcpError as problem:
+        found.failed[name] = problem

@@ -1,0 +1,62 @@
+"""Which checkpoints of a run are kept: the last ones, every so many steps, the best ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ucpformat.errors import error
+
+__all__ = ["Retention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is kept is what any of the rules keeps; without any, everything.
+
+    ``last`` newest ones; those whose step is a multiple of ``every``; the ``best`` ones, of which ``metric`` is the
+    least (``mode`` ``"min"``) or the greatest (``"max"``), the later one where two are equal. What has no such metric,
+    or one that is not a finite number, is never among the best. The newest one is always kept.
+
+    Raises:
+        UcpError: ``UCP-E-LIMIT`` for numbers below one, ``UCP-E-MISMATCH`` for ``best`` without ``metric``.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: int | None = None
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        for name in ("last", "every", "best"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise error(
+                    "UCP-E-LIMIT", "keep at least one; leave the rule out to keep none by it", at=name
+                )
+        if (self.best is None) != (self.metric is None):
+            raise error("UCP-E-MISMATCH", "`best` and `metric` go together: how many, by what", at="metric")
+        if self.mode not in ("min", "max"):
+            raise error("UCP-E-MISMATCH", f"the mode is min or max, not {self.mode!r}", at="mode")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is ever removed."""
+        return self.last is None and self.every is None and self.best is None
+
+    def kept(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
+        """The steps that are kept, of all that are committed."""
+        ordered = sorted(steps)
+        if self.keeps_all:
+            return set(ordered)
+        kept = set(ordered[-(self.last or 1) :])
+        if self.every is not None:
+            kept.update(step for step in ordered if step % self.every == 0)
+        if self.best is not None and self.metric is not None:
+            values = {step: metrics.get(step, {}).get(self.metric, math.nan) for step in ordered}
+            sign = 1 if self.mode == "min" else -1
+            ranked = sorted((sign * value, -step) for step, value in values.items() if math.isfinite(value))
+            kept.update(-step for _, step in ranked[: self.best])
+        return kept
