@@ -9,13 +9,13 @@ JSON Schema cannot tell these apart.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import re
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ucpformat.collector import paused
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
     # A 16-digit run is the rare case; without one no integer can be out of range, and C converts them all.
     parse_int = _long_integer if _LONG_INTEGER in data.translate(_NUMBERS) or _starts_long(data) else int
     try:
-        with _collector_paused(len(data)):
+        with paused() if len(data) >= _GC_PAUSE_BYTES else nullcontext():
             value: JsonValue = json.loads(
                 text,
                 object_pairs_hook=_unique,
@@ -168,19 +168,6 @@ def _deeper_than_limit(data: bytes) -> bool:
 def _starts_long(data: bytes) -> bool:
     """Whether the whole document is one long number, which has nothing before it."""
     return data[:16].isdigit()
-
-
-@contextmanager
-def _collector_paused(size: int) -> Iterator[None]:
-    """Pause the cycle collector, which takes over half the time of a large document and finds no cycles."""
-    if size < _GC_PAUSE_BYTES or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _unique(members: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:

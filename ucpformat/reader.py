@@ -11,11 +11,13 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from ucpformat.collector import paused
 from ucpformat.errors import error
 from ucpformat.geometry import Box, Layout, lower
 from ucpformat.jsonio import loads
@@ -113,7 +115,10 @@ class Checkpoint(Mapping[str, AtomView]):
 
     def part(self, index: int) -> StoredPart:
         """One index part with its table, read and checked on first use."""
-        with self._lock:
+        found = self._parts.get(index)
+        if found is not None:
+            return found
+        with self._lock, paused():
             if index not in self._parts:
                 entry = self.root.parts[index]
                 value = loads(read_document(self.store, entry.index), at=entry.index.key)
@@ -129,6 +134,7 @@ class Checkpoint(Mapping[str, AtomView]):
                     read_document(self.store, entry.table, limit=MAX_TABLE_BYTES), at=entry.table.key
                 )
                 raise_first(document.reference_problems(len(self.root.layouts), at=entry.index.key))
+                self._by_name[index] = {atom.name: atom for atom in document.atoms}
                 self._parts[index] = StoredPart(
                     document,
                     table,
@@ -137,7 +143,6 @@ class Checkpoint(Mapping[str, AtomView]):
                     index_key=entry.index.key,
                     table_key=entry.table.key,
                 )
-                self._by_name[index] = {atom.name: atom for atom in document.atoms}
             return self._parts[index]
 
     def _find(self, name: str) -> tuple[StoredPart, Atom] | None:
@@ -239,12 +244,20 @@ class Checkpoint(Mapping[str, AtomView]):
             UcpError: ``UCP-E-MISMATCH`` for a wrong destination, and what procedure 17.3 says; destinations
                 may then have been written to.
         """
-        targets = []
-        for (name, slot), out in into.items():
-            stored = self[name][slot].stored
-            destination = destination_of(stored, stored.slot.shape, out)
-            targets.append((stored, Box.whole(stored.slot.shape), destination))
-        self._bulk_reader.read(targets)
+        with paused():
+            targets = []
+            for (name, slot), out in into.items():
+                stored = self._stored(name, slot)
+                destination = destination_of(stored, stored.slot.shape, out)
+                targets.append((stored, stored.grid.whole, destination))
+            self._bulk_reader.read(targets)
+
+    def _stored(self, name: str, slot: str) -> StoredSlot:
+        found = self._find(name)
+        if found is not None:
+            with suppress(KeyError):
+                return found[0].slot(name, slot)
+        return self[name][slot].stored  # by an alias, or missing, which it says best
 
     def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
+from ucpformat.collector import paused
+from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place
 from ucpformat.errors import error
-from ucpformat.geometry import chunk_grid
 from ucpformat.jsonio import dumps_canonical, loads
-from ucpformat.model.atom import Atom, IndexPart, Slot
-from ucpformat.model.compressor import Compressor
-from ucpformat.model.dtype import DType, dtype
+from ucpformat.model.atom import IndexPart, Slot
+from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Envelope, Extension
 from ucpformat.model.features import READ_FEATURES, needed_features
-from ucpformat.model.fields import raise_first, relocated
-from ucpformat.model.names import assign_keys
 from ucpformat.model.packs import Pack, PackList
 from ucpformat.model.reference import DocumentRef
 from ucpformat.model.root import (
@@ -32,11 +29,9 @@ from ucpformat.model.root import (
     Storage,
     parse_root,
 )
-from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import OWN_OBJECT, TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.chunk_writer import SlotPlace
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import BufferPlace, ChunkGrid, Layout
+    from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.chunk_writer import StoredChunk
     from ucpformat.storage.store import Durability, Store
@@ -57,31 +52,6 @@ __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "s
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 24
 _ATOMS_PER_PART: Final = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSpec:
-    """What a slot will hold: data type name (SPEC 11.2), logical shape in elements, and how it is kept.
-
-    ``layout`` is how the saving job held it, and ``place`` where in the buffer, if it has a `Concat`.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    layout: Layout | None = None
-    compressor: Compressor | None = None
-    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
-    place: BufferPlace | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AtomSpec:
-    """What an atom will hold: its slots by name, and other names of the same parameter."""
-
-    name: str
-    slots: Mapping[str, SlotSpec]
-    aliases: tuple[str, ...] = ()
-    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 class CheckpointWriter:
@@ -112,9 +82,6 @@ class CheckpointWriter:
         durability: Durability = "fsync",
         prepared: Store | None = None,
     ) -> None:
-        specs = sorted(atoms, key=lambda spec: spec.name)
-        keys = assign_keys(spec.name for spec in specs)
-        self._atoms = {spec.name: spec for spec in specs}
         self._storage: Storage = storage
         self._chunk_bytes = chunk_bytes
         self._step = step
@@ -125,13 +92,12 @@ class CheckpointWriter:
         self._values: dict[str, JsonValue] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
-        self._keys = keys
-        self._check_declared()
-        places = {
-            (spec.name, name): slot_place(keys[spec.name], spec.name, name, slot, chunk_bytes)
-            for spec in self._atoms.values()
-            for name, slot in sorted(spec.slots.items())
-        }
+        if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+            message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
+            raise error("UCP-E-LIMIT", message, at="chunk_bytes")
+        with paused():
+            self._atoms = Declared(atoms)
+            places = self._atoms.places(chunk_bytes)
         self._store = open_store(url, durability=durability) if prepared is None else prepared
         if prepared is None:
             self._store.prepare()
@@ -151,40 +117,6 @@ class CheckpointWriter:
         except BaseException:
             self.abort()
             raise
-
-    def _check_declared(self) -> None:
-        """Refuse what no reader would take, before a byte is written."""
-        if not MIN_CHUNK_BYTES <= self._chunk_bytes <= MAX_CHUNK_BYTES:
-            message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
-            raise error("UCP-E-LIMIT", message, at="chunk_bytes")
-        for spec in self._atoms.values():
-            if not spec.slots:
-                raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
-            for name, slot in spec.slots.items():
-                at = f"{spec.name}/{name}"
-                if slot.compressor is not None:
-                    Compressor.from_json(slot.compressor.to_json(), at=at)
-        atoms = [
-            self._atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
-            for spec in self._atoms.values()
-        ]
-        raise_first(IndexPart(tuple(atoms)).problems(at="atoms"))
-        self._check_spread()
-
-    def _check_spread(self) -> None:
-        slots = [
-            (spec.name, name, slot) for spec in self._atoms.values() for name, slot in spec.slots.items()
-        ]
-        spread = [
-            SpreadSlot(name, slot.dtype, slot.shape, slot.layout, slot.place) for _, name, slot in slots
-        ]
-        for fault in spread_faults(spread):
-            atom, name, _ = slots[fault.number]
-            raise relocated(fault.refusal, f"{atom}/{name}")
-
-    def _atom(self, spec: AtomSpec, slots: list[Slot]) -> Atom:
-        ordered = tuple(sorted(slots, key=lambda slot: slot.name))
-        return Atom(spec.name, self._keys[spec.name], ordered, spec.aliases, spec.annotations)
 
     def __enter__(self) -> Self:
         return self
@@ -237,8 +169,8 @@ class CheckpointWriter:
         for slot, chunk, one in stored:
             segment = one.segment
             if segment is not None and segment.container != OWN_OBJECT:
-                segment = replace(segment, container=first + segment.container)
-            self._slots[slot].add(chunk, replace(one, segment=segment))
+                segment = segment._replace(container=first + segment.container)
+            self._slots[slot].add(chunk, one._replace(segment=segment))
 
     def flush(self) -> None:
         """Make what was written durable: a commit has less to do then. Nothing is written here any more."""
@@ -297,10 +229,12 @@ class CheckpointWriter:
         self._store.create(key, [memoryview(data)])
         return DocumentRef.to(key, data)
 
-    def _json_document(self, key: str, value: JsonValue) -> DocumentRef:
+    def _json_document(self, key: str, value: JsonValue, *, is_ours: bool = False) -> DocumentRef:
         data = dumps_canonical(value)
-        # Annotations come from callers: what nests too deep, or is too long, no reader would take.
-        loads(data, at=key, limit=MAX_DOCUMENT_BYTES)
+        # What callers give may nest too deep, or hold numbers that no reader takes; no reader takes what is too
+        # long, either.
+        if not is_ours or len(data) > MAX_DOCUMENT_BYTES:
+            loads(data, at=key, limit=MAX_DOCUMENT_BYTES)
         return self._document(key, data)
 
     def commit(self) -> str:
@@ -311,7 +245,9 @@ class CheckpointWriter:
                 published; whatever a background write raised. The attempt is then given up.
         """
         try:
-            root = self._root(self._finished())
+            packs = self._finished()
+            with paused():
+                root = self._root(packs)
             data = root.seal()
             # What a reader would refuse is not published.
             digest = parse_root(data, features=READ_FEATURES, extensions=frozenset(self._extensions)).digest
@@ -366,7 +302,6 @@ class CheckpointWriter:
                 for segments in progress.finished(spec.name):
                     table.add_chunk(segments)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
-                content = progress.content.value() if progress.content is not None else None
                 slots.append(
                     Slot(
                         name,
@@ -374,12 +309,12 @@ class CheckpointWriter:
                         slot.shape,
                         layout,
                         slot.compressor,
-                        content,
+                        progress.content(),
                         slot.annotations,
                         slot.place,
                     )
                 )
-            atoms.append(self._atom(spec, slots))
+            atoms.append(self._atoms.atom(spec, slots))
         return IndexPart(tuple(atoms)), table
 
     def _part_entry(self, number: int, index: IndexPart, table: TableBuilder) -> Part:
@@ -388,7 +323,7 @@ class CheckpointWriter:
             index.atoms[0].name,
             index.atoms[-1].name,
             len(index.atoms),
-            self._json_document(f"{prefix}.json", index.to_json()),
+            self._json_document(f"{prefix}.json", index.to_json(), is_ours=not index.has_annotations()),
             self._document(f"{prefix}.bin", table.build()),
         )
 
@@ -398,9 +333,3 @@ class CheckpointWriter:
         with suppress(Exception):
             self._store.discard()
         self._store.close()
-
-
-def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:
-    """Where a declared slot goes, and how it is cut."""
-    kind = dtype(slot.dtype, at=f"{atom}/{name}")
-    return SlotPlace(key, name, kind, chunk_grid(slot.shape, kind.item_bytes, chunk_bytes), slot.compressor)

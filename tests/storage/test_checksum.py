@@ -16,6 +16,7 @@ from ucpformat.storage import checksum
 from ucpformat.storage.checksum import (
     ContentDigest,
     block_checksums,
+    block_digest,
     checksum_run,
     combine,
     zero_cuts,
@@ -104,3 +105,11 @@ def test_a_run_twice_makes_no_digest() -> None:
     digest.add(0, cuts)
     digest.add(0, cuts)
     assert digest.value() is None
+
+
+@given(st.binary(min_size=1, max_size=BLOCK))
+def test_a_slot_of_one_block_is_digested_in_one_step(data: bytes) -> None:
+    run = checksum_run(memoryview(data), 0)
+    digest = ContentDigest(len(data))
+    digest.add(0, run.cuts)
+    assert digest.value() == block_digest(run.total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ucpformat.errors import error
 from ucpformat.geometry.box import Box, is_extents, row_major_strides
@@ -23,6 +23,12 @@ class ChunkGrid:
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
+    counts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The number of chunks per dim: 0 where the extent is 0."""
+    count: int = field(init=False, repr=False, compare=False)
+    """The number of chunks: 1 for a 0-d array, 0 for an empty one."""
+    whole: Box = field(init=False, repr=False, compare=False)
+    """The box of all cells."""
 
     def __post_init__(self) -> None:
         if not (
@@ -36,16 +42,13 @@ class ChunkGrid:
                 f"a grid needs a shape and as many chunk extents >= 1, "
                 f"not {self.shape!r} and {self.chunk_shape!r}",
             )
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of chunks per dim: 0 where the extent is 0."""
-        return tuple(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunk_shape, strict=True))
-
-    @property
-    def count(self) -> int:
-        """The number of chunks: 1 for a 0-d array, 0 for an empty one."""
-        return math.prod(self.counts)
+        counts = tuple(
+            -(-extent // chunk) for extent, chunk in zip(self.shape, self.chunk_shape, strict=True)
+        )
+        # Asked for with every chunk that is read or written.
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "count", math.prod(counts))
+        object.__setattr__(self, "whole", Box.whole(self.shape))
 
     def chunk_box(self, index: tuple[int, ...]) -> Box:
         """Return the cells of a chunk, clipped to the array; UCP-E-SHAPE where there is no such chunk."""
@@ -85,7 +88,7 @@ class ChunkGrid:
     def index_of(self, position: int) -> tuple[int, ...]:
         """Return the index of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
         counts = self.counts
-        if not 0 <= position < math.prod(counts):
+        if not 0 <= position < self.count:
             raise error("UCP-E-SHAPE", f"there is no chunk {position} in a grid of {counts}")
         return tuple(
             position // stride % count
@@ -97,7 +100,9 @@ class ChunkGrid:
 
         Raises UCP-E-SHAPE where the box leaves the array.
         """
-        if not Box.whole(self.shape).contains(box):
+        if self.count == 1 and box == self.whole:
+            return iter((0,))
+        if not self.whole.contains(box):
             raise error(
                 "UCP-E-SHAPE", f"the box at {box.offset} of {box.shape} leaves the shape {self.shape}"
             )

@@ -25,6 +25,7 @@ from ucpformat.model.fields import (
     string,
 )
 from ucpformat.model.keys import case_problems, component_problems, name_problems
+from ucpformat.model.names import MAX_NAME_BYTES, RESERVED_COMPONENTS, is_component
 from ucpformat.model.place import place_from_json, place_to_json
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["MAX_NDIM", "MAX_SLOT_NAME", "Atom", "IndexPart", "Slot"]
+__all__ = ["MAX_NDIM", "MAX_SLOT_NAME", "Atom", "IndexPart", "Slot", "slot_problems"]
 
 MAX_NDIM: Final = 32
 MAX_SLOT_NAME: Final = 64
@@ -95,7 +96,7 @@ class Slot:
 
     def problems(self) -> tuple[Problem, ...]:
         """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
-        return _slot_problems(self.name, self.dtype, self.shape)
+        return slot_problems(self.name, self.dtype, self.shape)
 
     def to_json(self) -> dict[str, JsonValue]:
         """The JSON object that `from_json` reads; what is absent is left out."""
@@ -115,7 +116,8 @@ class Slot:
 
 # The slots of a model repeat few names, types and shapes.
 @lru_cache(maxsize=4096)
-def _slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[Problem, ...]:
+def slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[Problem, ...]:
+    """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
     found = [*component_problems(name, "")]
     if len(name) > MAX_SLOT_NAME:
         found.append(Problem("UCP-E-KEY", "", f"a slot name has at most {MAX_SLOT_NAME} characters"))
@@ -161,6 +163,19 @@ class Atom:
     def alias_places(self) -> Iterator[tuple[str, str]]:
         """Every alias after its place relative to the atom."""
         return ((f"#/aliases/{index}", alias) for index, alias in enumerate(self.aliases))
+
+    def is_sound(self) -> bool:
+        """Whether `problems` finds nothing, told quickly; False where it takes a closer look."""
+        return (
+            not self.aliases
+            and is_component(self.key)
+            and self.key.lower() not in RESERVED_COMPONENTS
+            and self.name.isascii()
+            and self.name.isprintable()
+            and 1 <= len(self.name) <= MAX_NAME_BYTES
+            and not any(slot_problems(slot.name, slot.dtype, slot.shape) for slot in self.slots)
+            and (len(self.slots) == 1 or len({slot.name.lower() for slot in self.slots}) == len(self.slots))
+        )
 
     def problems(self) -> Iterator[Problem]:
         """``UCP-E-KEY``, ``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
@@ -262,7 +277,7 @@ class IndexPart:
         owners: dict[str, str] = {}
         before = ""
         for index, atom in enumerate(self.atoms):
-            found = [*atom.problems()]
+            found = [] if atom.is_sound() else [*atom.problems()]
             if index and atom.name <= before:
                 message = (
                     f"{atom.name[:80]!r} must come after {before[:80]!r}: atoms are sorted by UTF-8 bytes"
@@ -290,6 +305,13 @@ class IndexPart:
                         pointer(at, "atoms", index, "slots", slot.name, "layout"),
                         f"the root has {layouts} layouts, and none with the index {slot.layout}",
                     )
+
+    def has_annotations(self) -> bool:
+        """Whether it holds values that are a caller's own: annotations, and the settings of compressors."""
+        return any(
+            atom.annotations or any(slot.annotations or slot.compressor for slot in atom.slots)
+            for atom in self.atoms
+        )
 
     def to_json(self) -> dict[str, JsonValue]:
         """The JSON object that `from_json` reads."""

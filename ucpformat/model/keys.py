@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import Problem, UcpError
-from ucpformat.model.names import RESERVED_COMPONENTS, check_component, check_key, check_name
+from ucpformat.model.names import RESERVED_COMPONENTS, check_component, check_key, check_name, is_component
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,8 @@ def _findings(check: Callable[[str, str], None], text: str, at: str) -> Iterator
 
 def component_problems(text: str, at: str) -> Iterator[Problem]:
     """``UCP-E-KEY`` where ``text`` cannot be an atom's key or a slot's name (UCP-D-010, UCP-D-073)."""
-    yield from _findings(check_component, text, at)
+    if not is_component(text):
+        yield from _findings(check_component, text, at)
     if text.lower() in RESERVED_COMPONENTS:
         yield Problem("UCP-E-KEY", at, f"{text!r} is the name of Zarr's metadata documents; choose another")
 

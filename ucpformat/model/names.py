@@ -26,6 +26,7 @@ __all__ = [
     "check_component",
     "check_key",
     "check_name",
+    "is_component",
 ]
 
 MAX_COMPONENT_BYTES: Final = 200
@@ -45,12 +46,17 @@ _SUFFIX_DIGITS: Final = (0, 12, 64)
 _DEVICES: Final = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
 
 
+def is_component(text: str) -> bool:
+    """Whether `check_component` would let ``text`` pass."""
+    return _COMPONENT.fullmatch(text) is not None
+
+
 def check_component(text: str, at: str) -> None:
     """Refuse what is not a component of a store key.
 
     Raises UCP-E-KEY: not 1 to 200 of ``A-Z a-z 0-9 . _ -``, or starts with ``.`` or ``__``, or ends in ``.``.
     """
-    if _COMPONENT.fullmatch(text) is None:
+    if not is_component(text):
         raise error(
             "UCP-E-KEY",
             f"{text[:80]!r} is not a key component: 1 to {MAX_COMPONENT_BYTES} of A-Z a-z 0-9 . _ -, "
@@ -73,6 +79,8 @@ def check_name(text: str, at: str) -> None:
 
     Raises UCP-E-NAME: empty, over 1024 bytes of UTF-8, or with a control character or a lone surrogate.
     """
+    if text.isascii() and text.isprintable() and 1 <= len(text) <= MAX_NAME_BYTES:
+        return  # nearly all names
     if _SURROGATE.search(text):
         raise error(
             "UCP-E-NAME", f"the name {text[:80]!r} holds a lone surrogate, which is not Unicode text", at=at

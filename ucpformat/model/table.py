@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ _ROW: Final = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of stored bytes that holds a chunk, or a box of it in the chunk's coordinates.
 
     ``offset`` and ``length`` in bytes of the container; ``checksums`` one CRC-32C per 1 MiB of `covered` bytes.

@@ -101,8 +101,12 @@ class BulkReader:
         segments = stored.segments(chunk)
         if not segments:
             return None
-        whole = stored.grid.count == 1 and box.shape == stored.slot.shape
-        chunk_box = box if whole else stored.chunk_box(chunk)
+        if stored.grid.count == 1 and box.shape == stored.slot.shape:
+            chunk_box = box
+            if segments[0].box is None and out.flags.c_contiguous:
+                return [*_split(stored.object_key(chunk, segments[0]), segments[0], _bytes(out))]
+        else:
+            chunk_box = stored.chunk_box(chunk)
         runs: list[_Run] = []
         for segment in segments:
             held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
@@ -113,8 +117,7 @@ class BulkReader:
             target = out if held == box else out[selection(held, box)]
             if not target.flags.c_contiguous:
                 return None
-            memory = target.reshape(-1).view(np.uint8).data
-            runs.extend(_split(stored.object_key(chunk, segment), segment, memory))
+            runs.extend(_split(stored.object_key(chunk, segment), segment, _bytes(target)))
         return runs
 
     def _fetch(self, call: Sequence[_Run]) -> None:
@@ -132,6 +135,10 @@ class BulkReader:
         if self._verify:
             for run, tail in zip(call, tails, strict=True):
                 verify_blocks([run.target, tail], run.checksums, run.first_block, run.key)
+
+
+def _bytes(target: NDArray[np.generic]) -> memoryview:
+    return target.reshape(-1).view(np.uint8).data
 
 
 def _groups(chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:

@@ -27,6 +27,7 @@ __all__ = [
     "Cut",
     "Run",
     "block_checksums",
+    "block_digest",
     "checksum_run",
     "combine",
     "zero_cuts",
@@ -168,6 +169,11 @@ def zero_cuts(size: int, logical_start: int) -> tuple[Cut, ...]:
     edges = range(logical_start - logical_start % BLOCK_BYTES, stop, BLOCK_BYTES)
     lengths = (min(stop, edge + BLOCK_BYTES) - max(logical_start, edge) for edge in edges)
     return tuple(Cut(zeros_checksum(length), length) for length in lengths)
+
+
+def block_digest(crc: int) -> str:
+    """The content digest of a slot that is one run within one block."""
+    return CONTENT_PREFIX + hashlib.sha256(crc.to_bytes(4, "little")).hexdigest()
 
 
 class ContentDigest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, element_count, runs
+from ucpformat.geometry import element_count, runs
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
 from ucpformat.storage.checksum import Cut, Run, block_checksums, checksum_run, combine, zeros_checksum
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import ChunkGrid
+    from ucpformat.geometry import Box, ChunkGrid
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
     from ucpformat.storage.store import PackFile, Store
@@ -48,6 +48,11 @@ class SlotPlace:
     grid: ChunkGrid
     compressor: Compressor | None
 
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes."""
+        return self.grid.whole.size * self.dtype.item_bytes
+
     def logical_start(self, chunk: int) -> int:
         """First byte of a chunk within the slot's logical bytes."""
         if chunk == 0:
@@ -68,8 +73,7 @@ class ChunkPiece(NamedTuple):
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
+class StoredChunk(NamedTuple):
     """What became of the bytes of one chunk, or of a box of it.
 
     ``segment`` None is a zero entry. ``cuts`` are the bytes' part of the content digest, from the logical byte

@@ -32,6 +32,8 @@ def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generi
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _torch_view(torch, tensor, expected, at)
+    if type(tensor) is np.ndarray and tensor.flags.writeable:
+        return tensor
     view = np.asarray(tensor)
     if not view.flags.writeable:
         raise error("UCP-E-MISMATCH", "the destination is read-only", at=at)

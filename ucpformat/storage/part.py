@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
+from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
-from ucpformat.model.dtype import dtype
 from ucpformat.model.table import OWN_OBJECT
+from ucpformat.storage.slot_form import slot_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,14 +148,6 @@ class StoredSlot:
             raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
 
 
-# The slots of a model repeat few types and shapes.
-@lru_cache(maxsize=4096)
-def _form(dtype_name: str, shape: tuple[int, ...], chunk_bytes: int) -> tuple[DType, ChunkGrid, int]:
-    kind = dtype(dtype_name, at="")
-    grid = chunk_grid(shape, kind.item_bytes, chunk_bytes)
-    return kind, grid, grid.count
-
-
 class StoredPart:
     """An index part and its table, with rows assigned to slots.
 
@@ -188,12 +179,12 @@ class StoredPart:
         for position, atom in enumerate(index.atoms):
             for slot in atom.slots:
                 try:
-                    kind, grid, chunks = _form(slot.dtype, slot.shape, chunk_bytes)
+                    kind, grid = slot_form(slot.dtype, slot.shape, chunk_bytes)
                 except UcpError as refusal:
                     at = pointer(index_key, "atoms", position, "slots", slot.name)
                     raise error(refusal.code, refusal.message, at=at) from None
                 self._in_order.append(StoredSlot(atom, slot, kind, grid, rows, self))
-                rows += chunks
+                rows += grid.count
         self._slots = {(stored.atom.name, stored.slot.name): stored for stored in self._in_order}
         if rows != table.counts.size:
             raise error(

@@ -6,6 +6,7 @@ whoever commits puts them together.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ class PieceWriter:
         workers: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.slots = {key: WrittenSlot(place) for key, place in places.items()}
+        lock = threading.Lock()
+        self.slots = {key: WrittenSlot(place, lock) for key, place in places.items()}
         self._chunks: ChunkWriter
         if storage == "plain":
             self._chunks = PlainChunkWriter(store)
@@ -86,12 +88,14 @@ class PieceWriter:
         if target is None:
             raise error("UCP-E-MISMATCH", "this slot was not declared", at=at)
         kind = target.place.dtype
-        if data.dtype != kind.numpy:
+        if data.dtype is not kind.numpy and data.dtype != kind.numpy:
             raise error("UCP-E-MISMATCH", f"the data are {data.dtype}, declared is {kind.name}", at=at)
-        whole = Box.whole(target.place.grid.shape)
+        shape = target.place.grid.shape
+        if data.shape == shape and not (offset and any(offset)):
+            return target, target.place.grid.whole
         box = Box((0,) * data.ndim if offset is None else offset, data.shape)
-        if box.ndim != whole.ndim or not whole.contains(box) or (offset is None and box != whole):
-            raise _misfit(at, f"{box}", whole.shape)
+        if box.ndim != len(shape) or offset is None or not target.place.grid.whole.contains(box):
+            raise _misfit(at, f"{box}", shape)
         return target, box
 
     def drain(self) -> None:

@@ -14,7 +14,7 @@ from ucpformat.storage.chunk_writer import ChunkPiece
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor, Future
 
     from numpy.typing import NDArray
@@ -86,9 +86,9 @@ class SlotWriter:
     def _write_batch(self, batch: Sequence[tuple[WrittenSlot, Box, NDArray[np.generic]]]) -> None:
         slots, pieces = [], []
         for slot, box, data in batch:
-            for chunk in slot.place.grid.chunks_for(box):
+            for piece in _pieces(slot, box, data):
                 slots.append(slot)
-                pieces.append(_piece(slot, chunk, box, data))
+                pieces.append(piece)
         for slot, piece, stored in zip(slots, pieces, self._chunks.write_many(pieces), strict=True):
             self._written(slot, piece, stored)
 
@@ -102,11 +102,16 @@ class SlotWriter:
             self._progress(piece.data.nbytes)
 
 
+def _pieces(slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> Iterable[ChunkPiece]:
+    place = slot.place
+    if place.grid.count == 1 and data.shape == place.grid.shape:
+        return (ChunkPiece(place, 0, None, _raw(data, place.dtype)),)
+    return (_piece(slot, chunk, box, data) for chunk in place.grid.chunks_for(box))
+
+
 def _piece(slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> ChunkPiece:
     """What ``data``, which is ``box`` of the slot, holds of a chunk."""
     place = slot.place
-    if place.grid.count == 1 and data.shape == place.grid.shape:
-        return ChunkPiece(place, chunk, None, _raw(data, place.dtype))
     chunk_box = place.grid.chunk_box(place.grid.index_of(chunk))
     part = chunk_box.intersect(box)
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks

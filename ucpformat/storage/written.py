@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
-from ucpformat.geometry import element_count, exact_cover
-from ucpformat.storage.checksum import ContentDigest
+from ucpformat.geometry import exact_cover
+from ucpformat.storage.checksum import ContentDigest, block_digest
 
 if TYPE_CHECKING:
+    import threading
+
     from ucpformat.model.table import Segment
     from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
 
@@ -17,24 +18,32 @@ __all__ = ["WrittenSlot"]
 
 
 class WrittenSlot:
-    """Chunks of one slot as they come in, from any thread."""
+    """Chunks of one slot as they come in, from any thread. Slots may share a ``lock``: it is held for moments."""
 
-    def __init__(self, place: SlotPlace) -> None:
+    __slots__ = ("_lock", "place", "written")
+
+    def __init__(self, place: SlotPlace, lock: threading.Lock) -> None:
         self.place = place
-        self.content: ContentDigest | None = ContentDigest(
-            element_count(place.grid.shape) * place.dtype.item_bytes
-        )
         self.written: dict[int, list[StoredChunk]] = {}
-        self.lock = threading.Lock()
+        self._lock = lock
 
     def add(self, chunk: int, stored: StoredChunk) -> None:
         """Record what became of a chunk or of a box of it."""
-        with self.lock:
+        with self._lock:
             self.written.setdefault(chunk, []).append(stored)
-            if stored.cuts is None:
-                self.content = None
-            elif self.content is not None:
-                self.content.add(stored.start, stored.cuts)
+
+    def content(self) -> str | None:
+        """The content digest (SPEC 11.3) of a slot that is `finished`; None where boxes are no runs of it."""
+        size = self.place.nbytes
+        digest = ContentDigest(size)
+        for written in self.written.values():
+            for _, start, cuts in written:
+                if cuts is None:
+                    return None
+                if len(cuts) == 1 and cuts[0].length == size:
+                    return block_digest(cuts[0].crc)
+                digest.add(start, cuts)
+        return digest.value()
 
     def finished(self, name: str) -> list[list[Segment]]:
         """Segments per chunk in order, or ``UCP-E-COVER`` where something was not written or written twice."""

@@ -1,0 +1,132 @@
+"""What a checkpoint is to hold: atoms and slots, declared and checked before a byte is written (SPEC 17.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import UcpError, error
+from ucpformat.geometry import chunk_grid
+from ucpformat.model.atom import Atom, IndexPart, Slot, slot_problems
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.fields import raise_first, relocated
+from ucpformat.model.names import assign_keys
+from ucpformat.model.spread import SpreadSlot, spread_faults
+from ucpformat.storage.chunk_writer import SlotPlace
+from ucpformat.storage.slot_form import slot_form
+
+if TYPE_CHECKING:
+    from ucpformat.geometry import BufferPlace, Layout
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["AtomSpec", "Declared", "SlotSpec", "slot_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """What a slot will hold: data type name (SPEC 11.2), logical shape in elements, and how it is kept.
+
+    ``layout`` is how the saving job held it, and ``place`` where in the buffer, if it has a `Concat`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    compressor: Compressor | None = None
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    place: BufferPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtomSpec:
+    """What an atom will hold: its slots by name, and other names of the same parameter."""
+
+    name: str
+    slots: Mapping[str, SlotSpec]
+    aliases: tuple[str, ...] = ()
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+class Declared(Mapping[str, AtomSpec]):
+    """Atoms by name, in order of name, each with its store key.
+
+    Raises:
+        UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``, ``UCP-E-LAYOUT``: what no reader
+            would take.
+    """
+
+    def __init__(self, atoms: Iterable[AtomSpec]) -> None:
+        specs = sorted(atoms, key=lambda spec: spec.name)
+        self.keys_of = assign_keys(spec.name for spec in specs)
+        self._atoms = {spec.name: spec for spec in specs}
+        for spec in specs:
+            if not spec.slots:
+                raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
+            for name, slot in spec.slots.items():
+                if slot.compressor is not None:
+                    Compressor.from_json(slot.compressor.to_json(), at=f"{spec.name}/{name}")
+        if not all(map(_is_sound, specs)):
+            found = [
+                self.atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
+                for spec in specs
+            ]
+            raise_first(IndexPart(tuple(found)).problems(at="atoms"))
+        self._check_spread()
+
+    def __getitem__(self, name: str) -> AtomSpec:
+        return self._atoms[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._atoms)
+
+    def __len__(self) -> int:
+        return len(self._atoms)
+
+    def atom(self, spec: AtomSpec, slots: Iterable[Slot]) -> Atom:
+        """The atom of the index that ``spec`` becomes, with these slots."""
+        ordered = tuple(sorted(slots, key=lambda slot: slot.name))
+        return Atom(spec.name, self.keys_of[spec.name], ordered, spec.aliases, spec.annotations)
+
+    def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
+        """Where every slot goes."""
+        return {
+            (spec.name, name): slot_place(self.keys_of[spec.name], spec.name, name, slot, chunk_bytes)
+            for spec in self._atoms.values()
+            for name, slot in sorted(spec.slots.items())
+        }
+
+    def _check_spread(self) -> None:
+        slots = [
+            (spec.name, name, slot) for spec in self._atoms.values() for name, slot in spec.slots.items()
+        ]
+        if all(slot.layout is None and slot.place is None for _, _, slot in slots):
+            return
+        spread = [
+            SpreadSlot(name, slot.dtype, slot.shape, slot.layout, slot.place) for _, name, slot in slots
+        ]
+        for fault in spread_faults(spread):
+            atom, name, _ = slots[fault.number]
+            raise relocated(fault.refusal, f"{atom}/{name}")
+
+
+def _is_sound(spec: AtomSpec) -> bool:
+    """Whether nothing can be wrong with an atom whose name has been given a key, as with most."""
+    if spec.aliases or len({name.lower() for name in spec.slots}) < len(spec.slots):
+        return False
+    return not any(slot_problems(name, slot.dtype, slot.shape) for name, slot in spec.slots.items())
+
+
+def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:
+    """Where a declared slot goes, and how it is cut.
+
+    Raises:
+        UcpError: ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
+    """
+    try:
+        if any(type(extent) is not int for extent in slot.shape):
+            chunk_grid(slot.shape, 1, chunk_bytes)  # refuses what equals an integer and is none
+        kind, grid = slot_form(slot.dtype, slot.shape, chunk_bytes)
+    except UcpError as refusal:
+        raise relocated(refusal, f"{atom}/{name}") from None
+    return SlotPlace(key, name, kind, grid, slot.compressor)
