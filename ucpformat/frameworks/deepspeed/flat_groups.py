@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ucpformat.frameworks.deepspeed.fields import refused
@@ -20,9 +20,11 @@ from ucpformat.frameworks.deepspeed.zero import (
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import lower
 
-__all__ = ["FlatGroup", "Scalar", "flat_groups", "partition_source"]
+__all__ = ["FlatGroup", "Scalar", "Sharers", "flat_groups", "partition_source"]
 
 Scalar = int | float | StoredTensor
+Sharers = Callable[[int, Shapes], Iterable[tuple[Sequence[OptimizerStates], Shapes]]]
+"""Of a group that so many ranks share: each set of them, and what its parameters are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,12 @@ class FlatGroup:
         return Pieces(parts)
 
 
-def flat_groups(ranks: Sequence[OptimizerStates], groups: Sequence[Shapes], at: str) -> Iterator[FlatGroup]:
+def flat_groups(
+    ranks: Sequence[OptimizerStates], groups: Sequence[Shapes], at: str, sharers: Sharers | None = None
+) -> Iterator[FlatGroup]:
     """Every flat group of the ranks of one model-parallel position; ``groups`` are the names that ``at`` lists.
+
+    ``sharers`` tells which ranks share a group, where not all do; there are as many flat groups then as it has sets.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, where a rank contradicts another or what is listed.
@@ -65,25 +71,35 @@ def flat_groups(ranks: Sequence[OptimizerStates], groups: Sequence[Shapes], at: 
         _check_alike(first, other)
     options = {number: group for group, numbers in enumerate(first.members) for number in numbers}
     for number, shapes in enumerate(groups):
-        if first.counts[number] != len(ranks):
+        for sharing, names in (
+            ((ranks, shapes),) if sharers is None else sharers(first.counts[number], shapes)
+        ):
+            yield _flat_group(number, options[number], sharing, names, at)
+
+
+def _flat_group(
+    number: int, options: int, ranks: Sequence[OptimizerStates], shapes: Shapes, at: str
+) -> FlatGroup:
+    first = ranks[0]
+    if first.counts[number] != len(ranks):
+        raise refused(
+            f"{first.counts[number]} ranks share flat group {number}, and there are files of {len(ranks)}; "
+            "copy the files of all ranks into one directory",
+            first.file.name,
+        )
+    placed, part_size = _placed(first, shapes, number, len(ranks), at)
+    states, scalars = _states(ranks, number, part_size)
+    masters = [rank.masters[number] for rank in ranks]
+    for rank, (states_file, master) in enumerate(zip(ranks, masters, strict=True)):
+        # DeepSpeed takes the padding of the tail off ZeRO-1's and ZeRO-2's, and leaves it on BF16_Optimizer's.
+        shortest = part_size if first.stage == 3 else _used(placed, shapes, part_size, rank)
+        if len(master.shape) != 1 or master.shape[0] not in (part_size, shortest):
             raise refused(
-                f"{first.counts[number]} ranks share flat group {number}, and there are files of {len(ranks)}; "
-                "copy the files of all ranks into one directory",
-                first.file.name,
+                f"flat group {number} has shape {list(master.shape)}, and {part_size} elements are expected",
+                states_file.file.name,
             )
-        placed, part_size = _placed(first, shapes, number, len(ranks), at)
-        states, scalars = _states(ranks, number, part_size)
-        masters = [rank.masters[number] for rank in ranks]
-        for rank, (states_file, master) in enumerate(zip(ranks, masters, strict=True)):
-            # DeepSpeed takes the padding of the tail off ZeRO-1's and ZeRO-2's, and leaves it on BF16_Optimizer's.
-            shortest = part_size if first.stage == 3 else _used(placed, shapes, part_size, rank)
-            if len(master.shape) != 1 or master.shape[0] not in (part_size, shortest):
-                raise refused(
-                    f"flat group {number} has shape {list(master.shape)}, and {part_size} elements are expected",
-                    states_file.file.name,
-                )
-        places = dict(zip(shapes, placed, strict=True))
-        yield FlatGroup(shapes, options[number], ranks, masters, states, scalars, places, part_size)
+    places = dict(zip(shapes, placed, strict=True))
+    return FlatGroup(shapes, options, ranks, masters, states, scalars, places, part_size)
 
 
 def _placed(

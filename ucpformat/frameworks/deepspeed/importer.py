@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.errors import error
 from ucpformat.frameworks.conversion import Job
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.experts import ExpertRanks, add_unpartitioned_experts, with_experts
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, flat_groups
 from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
@@ -45,12 +45,6 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
             read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
     """
     directory = DeepSpeedDirectory.open(path)
-    if directory.experts:
-        raise error(
-            "UCP-E-SOURCE",
-            "saved under expert parallelism, which this importer does not read",
-            at=str(directory.files.root),
-        )
     positions = [_position(directory, number) for number in range(directory.model_degree)]
     note: dict[str, JsonValue] = {
         "kind": KIND,
@@ -60,7 +54,7 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
     if directory.layers:
         parts = _pipeline_parts(directory, positions, note)
     else:
-        parts = [_part(position, directory.is_partitioned) for position in positions]
+        parts = [_part(position, directory) for position in positions]
         if len(parts) > 1:
             parts = [_tensor_parallel(parts, len(parts))]
     first = parts[0]
@@ -100,11 +94,16 @@ def _position(directory: DeepSpeedDirectory, number: int) -> Position:
         raise refused(
             "an optimizer in flat groups whose parameters are named nowhere; use ZeRO-1", first.file.name
         )
-    flat = list(flat_groups(ranks, first.groups or (), first.file.name)) if ranks else []
+    sharers = None
+    if directory.experts or directory.expert_optimizer:
+        models[0] = first = with_experts(directory, first)
+        sharers = ExpertRanks(first, ranks)
+    flat = list(flat_groups(ranks, first.groups or (), first.file.name, sharers)) if ranks else []
     return Position(models, ranks, flat)
 
 
-def _part(position: Position, is_partitioned: bool) -> Part:
+def _part(position: Position, directory: DeepSpeedDirectory) -> Part:
+    is_partitioned = directory.is_partitioned
     draft = Draft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
     first, ranks = position.model, position.ranks
@@ -112,7 +111,9 @@ def _part(position: Position, is_partitioned: bool) -> Part:
         groups = [([], options) for options in ranks[0].options]
         for group in position.flat:
             groups[group.options][0].extend(_in_order(group, first))
-            _add_group(draft, group, first)
+            _add_group(draft, group, first, is_shared_by_all=len(group.ranks) == len(ranks))
+    elif directory.expert_optimizer:
+        add_unpartitioned_experts(directory, first, draft, groups)
     elif first.optimizer is not None:
         for name, slot, kind, shape, read in unpartitioned_states(first, groups):
             draft.add(name, slot, kind, shape, read)
@@ -153,7 +154,7 @@ def _pipeline_parts(
             directory, [Stage(position.model, position.flat) for position in mine], tensor_rank
         )
         for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
-            part = _part(replace(position, models=[model]), is_partitioned=False)
+            part = _part(replace(position, models=[model]), directory)
             for name, file, stored in found.copies:
                 part.draft.add_copy(name, file, stored)
             parts[stage].append(part)
@@ -248,8 +249,8 @@ def _check_saves(
         raise missing(0, 0, "optim_states", directory.tag)
 
 
-def _add_group(draft: Draft, group: FlatGroup, model: ModelStates) -> None:
-    """Slots of all parameters of a flat group."""
+def _add_group(draft: Draft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:
+    """Slots of all parameters of a flat group; of one that few ranks share it is not said where it was."""
     for name, shape in group.shapes.items():
         master_kind = group.masters[0].dtype
         held = model.module.get(name)
@@ -257,13 +258,14 @@ def _add_group(draft: Draft, group: FlatGroup, model: ModelStates) -> None:
             raise refused(f"the module lacks {name!r}, which the optimizer has", model.file.name)
         master = group.source(name, group.masters)
         is_whole = group.ranks[0].stage != 3
+        placed = group.places[name] if is_shared_by_all else None
         if is_whole and held.shape != shape:
             raise refused(
                 f"{name!r} has shape {list(held.shape)}, its group says {list(shape)}", model.file.name
             )
         value: ReadBox = master
         if held.dtype != master_kind:
-            draft.add(name, "master", master_kind, shape, master, placed=group.places[name])
+            draft.add(name, "master", master_kind, shape, master, placed=placed)
             value = CastSource(master, dtype(master_kind).numpy)
         if is_whole:
             whole, at = Whole(model.home(name), held), group.ranks[0].file.name
@@ -275,6 +277,6 @@ def _add_group(draft: Draft, group: FlatGroup, model: ModelStates) -> None:
         draft.add(name, "value", held.dtype, shape, value)
         for state, stored in group.states.items():
             read = group.source(name, stored)
-            draft.add(name, state, stored[0].dtype, shape, read, placed=group.places[name])
+            draft.add(name, state, stored[0].dtype, shape, read, placed=placed)
         for state, scalar in group.scalars.items():
             draft.add_scalar(name, state, scalar, group.ranks[0].file)

@@ -74,6 +74,11 @@ class Outline:
                 f"DeepSpeed has one optimizer with its parameter groups, the checkpoint has {len(optimizers)}",
             )
         (optimizer,) = optimizers.values()
+        if any(group.options.get("moe") is True for group in optimizer.groups):
+            raise error(
+                "UCP-E-MISMATCH",
+                "DeepSpeed's files for a mixture of experts are not written; export to another kind",
+            )
         return [
             Group(
                 group.atoms,

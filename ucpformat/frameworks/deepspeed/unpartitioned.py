@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused, tensor
 from ucpformat.frameworks.deepspeed.sources import ReadBox, Whole
 from ucpformat.frameworks.deepspeed.states import ModelStates
@@ -23,9 +24,13 @@ Slot = tuple[str, str, str, tuple[int, ...], ReadBox]
 
 
 def unpartitioned_states(
-    model: ModelStates, groups: list[tuple[list[str], Mapping[str, Any]]]
+    model: ModelStates,
+    groups: list[tuple[list[str], Mapping[str, Any]]],
+    experts: Sequence[str] | None = None,
 ) -> Iterator[Slot]:
     """Atom, slot, data type, shape and source of every state; fills ``groups`` with names and options.
+
+    ``experts`` are the parameters that groups with ``moe`` have, in order, and others have not.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for an optimizer that is not as torch has it.
@@ -52,9 +57,18 @@ def unpartitioned_states(
         for group in listed
     ]
     candidates = _candidates(model)
+    of_experts = [(name, model.module[name].shape) for name in experts or ()]
+    if experts is not None:
+        candidates = [place for place in candidates if expert_name(place[0]) is None]
     if masters and [number for group in numbers for number in group] != list(range(len(masters))):
         raise refused("the master copies are not numbered as the parameters are", at)
-    names = {number: name for group in numbers for number, name in _names(group, states, masters, candidates)}
+    names = {
+        number: name
+        for options, group in zip(listed, numbers, strict=True)
+        for number, name in _names(
+            group, states, masters, of_experts if options.get("moe") is True else candidates
+        )
+    }
     for group, members in zip(listed, numbers, strict=True):
         held = [
             names[number]

@@ -1,0 +1,152 @@
+"""Mixtures of experts, two expert-parallel ranks by two: every expert is what the ranks that have it gather."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ucpformat
+from tests.frameworks_live.deepspeed.make_moe import EXPERT_DEGREE, EXPERTS, MOES
+from tests.frameworks_live.deepspeed.test_import import array_of
+from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, truncate
+from tests.processes import launch
+from ucpformat.errors import UcpError
+from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+
+pytestmark = pytest.mark.distributed
+
+MARK = "deepspeed_experts."
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    for name in MOES:
+        (folder / name).mkdir()
+    jobs = [f"make:{name}:{folder / name}" for name in MOES]
+    launch("tests.frameworks_live.deepspeed.make_moe", jobs, 4, timeout=280)
+    return folder
+
+
+def named(local: str, rank: int) -> str:
+    """The global name of a rank's parameter."""
+    before, mark, rest = local.partition(MARK)
+    if not mark:
+        return local
+    number, _, key = rest.partition(".")
+    return f"{before}{mark}{rank * EXPERTS // EXPERT_DEGREE + int(number)}.{key}"
+
+
+def converted(source: Path, out: Path) -> Path:
+    assert detect_kind(source) == "deepspeed"
+    convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp")
+    return out
+
+
+@pytest.mark.parametrize("name", MOES)
+def test_every_expert_is_what_its_ranks_gather(made: Path, name: str, tmp_path: Path) -> None:
+    path = converted(made / name / "ckpt", tmp_path / "out.ucp")
+    assert ucpformat.validate(path) == []
+    expert_ranks, seen = [], set()
+    with ucpformat.open(path) as checkpoint:
+        for rank in range(4):
+            reference = torch.load(made / name / f"reference-{rank}.pt", weights_only=True)
+            expert_ranks.append(reference["expert_rank"])
+            for local, held in reference["tensors"].items():
+                atom = named(local, reference["expert_rank"])
+                seen.add(atom)
+                has_master = MOES[name].dtype == torch.bfloat16
+                slots = {slot for slot in held if slot != "master" or has_master}
+                assert set(checkpoint[atom]) - {"step"} == slots, atom
+                for slot in slots:
+                    found = checkpoint[atom][slot].read()
+                    assert found.tobytes() == array_of(held[slot]).tobytes(), (rank, atom, slot)
+                if "exp_avg" in slots:
+                    assert checkpoint[atom]["step"].read() == 3
+        assert expert_ranks == ([0, 0, 1, 1] if MOES[name].data_first else [0, 1, 0, 1])
+        assert set(checkpoint) == seen
+        assert sum(MARK in atom for atom in seen) == 2 * EXPERTS * 3
+        groups = checkpoint.state.optimizers["optim"].groups
+        assert [group.options["name"] for group in groups] == [
+            "matrices",
+            "vectors",
+            "ep_size_2",
+            "ep_size_2",
+        ]
+        assert [group.options["lr"] for group in groups] == [0.01, 0.02, 0.01, 0.02]
+        assert {atom for group in groups for atom in group.atoms} == seen - {"table"}
+        assert all((MARK in atom) == ("moe" in group.options) for group in groups for atom in group.atoms)
+        assert checkpoint.value("num_experts") == [EXPERTS, EXPERTS]
+
+
+EXPERT = "layer_1_expert_2_mp_rank_00_model_states.pt"
+
+
+@pytest.mark.parametrize(
+    ("name", "victim", "harm", "code"),
+    [
+        ("moe-z1-bf16", EXPERT, truncate, "UCP-E-SOURCE"),
+        ("moe-z2-fp32", EXPERT, flip, "UCP-E-SOURCE"),
+        ("moe-z1-bf16", EXPERT, poison, "UCP-E-PICKLE"),
+        ("moe-z1-bf16", EXPERT, remove, "UCP-E-SOURCE"),
+        ("moe-z1-bf16", "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt", remove, "UCP-E-SOURCE"),
+        ("moe-z1-bf16", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", flip, "UCP-E-SOURCE"),
+        ("moe-z0-fp32", "expp_rank_1_mp_rank_00_optim_states.pt", poison, "UCP-E-PICKLE"),
+        ("moe-z0-fp32", "expp_rank_1_mp_rank_00_optim_states.pt", flip, "UCP-E-SOURCE"),
+        ("moe-z0-fp32", "expp_rank_1_mp_rank_00_optim_states.pt", truncate, "UCP-E-SOURCE"),
+    ],
+)
+def test_harm_is_found(
+    made: Path,
+    name: str,
+    victim: str,
+    harm: Callable[[Path], None],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCP_EVIL", str(tmp_path / "evil"))
+    copy = tmp_path / "copy"
+    shutil.copytree(made / name / "ckpt", copy)
+    harm(copy / "step3" / victim)
+    with pytest.raises(UcpError) as refusal:
+        converted(copy, tmp_path / "out.ucp")
+    assert refusal.value.code == code
+    assert victim.removeprefix("bf16_") in str(refusal.value)
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_rank_of_experts_is_refused(made: Path, missing: int, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made / "moe-z0-fp32" / "ckpt", copy)
+    remove(copy / "step3" / f"expp_rank_{missing}_mp_rank_00_optim_states.pt")
+    with pytest.raises(UcpError, match="expert-parallel rank") as refusal:
+        converted(copy, tmp_path / "out.ucp")
+    assert refusal.value.at == f"expp_rank_{1 - missing}_mp_rank_00_optim_states.pt"
+
+
+def test_experts_of_two_saves_are_refused(made: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made / "moe-z1-bf16" / "ckpt", copy)
+    tree = torch.load(copy / "step3" / EXPERT, weights_only=True)
+    torch.save({name: tensor + 1 for name, tensor in tree.items()}, copy / "step3" / EXPERT)
+    with pytest.raises(UcpError, match="two saves"):
+        converted(copy, tmp_path / "out.ucp")
+    swapped = tmp_path / "swapped"
+    shutil.copytree(made / "moe-z1-bf16" / "ckpt", swapped)
+    shutil.copy(swapped / "step3" / EXPERT.replace("expert_2", "expert_3"), swapped / "step3" / EXPERT)
+    with pytest.raises(UcpError, match="not of this expert") as refusal:
+        converted(swapped, tmp_path / "swapped.ucp")
+    assert refusal.value.at == EXPERT
+
+
+def test_files_for_experts_are_not_written(made: Path, tmp_path: Path) -> None:
+    path = converted(made / "moe-z1-bf16" / "ckpt", tmp_path / "out.ucp")
+    for kind in ("deepspeed", "ds-universal"):
+        with pytest.raises(UcpError, match="mixture of experts"):
+            convert_checkpoint(path, tmp_path / kind, source_kind="ucp", destination_kind=kind)

@@ -1,0 +1,162 @@
+"""DeepSpeed's mixtures of experts: files of single experts, and groups that only some ranks share.
+
+Source: DeepSpeed 0.19.8, ``runtime/engine.py`` (``_save_moe_checkpoint``), ``utils/groups.py``
+(``_create_expert_and_data_parallel``), ``runtime/zero/stage_1_and_2.py`` (``_configure_moe_settings``). A rank knows
+its experts by local numbers, the files by global ones; atoms have the names of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.expert_names import expert_name
+from ucpformat.frameworks.deepspeed.fields import mapping, member, refused, tensors
+from ucpformat.frameworks.deepspeed.sources import EqualSources
+from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
+
+__all__ = ["ExpertRanks", "add_unpartitioned_experts", "with_experts"]
+
+
+def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStates:
+    """``model`` with the parameters that the files of experts hold.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for an expert that is missing or in the wrong file.
+    """
+    at = model.file.name
+    if model.values.get("ds_autoep_layers"):
+        raise refused("saved by AutoEP, whose stacked experts are not read", at)
+    if directory.model_degree > 1 or directory.layers:
+        raise refused("experts under tensor or pipeline parallelism are not read", at)
+    counts = model.values.get("num_experts")
+    if not isinstance(counts, list) or not all(
+        type(count) is int and 0 < count < 1 << 20 for count in counts
+    ):
+        raise refused("num_experts does not list the experts of each layer", at)
+    module, homes = dict(model.module), dict(model.homes)
+    for layer, count in enumerate(counts):
+        for expert in range(count):
+            name = directory.experts.get((layer, expert, 0))
+            if name is None:
+                raise refused(
+                    f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt is missing; "
+                    "copy the files of all ranks into one directory",
+                    at,
+                )
+            file = TorchFile(directory.files, name)
+            for key, stored in tensors(file.tree, "the file", name).items():
+                found = expert_name(key)
+                if found is None or found[1] != expert or key in module:
+                    raise refused(f"{key!r:.200} is not of this expert alone", name)
+                module[key], homes[key] = stored, file
+    extra = [
+        name for (layer, expert, _), name in directory.experts.items() if not _is_there(layer, expert, counts)
+    ]
+    if extra:
+        raise refused(f"the layers have {counts} experts: from two saves", min(extra))
+    return replace(model, module=module, homes=homes)
+
+
+def _is_there(layer: int, expert: int, counts: Sequence[int]) -> bool:
+    return 0 <= layer < len(counts) and expert < counts[layer]
+
+
+class ExpertRanks:
+    """Who shares which flat group, and what each calls the parameters; for `flat_groups`."""
+
+    def __init__(self, model: ModelStates, ranks: Sequence[OptimizerStates]) -> None:
+        self._ranks = ranks
+        self._at = model.file.name
+        config = model.values.get("ds_config")
+        self._data_first = (
+            isinstance(config, dict) and config.get("use_data_before_expert_parallelism") is True
+        )
+        self._local: dict[str, int] = {}
+        for shapes in model.groups or ():
+            for name in shapes:
+                if found := expert_name(name):
+                    self._local[found[0]] = max(self._local.get(found[0], 0), found[1] + 1)
+
+    def __call__(self, count: int, shapes: Shapes) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
+        """Ranks and global names of a group that ``count`` ranks share."""
+        if not any(expert_name(name) for name in shapes):
+            yield self._ranks, shapes
+            return
+        degree, rest = divmod(len(self._ranks), count or 1)
+        if rest or not degree:
+            raise refused(f"{count} of {len(self._ranks)} ranks share the experts of {self._at}", self._at)
+        for rank in range(degree):
+            sharing = (
+                self._ranks[rank * count : (rank + 1) * count]
+                if self._data_first
+                else self._ranks[rank::degree]
+            )
+            yield sharing, {self._named(name, rank): shape for name, shape in shapes.items()}
+
+    def _named(self, name: str, rank: int) -> str:
+        found = expert_name(name)
+        if found is None:
+            raise refused(f"{name!r} is in a group of experts", self._at)
+        before, number, behind = found
+        return f"{before}{rank * self._local[before] + number}{behind}"
+
+
+def add_unpartitioned_experts(
+    directory: DeepSpeedDirectory,
+    model: ModelStates,
+    draft: Draft,
+    groups: list[tuple[list[str], Mapping[str, Any]]],
+) -> None:
+    """States without ZeRO: one file of each expert-parallel rank has them, those of other parameters in each.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where ranks contradict each other, or one is missing.
+    """
+    files = [name for _, name in sorted(directory.expert_optimizer.items())]
+    if [rank for rank, _ in sorted(directory.expert_optimizer)] != list(range(len(files))):
+        raise refused("the file of an expert-parallel rank before it is missing", files[-1])
+    experts = [name for name in model.module if expert_name(name)]
+    for rank, file_name in enumerate(files):
+        file = TorchFile(directory.files, file_name)
+        optimizer = mapping(
+            member(mapping(file.tree, "the file", file_name), "optimizer", file_name), "optimizer", file_name
+        )
+        mine = [name for name in experts if _is_of(name, rank, len(files), experts)]
+        listed: list[tuple[list[str], Mapping[str, Any]]] = []
+        seen = replace(model, file=file, optimizer=optimizer)
+        for atom, slot, kind, shape, read in unpartitioned_states(seen, listed, mine):
+            known = draft.sources.get((atom, slot))
+            if known is None:
+                draft.add(atom, slot, kind, shape, read)
+            else:
+                draft.sources[atom, slot] = EqualSources(known, read, f"{atom}/{slot}", file_name)
+        if sum(len(names) for names, options in listed if options.get("moe")) != len(mine):
+            raise refused(
+                f"its optimizer does not have the {len(mine)} parameters of experts that are this rank's of "
+                f"{len(files)}: the file of another expert-parallel rank is missing, or experts are frozen",
+                file_name,
+            )
+        if rank == 0:
+            groups.extend(listed)
+            continue
+        for (names, options), (others, other_options) in zip(groups, listed, strict=True):
+            if repr(options) != repr(other_options):
+                raise refused(f"other hyper-parameters than {files[0]}: from two saves", file_name)
+            names.extend(name for name in others if name not in names)
+
+
+def _is_of(name: str, rank: int, degree: int, names: Sequence[str]) -> bool:
+    """Whether an expert is one of a rank's."""
+    found = expert_name(name)
+    if found is None:
+        return False
+    count = 1 + max(other[1] for item in names if (other := expert_name(item)) and other[0] == found[0])
+    return found[1] * degree // count == rank
