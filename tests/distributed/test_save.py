@@ -281,25 +281,6 @@ def test_what_no_rank_holds_is_missed(tmp_path: Path) -> None:
     assert {one.code for one in found} == {"UCP-E-COVER"}
 
 
-def test_plain_takes_chunks_that_one_rank_holds_whole(tmp_path: Path) -> None:
-    halves = Layout(DP, (Shard("dp", 0, (4, 4, 4)),))
-    fits: dict[SlotName, Held] = {
-        ("a", "value"): ((12, 256), halves, None),
-        ("b", "value"): ((9,), None, None),
-    }
-    for path, chunk_bytes in ((tmp_path / "a", 4096), (tmp_path / "b", 1024)):
-        found = outcomes(
-            path, lambda group: local_state(group.rank, fits), storage="plain", chunk_bytes=chunk_bytes
-        )
-        assert not [one for one in found if isinstance(one, BaseException)]
-        assert list(validate(path)) == []
-    cut = refused(
-        tmp_path / "c", lambda group: local_state(group.rank, fits), storage="plain", chunk_bytes=1 << 16
-    )
-    assert {one.code for one in cut} == {"UCP-E-STORE"}
-    assert all("packed" in one.message for one in cut)
-
-
 def test_ranks_alike_send_digests_and_receipts_alone(tmp_path: Path) -> None:
     """What goes over the wire does not grow with tensors, nor with what all describe alike."""
     slots = {(f"t{number:04}", "value"): ROWS["b", "value"] for number in range(500)}

@@ -1,7 +1,8 @@
-"""Four gloo ranks that redistribute DTensors among themselves; run by `tests.processes.launch`."""
+"""Four gloo ranks that send one another parts of tensors; run by `tests.processes.launch`."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import ucpformat
 from tests.processes import join, leave
-from ucpformat import Flatten, Held, Layout, Mesh, MeshAxis
+from ucpformat import Compressor, Flatten, Held, Layout, Mesh, MeshAxis
 from ucpformat.geometry import BufferPlace, Concat
 from ucpformat.geometry import Shard as ShardStep
 
@@ -113,8 +114,35 @@ def a_subgroup_moves_into_flat_buffers() -> None:
     dist.barrier()
 
 
+def chunks_of_several_writers(directory: str) -> None:
+    """In storage plain, and compressed, also in the background, over rows and columns that cut every chunk."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    zstd = Compressor("zstd", {"level": 3, "checksum": False})
+    for number, placements in enumerate(
+        [(Shard(0), Shard(0)), (Shard(0), Replicate()), (Replicate(), Shard(0))]
+    ):
+        state = spread(grid, *placements, kind=torch.float32)
+        state["square"] = distribute_tensor(
+            torch.arange(64.0 * 64).reshape(64, 64), grid, (Shard(1), Replicate())
+        )
+        path = f"{directory}/{number}.ucp"
+        if number == 0:
+            with ucpformat.AsyncSaver() as saver:
+                saver.save(path, state, storage="plain", chunk_bytes=1024).wait()
+        else:
+            compressor = zstd if number == 2 else None
+            ucpformat.save(path, state, storage="plain", chunk_bytes=1024, compressor=compressor)
+        into = empty(grid, Replicate(), Shard(0), kind=torch.float32)
+        into["square"] = torch.zeros(64, 64)
+        ucpformat.load(path, into)
+        check(into, torch.float32)
+        assert torch.equal(into["square"], torch.arange(64.0 * 64).reshape(64, 64))
+        assert list(ucpformat.validate(path)) == []
+
+
 if __name__ == "__main__":
     join()
+    chunks_of_several_writers(sys.argv[1])
     placements_speak()
     pending_sums_are_made()
     a_trainer_feeds_a_server()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.processes import launch
 
 
 @pytest.mark.distributed
-def test_redistribution_between_dtensors_buffers_and_plain_tensors() -> None:
-    launch("tests.frameworks.exchange_worker", [], 4)
+def test_redistribution_and_shared_chunks_of_real_tensors(tmp_path: Path) -> None:
+    launch("tests.frameworks.exchange_worker", [str(tmp_path)], 4)

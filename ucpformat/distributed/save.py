@@ -1,9 +1,9 @@
 """Saving by several processes at once (SPEC sections 8 and 17.4): each writes its share, the first one commits.
 
 Ranks compare digests of what they have (and send descriptions where those differ), write without a word to one
-another, and send receipts for what is durable. The first rank publishes the root document when it has them all; a
-rank that dies before leaves no checkpoint. What was written is removed by its own writer, but only when it knows
-that nothing was published.
+another (but for parts of chunks that are written whole), and send receipts for what is durable. The first rank
+publishes the root document when it has them all; a rank that dies before leaves no checkpoint. What was written is
+removed by its own writer, but only when it knows that nothing was published.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.description import Described, agree, describe
-from ucpformat.distributed.group import Group, Reply, reply_of, unpack
+from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
+from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt, stored_chunks
-from ucpformat.distributed.share import Portion, SlotToShare, portions
-from ucpformat.errors import error
+from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
+from ucpformat.distributed.shared_chunks import ChunkAssembly, SharedChunk, in_waves, shared_chunks
 from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype
 from ucpformat.model.names import assign_keys
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from ucpformat.distributed.local_state import LocalState, SlotName
-    from ucpformat.geometry import ChunkGrid, Piece
+    from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
     from ucpformat.model.root import Storage
@@ -60,14 +57,6 @@ _KEEP: Final = b"k"
 _DISCARD: Final = b"d"
 
 
-class Part(NamedTuple):
-    """A box of a slot that this rank writes: where it lies, and its elements."""
-
-    name: SlotName
-    offset: tuple[int, ...]
-    data: NDArray[np.generic]
-
-
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
     """How to save; the same on all ranks but for ``workers``. ``annotations`` are those of the root document."""
@@ -82,10 +71,11 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What came of it: the root digest, and the logical bytes that this rank wrote."""
+    """What came of it: the root digest, the logical bytes that this rank wrote, and those that it sent to others."""
 
     digest: str
     nbytes: int
+    sent: int = 0
 
 
 def save_together(
@@ -119,16 +109,19 @@ def prepare_save(
     options = options or SaveOptions()
     store = open_store(url, durability=options.durability)
     try:
-        attempt, local, whole = _agree(store, describe_state, group, options)
-        return Saving(url, store, local, group, options, attempt, whole)
+        return _agree(url, store, describe_state, group, options)
     except BaseException:
         store.close()
         raise
 
 
 def _agree(
-    store: Store, describe_state: Callable[[], LocalState], group: Group, options: SaveOptions
-) -> tuple[str, LocalState, Described]:
+    url: str | os.PathLike[str],
+    store: Store,
+    describe_state: Callable[[], LocalState],
+    group: Group,
+    options: SaveOptions,
+) -> Saving:
     """Prepare the place, and learn what all have to save."""
     first = group.rank == group.ranks[0]
     local: LocalState | None = None
@@ -153,7 +146,7 @@ def _agree(
         whole, tokens = agree(group, begin)
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
-        return tokens[0].hex(), local, whole
+        return Saving(url, store, local, group, options, tokens[0].hex(), whole)
     except BaseException:
         if first:
             with suppress(Exception):
@@ -186,7 +179,16 @@ class Saving:
         self._whole = whole
         self._names = sorted(whole.sources)
         self._batches: Callable[[], Iterator[Sequence[Part]]] = self._live_batches
+        self._lasting = True
+        self._whole_chunks = {
+            name: self._slot_to_share(name) for name in self._names if self._takes_whole_chunks(name)
+        }
+        self._waves: list[list[SharedChunk]] = []
+        if self._whole_chunks and len(group.ranks) > 1:
+            assigned = assignments(map(self._slot_to_share, self._names))
+            self._waves = in_waves(shared_chunks(self._whole_chunks.values(), assigned))
         self._nbytes = 0
+        self._sent = 0
 
     def run(
         self, batches: Callable[[], Iterator[Sequence[Part]]] | None = None, group: Group | None = None
@@ -197,12 +199,12 @@ class Saving:
         the next one is asked for. ``group`` has the same ranks as the one that agreed.
         """
         if batches is not None:
-            self._batches = batches
+            self._batches, self._lasting = batches, False
         if group is not None:
             self._group = group
         first = self._group.rank == self._group.ranks[0]
         try:
-            return SaveReport(self._commit() if first else self._contribute(), self._nbytes)
+            return SaveReport(self._commit() if first else self._contribute(), self._nbytes, self._sent)
         finally:
             self._store.close()
 
@@ -219,7 +221,7 @@ class Saving:
     def _commit(self) -> str:
         writer: CheckpointWriter | None = None
 
-        def write() -> bytes:
+        def begin() -> None:
             nonlocal writer
             writer = CheckpointWriter(
                 self._url,
@@ -232,6 +234,11 @@ class Saving:
                 workers=self._options.workers,
                 prepared=self._store,
             )
+
+        def write() -> bytes:
+            self._together(begin)
+            if writer is None:  # pragma: no cover - a step that did not raise has made it
+                raise AssertionError("there is no writer")
             self._write(writer.pieces)
             writer.flush()
             return b""
@@ -296,9 +303,23 @@ class Saving:
         raise AssertionError("a save that was given up came without a reason")
 
     def _write_part(self) -> bytes:
+        made: list[PieceWriter] = []
+        try:
+            self._together(lambda: made.append(self._pieces()))
+            (pieces,) = made
+            self._write(pieces)
+            packs = pieces.finish()
+            self._store.flush()
+            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values())
+            return receipt.pack(self._names)
+        finally:
+            for pieces in made:
+                pieces.abort()
+
+    def _pieces(self) -> PieceWriter:
         self._store.join()
         keys = assign_keys(self._whole.atoms)
-        pieces = PieceWriter(
+        return PieceWriter(
             self._store,
             {
                 (atom, name): slot_place(
@@ -310,14 +331,18 @@ class Saving:
             name=f"{self._attempt}-{list(self._group.ranks).index(self._group.rank)}",
             workers=worker_count(self._options.workers),
         )
-        try:
-            self._write(pieces)
-            packs = pieces.finish()
-            self._store.flush()
-            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values())
-            return receipt.pack(self._names)
-        finally:
-            pieces.abort()
+
+    def _together(self, begin: Callable[[], None]) -> None:
+        """Make ready to write; all ranks go on or none where they wait for one another's parts of chunks."""
+
+        def step() -> bytes:
+            begin()
+            return b""
+
+        if self._waves:
+            agreed(self._group, step)
+        else:
+            begin()
 
     def _values(self) -> dict[str, JsonValue]:
         """The values that are this rank's to send."""
@@ -325,11 +350,24 @@ class Saving:
         return {name: value for name, value in self.local.state.values.items() if owners[name] == rank}
 
     def _write(self, target: PieceWriter) -> None:
-        for batch in self._batches():
-            for part in batch:
-                target.submit(*part.name, part.data, part.offset)
-                self._nbytes += part.data.nbytes
-            target.drain()
+        assembly = ChunkAssembly(target, self._group, self._waves, self._whole_chunks, lasting=self._lasting)
+        stream = self._batches()
+        try:
+            while (batch := self._next(stream, assembly)) is not None:
+                for part in batch:
+                    assembly.pass_by(part.name)
+                    assembly.guard(assembly.add, *part)
+                assembly.guard(target.drain)
+            assembly.finish()
+        finally:
+            self._nbytes, self._sent = assembly.written, assembly.moved.sent
+        target.drain()
+
+    @staticmethod
+    def _next(stream: Iterator[Sequence[Part]], assembly: ChunkAssembly) -> Sequence[Part] | None:
+        found: list[Sequence[Part] | None] = [None]
+        assembly.guard(lambda: found.append(next(stream, None)))
+        return found[-1]
 
     def _live_batches(self) -> Iterator[list[Part]]:
         by_slot: dict[SlotName, list[Portion]] = {}
@@ -349,25 +387,12 @@ class Saving:
         yield batch
 
     def _to_share(self) -> Iterator[SlotToShare]:
-        for name in self._names:
-            if name not in self.local.arrays:
-                continue
-            grid, kind = self.place(name)
-            yield SlotToShare(name, tuple(self._whole.sources[name]), grid, kind.item_bytes)
+        return (self._slot_to_share(name) for name in self._names if name in self.local.arrays)
 
+    def _slot_to_share(self, name: SlotName) -> SlotToShare:
+        grid, kind = self.place(name)
+        return SlotToShare(name, tuple(self._whole.sources[name]), grid, kind.item_bytes)
 
-def flat_memory(local: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The elements of a local tensor in C order; a copy only where they are not in that order."""
-    return np.ascontiguousarray(local).reshape(-1)
-
-
-def seen_part(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
-    """What a dense local tensor, flat, has of a box of the slot."""
-    local, shape = piece.local, piece.box.shape
-    last = local.offset + sum((extent - 1) * step for extent, step in zip(shape, local.strides, strict=True))
-    if last >= memory.size:
-        message = f"the local tensor has {memory.size} elements, its layout says that it has more"
-        raise error("UCP-E-MISMATCH", message, at=at)
-    item = memory.itemsize
-    steps = tuple(step * item for step in local.strides)
-    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, local.offset * item, steps)
+    def _takes_whole_chunks(self, name: SlotName) -> bool:
+        compressor = self._whole.atoms[name[0]].slots[name[1]].compressor
+        return self._options.storage == "plain" or compressor is not None

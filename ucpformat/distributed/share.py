@@ -9,7 +9,7 @@ more than its own bytes and, for every set of ranks that hold the same, their by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from ucpformat.geometry import (
     Box,
     ChunkGrid,
     HeldBox,
-    Holdings,
     Piece,
     held_boxes,
     seen_in,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.description import Source
     from ucpformat.distributed.local_state import SlotName
 
-__all__ = ["Portion", "SlotToShare", "portions"]
+__all__ = ["Assigned", "Portion", "SlotToShare", "assignments", "portions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,14 @@ class Portion:
     piece: Piece
 
 
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A box of a slot, and the rank that writes it."""
+
+    box: Box
+    rank: int
+
+
 @dataclass(slots=True)
 class _Unit:
     nbytes: int
@@ -63,21 +70,50 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
     """
-    held: dict[tuple[object, ...], tuple[tuple[HeldBox, ...], tuple[Piece, ...]]] = {}
-    mine: list[tuple[int, SlotName, Box]] = []
-    shared: dict[tuple[int, ...], list[_Unit]] = {}
+    held: dict[tuple[object, ...], tuple[Piece, ...]] = {}
     pieces: dict[SlotName, tuple[Piece, ...]] = {}
+
+    def noted() -> Iterator[SlotToShare]:
+        for slot in slots:
+            key = (slot.sources, slot.grid.shape)
+            if key not in held:
+                held[key] = _pieces(slot, rank)
+            pieces[slot.name] = held[key]
+            yield slot
+
+    return [
+        Portion(name, clipped)
+        for name, one in _assigned(noted(), rank)
+        for piece in pieces[name]
+        if (clipped := piece.clip(one.box)) is not None
+    ]
+
+
+def assignments(slots: Iterable[SlotToShare]) -> dict[SlotName, list[Assigned]]:
+    """What every rank writes of each slot: `portions` of all of them.
+
+    Raises as `portions`.
+    """
+    found: dict[SlotName, list[Assigned]] = {}
+    for name, one in _assigned(slots, None):
+        found.setdefault(name, []).append(one)
+    return found
+
+
+def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[SlotName, Assigned]]:
+    """Who writes which box, or what ``only`` one rank does, in the order of slots."""
+    held: dict[tuple[object, ...], tuple[HeldBox, ...]] = {}
+    done: list[tuple[int, SlotName, Assigned]] = []
+    shared: dict[tuple[int, ...], list[_Unit]] = {}
     order = 0
     for slot in slots:
-        shape = slot.grid.shape
-        key = (slot.sources, shape)
+        key = (slot.sources, slot.grid.shape)
         if key not in held:
-            held[key] = _held(slot, rank)
-        boxes, pieces[slot.name] = held[key]
-        for one in boxes:
+            held[key] = tuple(_boxes(slot, only))
+        for one in held[key]:
             order += 1
             if len(one.holders) == 1:
-                mine.append((order, slot.name, one.box))
+                done.append((order, slot.name, Assigned(one.box, one.holders[0])))
                 continue
             units = shared.setdefault(one.holders, [])
             for chunk in slot.grid.chunks_for(one.box):
@@ -85,37 +121,43 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
                 if part is not None:
                     units.append(_Unit(part.size * slot.item_bytes, order, slot.name, part))
     for holders, units in shared.items():
-        mine.extend((unit.order, unit.name, unit.box) for unit in _dealt(units, holders, rank))
-    mine.sort(key=lambda entry: entry[0])
-    return [
-        Portion(name, clipped)
-        for _, name, box in mine
-        for piece in pieces[name]
-        if (clipped := piece.clip(box)) is not None
-    ]
+        done.extend(
+            (unit.order, unit.name, Assigned(unit.box, holder))
+            for holder, unit in _dealt(units, holders)
+            if only is None or holder == only
+        )
+    done.sort(key=lambda entry: entry[0])
+    return [(name, one) for _, name, one in done]
 
 
-def _dealt(units: list[_Unit], holders: Sequence[int], rank: int) -> Iterable[_Unit]:
+def _dealt(units: list[_Unit], holders: Sequence[int]) -> Iterator[tuple[int, _Unit]]:
     # Sorting is stable: what is equally large keeps the order of slots, on every rank.
     loads = [(0, place, holder) for place, holder in enumerate(holders)]
     for unit in sorted(units, key=lambda unit: -unit.nbytes):
         load, place, holder = loads[0]
         heapq.heapreplace(loads, (load + unit.nbytes, place, holder))
-        if holder == rank:
-            yield unit
+        yield holder, unit
 
 
-def _held(slot: SlotToShare, rank: int) -> tuple[tuple[HeldBox, ...], tuple[Piece, ...]]:
-    """The boxes that ``rank`` holds some of, with all who hold them, and its pieces, disjoint; none are empty."""
+def _boxes(slot: SlotToShare, only: int | None) -> Iterator[HeldBox]:
+    """Disjoint boxes, with all who hold each; those of which ``only`` one rank has some. None are empty."""
+    sources = [
+        (plain_holdings(source, slot.grid.shape, at="/".join(slot.name)), source.ranks)
+        for source in slot.sources
+    ]
+    for one in held_boxes(sources):
+        if not one.box.is_empty and (only is None or only in one.holders):
+            yield one
+
+
+def _pieces(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
+    """What ``rank`` holds, as disjoint pieces."""
     shape = slot.grid.shape
-    sources: list[tuple[Holdings, frozenset[int]]] = []
     pieces: tuple[Piece, ...] = ()
     for source in slot.sources:
-        holdings = plain_holdings(source, shape, at="/".join(slot.name))
-        sources.append((holdings, source.ranks))
         if rank in source.ranks:
+            holdings = plain_holdings(source, shape, at="/".join(slot.name))
             own = next((region for region in holdings.regions() if rank in region.holders), None)
             if own is not None:
                 pieces = seen_in(own.local_map.pieces, holdings.view, shape)
-    boxes = held_boxes(sources)
-    return tuple(one for one in boxes if rank in one.holders and not one.box.is_empty), pieces
+    return pieces

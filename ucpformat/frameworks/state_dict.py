@@ -49,7 +49,8 @@ def save(
     Under torch.distributed every rank of ``group`` (the default group, unless given) calls this with what it holds,
     and all of them make one checkpoint: a plain tensor counts as the same on every rank that has it, a DTensor as
     its placements say, and one that ``layouts`` names, by its dotted path, as is said there. Each rank writes a
-    share of what it holds; nothing but descriptions and receipts is sent.
+    share of what it holds; nothing but descriptions and receipts is sent, and, in storage plain and with a compressor,
+    parts of chunks that several ranks hold.
     A module, an optimizer beside its module, and whatever else has ``state_dict()`` and ``load_state_dict()`` may stand
     at the top level themselves.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
