@@ -213,7 +213,8 @@ class Atom:
         except UcpError as refusal:
             raise relocated(refusal, pointer("#/slots", slot_name)) from None
         # Not every language keeps the order of members: what counts is the names' (UCP-D-026).
-        slots.sort(key=lambda slot: slot.name)
+        if len(slots) > 1:
+            slots.sort(key=lambda slot: slot.name)
         if len(found) == 3:
             return cls(name, key, tuple(slots))
         aliases = array(found.get("aliases", []), "#/aliases")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
+from crc32c import crc32c
 
 from ucpformat.errors import error
 from ucpformat.geometry import element_count, runs
-from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
+from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
 from ucpformat.storage.checksum import Cut, Run, block_checksums, checksum_run, combine, zeros_checksum
 from ucpformat.storage.compression import compress
@@ -201,6 +202,23 @@ def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) ->
     return _Encoded(compressed, block_checksums([compressed]), None, start, run.cuts)
 
 
+def _encoded_many(pieces: Sequence[ChunkPiece]) -> list[_Encoded]:
+    """As `_encoded` one by one. Whole slots of one block share an array: making one for each takes too long."""
+    found = []
+    checksums = np.zeros(len(pieces), np.uint32)
+    for number, piece in enumerate(pieces):
+        place, chunk, box, data = piece
+        size = data.nbytes
+        if chunk or box is not None or place.compressor is not None or not 0 < size <= BLOCK_BYTES:
+            found.append(_encoded(*piece))
+            continue
+        checksums[number] = crc = int(crc32c(data))
+        run = Run(checksums[number : number + 1], crc, (Cut(crc, size),))
+        stored = data[:0] if _is_zero(run, data) else data
+        found.append(_Encoded(stored, run.blocks[: len(stored)], None, 0, run.cuts))
+    return found
+
+
 def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start: int) -> _Encoded:
     if place.compressor is not None:
         message = "a compressed slot takes whole chunks only; save it without a compressor"
@@ -254,7 +272,7 @@ class PackedChunkWriter:
 
     def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Append them all at once."""
-        return self._append([_encoded(*piece) for piece in pieces])
+        return self._append(_encoded_many(pieces))
 
     def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
         """Append segments in one go, with zeros between them where their alignment wants it."""
