@@ -327,6 +327,11 @@ class CheckpointWriter:
             self._document(f"{prefix}.bin", table.build()),
         )
 
+    def leave(self) -> None:
+        """Stop, and leave what was written for a later attempt: nothing is visible."""
+        self.pieces.abort()
+        self._store.close()
+
     def abort(self) -> None:
         """Give the attempt up: nothing becomes visible; what was written is removed as far as possible."""
         self.pieces.abort()

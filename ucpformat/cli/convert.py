@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
+from ucpformat.frameworks.converting.engine import EngineOptions
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
 from ucpformat.frameworks.registry import UCP, registry
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.converting.pool import PoolKind
     from ucpformat.frameworks.kinds import ConversionReport
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
     from ucpformat.model.root import Storage
@@ -35,6 +38,18 @@ class _Kind(click.ParamType):  # type: ignore[type-arg] # click before 8.2 has n
         if value not in registry().names:
             self.fail(f"{value!r} is none of {', '.join(registry().names)}.", param, ctx)
         return value
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes, with a binary unit."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is no size such as 512M.", param, ctx)
+        return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
 
 
 def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -98,6 +113,25 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     multiple=True,
     help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME; repeatable.",
 )
+@click.option(
+    "--memory",
+    type=_Size(),
+    default="1G",
+    show_default=True,
+    help="Bytes of buffers over all workers: 512M, 2G.",
+)
+@click.option("--workers", type=click.IntRange(1), help="How many. [default: one per core, at most 8]")
+@click.option(
+    "--pool",
+    type=click.Choice(["threads", "processes", "mpi"]),
+    help="Where the work is done. [default: threads, or processes where there are very many small tensors]",
+)
+@click.option("--dask", metavar="ADDRESS", help="Work on a dask cluster, by the address of its scheduler.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with what an interrupted conversion to DESTINATION has finished, and keep what this one finishes.",
+)
 @click.option("--dry-run", is_flag=True, help="Plan everything, report it, and write nothing.")
 @format_option
 @click.option(
@@ -118,6 +152,11 @@ def convert(
     source_settings: dict[str, str],
     destination_settings: dict[str, str],
     drop: tuple[str, ...],
+    memory: int,
+    workers: int | None,
+    pool: str | None,
+    dask: str | None,
+    resume: bool,
     dry_run: bool,
     output: str,
 ) -> None:
@@ -144,6 +183,13 @@ def convert(
             source_settings=source_settings,
             drop=drop,
             dry_run=dry_run,
+            engine=EngineOptions(
+                memory=memory,
+                workers=workers,
+                pool=cast("PoolKind | None", pool),
+                dask=dask,
+                resume=resume,
+            ),
             progress=progress,
             expect=progress.expect,
         )

@@ -1,24 +1,23 @@
 """Conversion jobs: a foreign checkpoint, described and readable box by box, written as a universal one.
 
-Memory stays within one chunk per worker, whatever the size of the model; nothing is staged on disk.
+`converting` runs them: memory is bounded whatever the size of the model, and nothing is staged on disk.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ucpformat.frameworks.converting.memory import DEFAULT_MEMORY
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 from ucpformat.model.envelope import Extension
 from ucpformat.model.state import StateDocument
-from ucpformat.storage.workers import worker_count
-from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter
+from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,53 +76,15 @@ def run_job(
     compressor: Compressor | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
+    memory: int = DEFAULT_MEMORY,
 ) -> str:
-    """Write the checkpoint and commit it; returns the root digest. ``progress`` is told of logical bytes.
+    """Write the checkpoint in threads, and commit it; returns the root digest. ``progress`` is told of logical bytes.
 
     Raises:
         UcpError: what the source, the writer and the store raise; nothing is visible then.
     """
-    atoms = list(job.atoms)
-    if compressor is not None:
-        atoms = [
-            replace(
-                atom, slots={name: replace(slot, compressor=compressor) for name, slot in atom.slots.items()}
-            )
-            for atom in atoms
-        ]
-    workers = worker_count(workers)
-    with CheckpointWriter(
-        url,
-        atoms,
-        storage=storage,
-        chunk_bytes=job.chunk_bytes,
-        step=job.step,
-        annotations=job.annotations,
-        extensions=job.extensions,
-        workers=workers,
-        progress=progress,
-    ) as writer:
-        writer.set_state(job.state)
-        for name, (media_type, data) in job.blobs.items():
-            writer.add_blob(name, data, media_type)
+    from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+    from ucpformat.frameworks.converting.order import compressed
 
-        def copy(source: SlotSource, box: Box) -> None:
-            kind = writer.dtype(source.atom, source.slot)
-            data = np.empty(box.shape, kind.numpy)
-            source.read(box, data)
-            writer.write(source.atom, source.slot, data, box.offset)
-
-        boxes = (
-            (source, grid.chunk_box(grid.index_of(chunk)))
-            for source in job.sources
-            for grid in (writer.grid(source.atom, source.slot),)
-            for chunk in range(grid.count)
-        )
-        executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-convert")
-        try:
-            for future in [executor.submit(copy, source, box) for source, box in boxes]:
-                future.result()
-        finally:
-            # After a failure the boxes that are left are not copied.
-            executor.shutdown(cancel_futures=True)
-        return writer.commit()
+    options = EngineOptions(storage=storage, workers=workers, memory=memory)
+    return Engine(compressed(job, compressor), url, options, progress=progress).run()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.content import Content
-from ucpformat.frameworks.conversion import Job, run_job
+from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.order import Recipe, url_of
 from ucpformat.frameworks.foreign import ExportOptions, ImportOptions, Lost
-from ucpformat.frameworks.losses import without
 from ucpformat.frameworks.registry import UCP, check_settings, registry
-from ucpformat.frameworks.rewriting import checkpoint_job, rewrite_job
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.reader import open_checkpoint
 from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -87,6 +84,7 @@ def convert_checkpoint(
     source_settings: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
     dry_run: bool = False,
+    engine: EngineOptions | None = None,
     progress: Callable[[int], None] = lambda _: None,
     expect: Callable[[int], None] = lambda _: None,
 ) -> ConversionReport:
@@ -94,52 +92,48 @@ def convert_checkpoint(
 
     ``settings`` are those of the destination's kind, ``source_settings`` those of the source's (`Setting`).
     ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME`` and ``blobs/NAME``: what they match is
-    left out. A ``dry_run`` plans everything and writes nothing.
+    left out. A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is written
+    (its storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
     Raises:
         UcpError: ``UCP-E-MISMATCH`` where the destination cannot hold what ``drop`` does not match, and for settings;
             what the importer, the reader, the exporter and the writer raise.
     """
-    imports = ImportOptions(foreign_objects, shard_count, dict(source_settings or {}))
-    exports = ExportOptions(progress, dict(settings or {}))
-    with _opened(source, source_kind, imports, is_rewritten=destination_kind == UCP) as whole:
-        job, dropped = without(whole, drop)
+    recipe = Recipe(
+        url_of(source),
+        source_kind,
+        ImportOptions(foreign_objects, shard_count, dict(source_settings or {})),
+        tuple(drop),
+        compressor,
+        is_rewritten=destination_kind == UCP,
+    )
+    with recipe.open() as opened:
+        job = opened.job
         expect(job.nbytes)
         if destination_kind == UCP:
-            check_settings(UCP, (), exports.settings, "written")
+            check_settings(UCP, (), settings or {}, "written")
             objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs)
             digest = None
             if not dry_run:
-                digest = run_job(job, destination, storage=storage, compressor=compressor, progress=progress)
-            return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, dropped)
+                options = replace(engine or EngineOptions(), storage=storage)
+                digest = Engine(job, destination, options, recipe, progress).run()
+            return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, opened.dropped)
         kind = registry().kind(destination_kind)
         if kind.export is None:
             raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
-        check_settings(kind.name, tuple(kind.export_settings), exports.settings, "written")
-        plan = kind.export(Content(job), destination, exports)
+        if engine is not None and engine.resume:
+            raise error(
+                "UCP-E-MISMATCH", f"only writing ucp can be resumed, {destination_kind} is written anew"
+            )
+        check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
+        plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
         _refuse_losses(plan.dropped, kind.name)
         if not dry_run:
             plan.write()
         return ConversionReport(
-            len(job.sources), job.nbytes, plan.objects, None, plan.renamed, dropped, plan.cast
+            len(job.sources), job.nbytes, plan.objects, None, plan.renamed, opened.dropped, plan.cast
         )
-
-
-@contextmanager
-def _opened(
-    source: str | os.PathLike[str], kind: Kind, options: ImportOptions, *, is_rewritten: bool
-) -> Iterator[Job]:
-    if kind == UCP:
-        check_settings(UCP, (), options.settings, "read")
-        with open_checkpoint(source) as checkpoint:
-            yield rewrite_job(checkpoint) if is_rewritten else checkpoint_job(checkpoint)
-        return
-    found = registry().kind(kind)
-    if found.plan is None:
-        raise error("UCP-E-SOURCE", f"{kind} is written and not read", at=str(source))
-    check_settings(kind, tuple(found.import_settings), options.settings, "read")
-    yield found.plan(source, options)
 
 
 def _refuse_losses(lost: Sequence[Lost], kind: Kind) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChunkPiece",
     "ChunkWriter",
+    "Creator",
     "PackedChunkWriter",
     "PlainChunkWriter",
     "SlotPlace",
@@ -121,10 +122,18 @@ def _is_zero(run: Run, data: memoryview) -> bool:
     return run.total == zeros_checksum(data.nbytes) and not np.frombuffer(data, np.uint8).any()
 
 
+class Creator(Protocol):
+    """What makes objects: a store, or what stands before one."""
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """As `Store.create`."""
+        ...
+
+
 class PlainChunkWriter:
     """Storage plain: every chunk a Zarr object with the ``crc32c`` codec's four bytes at its end."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Creator) -> None:
         self._store = store
 
     def begin(self, places: Sequence[SlotPlace]) -> None:

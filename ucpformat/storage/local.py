@@ -150,13 +150,34 @@ class LocalStore:
     def prepare(self) -> None:
         """Make an empty directory; debris of an uncommitted attempt is moved aside and removed."""
         with translated(self.url):
-            self._make_directories(self._root.parent)
-            with suppress(FileExistsError):
-                self._root.mkdir()
-            self._hold()
+            self._begin()
             self._clear_debris()
-            self._made_directories[self._root] = None
-            self._made_directories[self._root.parent] = None
+
+    def resume(self) -> None:
+        """Lock the directory, and leave what lies there."""
+        with translated(self.url):
+            self._begin()
+            self._require_no_other()
+
+    def _begin(self) -> None:
+        self._make_directories(self._root.parent)
+        with suppress(FileExistsError):
+            self._root.mkdir()
+        self._hold()
+        self._made_directories[self._root] = None
+        self._made_directories[self._root.parent] = None
+
+    def remove(self, key: str) -> None:
+        """Remove a file, and what directories below the root become empty."""
+        with translated(key), suppress(FileNotFoundError):
+            path = self._locate(key)
+            path.unlink()
+            for parent in path.parents:
+                if parent == self._root or any(parent.iterdir()):
+                    break
+                parent.rmdir()
+                self._plain_directories.discard(parent)
+                self._made_directories.pop(parent, None)
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock."""
@@ -207,7 +228,8 @@ class LocalStore:
                 fcntl.flock(held, fcntl.LOCK_UN)
             os.close(held)
 
-    def _clear_debris(self) -> None:
+    def _require_no_other(self) -> list[str]:
+        """What lies in the directory, which is no checkpoint and nothing foreign."""
         names = [entry.name for entry in self._root.iterdir()]
         if ROOT_KEY in names:
             raise error(
@@ -223,7 +245,10 @@ class LocalStore:
                 f"the directory holds {foreign[0]!r}, which is no part of a checkpoint; choose an empty one",
                 at=self.url,
             )
-        if not names:
+        return names
+
+    def _clear_debris(self) -> None:
+        if not self._require_no_other():
             return
         # Moving first leaves a writer that comes back from the dead in a directory of its own.
         root = self._root.resolve()

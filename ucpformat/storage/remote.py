@@ -95,6 +95,13 @@ class RemoteStore:
 
     def prepare(self) -> None:
         """Refuse a committed checkpoint; remove debris of an attempt that was not committed."""
+        self._remove(self._require_no_other())
+
+    def resume(self) -> None:
+        """Refuse a committed checkpoint, and leave what lies there."""
+        self._require_no_other()
+
+    def _require_no_other(self) -> list[str]:
         with translated(self._url):
             keys = list(self.keys())
             if ROOT_KEY in keys:
@@ -110,7 +117,12 @@ class RemoteStore:
                     f"{foreign[0]!r} lies there, which is no part of a checkpoint",
                     at=self._url,
                 )
-            self._remove(keys)
+            return keys
+
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        with translated(key), suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._full(key))
 
     def join(self) -> None:
         """Nothing: object stores have no directories that could be moved away."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
     from ucpformat.storage.written import WrittenSlot
 
-__all__ = ["SlotWriter"]
+__all__ = ["SlotWriter", "raw_bytes"]
 
 _BATCH_BYTES: Final = 1 << 22
 _BATCH_SLOTS: Final = 256
@@ -105,7 +105,7 @@ class SlotWriter:
 def _pieces(slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> Iterable[ChunkPiece]:
     place = slot.place
     if place.grid.count == 1 and data.shape == place.grid.shape:
-        return (ChunkPiece(place, 0, None, _raw(data, place.dtype)),)
+        return (ChunkPiece(place, 0, None, raw_bytes(data, place.dtype)),)
     return (_piece(slot, chunk, box, data) for chunk in place.grid.chunks_for(box))
 
 
@@ -117,10 +117,10 @@ def _piece(slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
         raise AssertionError(f"chunk {chunk} has nothing of {box}")
     inner = None if part == chunk_box else part.relative_to(chunk_box)
-    return ChunkPiece(place, chunk, inner, _raw(data[selection(part, box)], place.dtype))
+    return ChunkPiece(place, chunk, inner, raw_bytes(data[selection(part, box)], place.dtype))
 
 
-def _raw(data: NDArray[np.generic], kind: DType) -> memoryview:
+def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
     """The bytes in C order, with unused bits zero; a chunk in C order already is not copied."""
     raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     if kind.used_mask is not None and kind.kind != "bool":

@@ -65,6 +65,21 @@ class Store(Protocol):
         """
         ...
 
+    def resume(self) -> None:
+        """As `prepare`, but what an attempt has left stays: whoever goes on with it removes what it does not need.
+
+        Raises:
+            StoreError: as `prepare`.
+        """
+        ...
+
+    def remove(self, key: str) -> None:
+        """Remove an object of an attempt that was not committed, and what directories become empty.
+
+        Silent where it is gone.
+        """
+        ...
+
     def join(self) -> None:
         """Take part in an attempt whose place another process has prepared.
 

@@ -1,0 +1,204 @@
+"""One conversion into a universal checkpoint: plan, hand out batches, gather receipts, commit (SPEC 17.4).
+
+Nothing is visible before the root document is published. What is finished when a conversion is interrupted stays,
+with its receipts, and a later one goes on from there (`journal`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.distributed.receipts import Receipt
+from ucpformat.errors import error
+from ucpformat.frameworks.converting import journal
+from ucpformat.frameworks.converting.batches import Batch, batches, cut_job
+from ucpformat.frameworks.converting.memory import DEFAULT_MEMORY, workers_within
+from ucpformat.frameworks.converting.order import Order, job_digest, url_of
+from ucpformat.frameworks.converting.pool import (
+    Pool,
+    PoolKind,
+    dask_pool,
+    mpi_pool,
+    process_pool,
+    run_tasks,
+    thread_pool,
+)
+from ucpformat.frameworks.converting.worker import Workshop, convert_batch, copy_batch
+from ucpformat.storage.store import open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.writer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.converting.order import Recipe
+    from ucpformat.model.root import Storage
+    from ucpformat.storage.store import Durability, Store
+
+__all__ = ["Engine", "EngineOptions"]
+
+_SLOT_SECONDS: Final = 3e-4  # of Python, which threads share, for a chunk
+_BYTES_PER_SECOND: Final = 1e9  # of everything else, which they do not
+_WORTH_PROCESSES: Final = 5.0  # seconds of Python: starting processes costs one or two
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to write. ``memory``: bytes of buffers over all workers.
+
+    ``pool`` says where tasks run, left out: threads, or processes where Python has much to do. ``dask`` is the address
+    of a scheduler, ``executor`` anything that runs picklable calls; both come before ``pool``.
+    ``resume`` goes on with what an attempt has left that was interrupted, and leaves as much where this one fails.
+    """
+
+    storage: Storage = "packed"
+    durability: Durability = "fsync"
+    memory: int = DEFAULT_MEMORY
+    workers: int | None = None
+    pool: PoolKind | None = None
+    dask: str | None = None
+    executor: Executor | None = None
+    resume: bool = False
+
+
+class Engine:
+    """One attempt to write a job. ``recipe`` is how other processes come to it; without one all is done in threads."""
+
+    def __init__(
+        self,
+        job: Job,
+        url: str | os.PathLike[str],
+        options: EngineOptions,
+        recipe: Recipe | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._job = job
+        self._url = url_of(url)
+        self._options = options
+        self._recipe = recipe
+        self._progress = progress or (lambda _: None)
+        self._cut = cut_job(job)
+        self._batches = list(batches(self._cut.places, job.nbytes))
+        self._names = [(source.atom, source.slot) for source in self._cut.sources]
+        if options.resume and recipe is None:
+            raise error("UCP-E-STORE", "a job that only this process knows cannot be resumed by another one")
+
+    def run(self) -> str:
+        """Write and commit; returns the root digest.
+
+        Raises:
+            UcpError: what the source, the workers and the store raise; nothing is visible then.
+        """
+        with self._pool() as pool:
+            if not self._options.resume:
+                return self._write(pool, self._order(secrets.token_hex(4), pool), None, {})
+            store = open_store(self._url, durability=self._options.durability)
+            try:
+                store.resume()
+                found = journal.earlier(store, self._order("", pool), self._batches, self._cut)
+                attempt = secrets.token_hex(4) if found is None else found.attempt
+                receipts = {} if found is None else found.receipts
+                return self._write(pool, self._order(attempt, pool), store, receipts)
+            finally:
+                store.close()
+
+    def _order(self, attempt: str, pool: Pool) -> Order:
+        share = self._options.memory // (pool.window if pool.is_remote else 1)
+        return Order(
+            url=self._url,
+            storage=self._options.storage,
+            durability=self._options.durability,
+            attempt=attempt,
+            digest=job_digest(self._job),
+            memory=share,
+            is_journaled=self._recipe is not None,
+            recipe=self._recipe,
+        )
+
+    def _pool(self) -> AbstractContextManager[Pool]:
+        options = self._options
+        wanted = worker_count(options.workers)
+        kind = options.pool or ("processes" if self._is_python_bound(wanted) else "threads")
+        if options.dask is None and options.executor is None and kind == "threads":
+            return thread_pool(workers_within(options.memory, wanted, self._job.chunk_bytes))
+        if self._recipe is None:
+            raise error("UCP-E-STORE", "a job that only this process knows is written by its threads alone")
+        if options.executor is not None:
+            return nullcontext(Pool(options.executor, 2 * wanted, is_remote=True))
+        if options.dask is not None:
+            return dask_pool(options.dask, options.workers)
+        if kind == "mpi":
+            return mpi_pool(options.workers)
+        return process_pool(workers_within(options.memory, wanted, self._job.chunk_bytes))
+
+    def _is_python_bound(self, workers: int) -> bool:
+        chunks = sum(place.grid.count for place in self._cut.places)
+        python = chunks * _SLOT_SECONDS
+        rest = self._job.nbytes / _BYTES_PER_SECOND
+        return self._recipe is not None and workers > 1 and python > max(_WORTH_PROCESSES, rest)
+
+    def _write(self, pool: Pool, order: Order, prepared: Store | None, receipts: Mapping[int, bytes]) -> str:
+        writer = CheckpointWriter(
+            self._url,
+            self._job.atoms,
+            storage=order.storage,
+            chunk_bytes=self._job.chunk_bytes,
+            step=self._job.step,
+            annotations=self._job.annotations,
+            extensions=self._job.extensions,
+            attempt=order.attempt,
+            workers=1,
+            prepared=prepared,
+            durability=order.durability,
+        )
+        try:
+            if order.is_journaled and not receipts:
+                journal.begin(order, self._batches)
+            self._gather(pool, order, writer, receipts)
+            writer.set_state(self._job.state)
+            for name, (media_type, data) in self._job.blobs.items():
+                writer.add_blob(name, data, media_type)
+            digest = writer.commit()
+        except BaseException as failure:
+            if isinstance(failure, Exception) and not self._options.resume:
+                with suppress(Exception):
+                    journal.clear(order)
+                writer.abort()
+            else:
+                writer.leave()
+            raise
+        if order.is_journaled:
+            with suppress(Exception):  # what stays is a warning to validators
+                journal.finish(order, self._batches)
+        return digest
+
+    def _gather(
+        self, pool: Pool, order: Order, writer: CheckpointWriter, receipts: Mapping[int, bytes]
+    ) -> None:
+        """Have the batches copied that no receipt speaks of, and take over what all receipts say."""
+        for data in receipts.values():
+            self._admit(writer, data)
+        self._progress(sum(batch.nbytes for batch in self._batches if batch.number in receipts))
+        left = [batch for batch in self._batches if batch.number not in receipts]
+        workshop = None if pool.is_remote else Workshop.of(self._job, order.memory)
+
+        def submit(executor: Executor, batch: Batch) -> Future[bytes]:
+            if workshop is None:
+                return executor.submit(convert_batch, order, batch)
+            return executor.submit(copy_batch, workshop, order, batch, self._progress)
+
+        def done(batch: Batch, data: bytes) -> None:
+            self._admit(writer, data)
+            if pool.is_remote:
+                self._progress(batch.nbytes)
+
+        run_tasks(pool, left, submit, done)
+
+    def _admit(self, writer: CheckpointWriter, data: bytes) -> None:
+        receipt = Receipt.unpack(data, self._names)
+        writer.admit(receipt.packs, receipt.stored)

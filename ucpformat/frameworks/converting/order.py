@@ -1,0 +1,133 @@
+"""What a worker is told: where the job comes from, where the checkpoint goes, and which attempt this is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.frameworks.foreign import ImportOptions, Lost
+from ucpformat.frameworks.losses import without
+from ucpformat.frameworks.registry import UCP, check_settings, registry
+from ucpformat.frameworks.rewriting import checkpoint_job, rewrite_job
+from ucpformat.reader import open_checkpoint
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import Job
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.root import Storage
+    from ucpformat.storage.store import Durability
+
+__all__ = ["Opened", "Order", "Recipe", "compressed", "job_digest", "url_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job that a recipe gave, and what was left out of it on request."""
+
+    job: Job
+    dropped: Sequence[Lost] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to come to a job, in any process: the same arguments give the same job."""
+
+    source: str
+    kind: str
+    options: ImportOptions
+    drop: tuple[str, ...] = ()
+    compressor: Compressor | None = None
+    is_rewritten: bool = True
+    """Whether a universal checkpoint is to be one again, which takes its write features."""
+
+    @contextmanager
+    def open(self) -> Iterator[Opened]:
+        """The job, for as long as it is used.
+
+        Raises:
+            UcpError: what reading the source and `without` raise.
+        """
+        if self.kind == UCP:
+            check_settings(UCP, (), self.options.settings, "read")
+            with open_checkpoint(self.source) as checkpoint:
+                yield self._opened(
+                    rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
+                )
+            return
+        kind = registry().kind(self.kind)
+        if kind.plan is None:
+            raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
+        check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
+        yield self._opened(kind.plan(self.source, self.options))
+
+    def _opened(self, whole: Job) -> Opened:
+        job, dropped = without(whole, self.drop)
+        return Opened(compressed(job, self.compressor), dropped)
+
+
+def compressed(job: Job, compressor: Compressor | None) -> Job:
+    """The job with all slots compressed so, if a compressor is given."""
+    if compressor is None:
+        return job
+    return replace(
+        job,
+        atoms=[
+            replace(
+                atom, slots={name: replace(slot, compressor=compressor) for name, slot in atom.slots.items()}
+            )
+            for atom in job.atoms
+        ],
+    )
+
+
+def job_digest(job: Job) -> str:
+    """What two processes that plan one job must agree on: names, shapes, types, compressors, order, chunks."""
+    atoms = {atom.name: atom for atom in job.atoms}
+    told = []
+    for source in job.sources:
+        slot = atoms[source.atom].slots[source.slot]
+        compressor = None if slot.compressor is None else slot.compressor.to_json()
+        told.append([source.atom, source.slot, slot.dtype, list(slot.shape), compressor])
+    text = json.dumps([job.chunk_bytes, job.step, told], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One attempt at one checkpoint, as all its workers know it."""
+
+    url: str
+    storage: Storage
+    durability: Durability
+    attempt: str
+    digest: str
+    """Of the job (`job_digest`)."""
+
+    memory: int
+    """Bytes that each process may hold."""
+
+    is_journaled: bool
+    recipe: Recipe | None = None
+    """None where all workers are threads of this process."""
+
+    def receipt_key(self, batch: int) -> str:
+        """Where the receipt of a batch is kept while the attempt lasts."""
+        return f"packs/{self.attempt}-{batch}.receipt"
+
+    @property
+    def plan_key(self) -> str:
+        """Where the attempt says what it is of."""
+        return f"packs/{self.attempt}.plan"
+
+
+def url_of(url: str | os.PathLike[str]) -> str:
+    """A URL, or a path that other processes find as well."""
+    text = os.fspath(url)
+    return text if "://" in text or "::" in text else str(Path(text).absolute())

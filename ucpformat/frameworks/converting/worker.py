@@ -1,0 +1,254 @@
+"""One task: a batch of chunks copied into a pack of its own, durably; its receipt says where each lies.
+
+A task may be run again, by another worker too: what it stores has a name of its own, and a receipt that is there
+already is the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.distributed.receipts import Receipt
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.batches import Cut, cut_job
+from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for
+from ucpformat.frameworks.converting.order import job_digest
+from ucpformat.model.packs import Pack
+from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, PlainChunkWriter
+from ucpformat.storage.slot_writer import raw_bytes
+from ucpformat.storage.store import open_store
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.converting.batches import Batch
+    from ucpformat.frameworks.converting.order import Order
+    from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
+    from ucpformat.storage.store import Store
+
+__all__ = ["Workshop", "convert_batch", "copy_batch", "sealed", "unsealed"]
+
+_SMALL: Final = 1 << 20
+_GATHERED_BYTES: Final = 4 << 20
+_GATHERED_PIECES: Final = 256
+_SEAL: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all tasks of a process share."""
+
+    cut: Cut
+    names: Sequence[tuple[str, str]]
+    budget: MemoryBudget
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, job: Job, memory: int) -> Workshop:
+        """For a job that is open."""
+        cut = cut_job(job)
+        names = [(source.atom, source.slot) for source in cut.sources]
+        return cls(cut, names, MemoryBudget(memory), job.chunk_bytes)
+
+
+class _Kept:
+    """The job that this process has open: opening one reads files, and tasks of one order come one after another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._digest = ""
+        self._stack = ExitStack()
+        self._workshop: Workshop | None = None
+
+    def workshop(self, order: Order) -> Workshop:
+        with self._lock:
+            key = f"{order.attempt} {order.digest}"
+            if self._workshop is None or self._digest != key:
+                if order.recipe is None:
+                    raise AssertionError("an order for other processes has a recipe")
+                self._stack.close()
+                self._workshop = None
+                job = self._stack.enter_context(order.recipe.open()).job
+                if job_digest(job) != order.digest:
+                    raise error(
+                        "UCP-E-SOURCE",
+                        "another worker sees another checkpoint here: the source changed while it was converted, "
+                        "or the workers' software differs",
+                        at=order.recipe.source,
+                    )
+                self._workshop, self._digest = Workshop.of(job, order.memory), key
+            return self._workshop
+
+
+_KEPT: Final = _Kept()
+
+
+def convert_batch(order: Order, batch: Batch) -> bytes:
+    """Copy a batch in whatever process this is; returns the receipt.
+
+    Raises:
+        UcpError: what opening and reading the source and writing raise.
+    """
+    return copy_batch(_KEPT.workshop(order), order, batch)
+
+
+def copy_batch(
+    workshop: Workshop, order: Order, batch: Batch, progress: Callable[[int], None] | None = None
+) -> bytes:
+    """Copy a batch of a job that is open here; returns the receipt (`Receipt.pack`)."""
+    store = open_store(order.url, durability=order.durability)
+    try:
+        store.join()
+        if order.is_journaled and (found := _earlier(store, order, batch)) is not None:
+            return found
+        try:
+            receipt = _copy(workshop, order, batch, store, progress)
+            store.flush()  # before the receipt, which promises it
+            if order.is_journaled:
+                store.create(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
+            return receipt
+        except UcpError as refusal:
+            # Another worker that did the same, thought dead or not, was quicker.
+            twin = _earlier(store, order, batch) if refusal.code == "UCP-E-EXISTS" else None
+            _remove_own(store, order)
+            if twin is None:
+                raise
+            return twin
+        except Exception:
+            _remove_own(store, order)
+            raise
+    finally:
+        store.close()
+
+
+def _remove_own(store: Store, order: Order) -> None:
+    # Objects of storage plain have the same name whoever writes them: they are the next worker's to replace.
+    if order.storage == "packed":
+        with suppress(Exception):
+            store.discard()
+
+
+def _earlier(store: Store, order: Order, batch: Batch) -> bytes | None:
+    key = order.receipt_key(batch.number)
+    size = store.size(key)
+    return None if size is None else unsealed(store.read(key, 0, size))
+
+
+def _copy(
+    workshop: Workshop,
+    order: Order,
+    batch: Batch,
+    store: Store,
+    progress: Callable[[int], None] | None,
+) -> bytes:
+    writer: ChunkWriter
+    if order.storage == "plain":
+        writer = PlainChunkWriter(_Replacing(store))
+    else:
+        name = f"{order.attempt}-{batch.number}-{secrets.token_hex(4)}"
+        writer = PackedChunkWriter(store, name=name, packs=1)
+    try:
+        with workshop.budget.hold(needed_for(workshop.chunk_bytes)):
+            copying = _Copying(workshop, writer, progress)
+            for run in batch.runs:
+                for chunk in range(run.first, run.stop):
+                    copying.copy(run.slot, chunk)
+            copying.send()
+    except BaseException:
+        with suppress(Exception):
+            writer.finish()
+        raise
+    packs = [Pack(key, length) for key, length in writer.finish()]
+    return Receipt(packs, copying.stored, {}).pack(workshop.names)
+
+
+class _Copying:
+    """Copies chunks one by one through one buffer; small ones are gathered, since a call for each costs more."""
+
+    def __init__(
+        self, workshop: Workshop, writer: ChunkWriter, progress: Callable[[int], None] | None
+    ) -> None:
+        self._workshop = workshop
+        self._writer = writer
+        self._progress = progress
+        self._buffer = np.empty(0, np.uint8)
+        self._names: list[tuple[str, str]] = []
+        self._pieces: list[ChunkPiece] = []
+        self._waiting = 0
+        self.stored: list[tuple[tuple[str, str], int, StoredChunk]] = []
+
+    def copy(self, slot: int, chunk: int) -> None:
+        source, place = self._workshop.cut.sources[slot], self._workshop.cut.places[slot]
+        box = place.grid.chunk_box(place.grid.index_of(chunk))
+        nbytes = box.size * place.dtype.item_bytes
+        data = self._array(nbytes, is_kept=nbytes < _SMALL).view(place.dtype.numpy).reshape(box.shape)
+        source.read(box, data)
+        piece = ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
+        if nbytes < _SMALL:
+            self._gather((source.atom, source.slot), piece)
+            return
+        self._done((source.atom, source.slot), piece, self._writer.write(*piece))
+
+    def _array(self, nbytes: int, *, is_kept: bool) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        if is_kept:
+            return np.empty(nbytes, np.uint8)
+        # One buffer for all: fresh memory costs as much as filling it.
+        if self._buffer.size < nbytes:
+            self._buffer = np.empty(nbytes, np.uint8)
+        return self._buffer[:nbytes]
+
+    def _gather(self, name: tuple[str, str], piece: ChunkPiece) -> None:
+        self._names.append(name)
+        self._pieces.append(piece)
+        self._waiting += piece.data.nbytes
+        if self._waiting >= _GATHERED_BYTES or len(self._pieces) == _GATHERED_PIECES:
+            self.send()
+
+    def send(self) -> None:
+        """Write what waits."""
+        names, pieces = self._names, self._pieces
+        self._names, self._pieces, self._waiting = [], [], 0
+        if pieces:
+            for name, piece, stored in zip(names, pieces, self._writer.write_many(pieces), strict=True):
+                self._done(name, piece, stored)
+
+    def _done(self, name: tuple[str, str], piece: ChunkPiece, stored: StoredChunk) -> None:
+        self.stored.append((name, piece.chunk, stored))
+        if self._progress is not None:
+            self._progress(piece.data.nbytes)
+
+
+class _Replacing:
+    """A store whose objects may be those that another worker left when it died: the same bytes stay, others go."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        try:
+            self._store.create(key, buffers)
+        except UcpError as refusal:
+            if refusal.code != "UCP-E-EXISTS":
+                raise
+            length = sum(buffer.nbytes for buffer in buffers)
+            if self._store.size(key) == length and self._store.read(key, 0, length) == b"".join(buffers):
+                return
+            self._store.remove(key)
+            self._store.create(key, buffers)
+
+
+def sealed(receipt: bytes) -> bytes:
+    """A receipt as it is kept: a power cut may leave half of one."""
+    return hashlib.sha256(receipt).digest() + receipt
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The receipt, None if it is not whole."""
+    return data[_SEAL:] if hashlib.sha256(data[_SEAL:]).digest() == data[:_SEAL] else None
