@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.conversion import Job, SlotSource
     from ucpformat.storage.chunk_writer import SlotPlace
 
-__all__ = ["Batch", "Cut", "Run", "batches", "cut_job"]
+__all__ = ["Batch", "Cut", "Run", "batch_size", "batches", "cut_job"]
 
 _MIN_BATCH: Final = 32 << 20
 _MAX_BATCH: Final = 1 << 30
@@ -61,9 +61,13 @@ def cut_job(job: Job) -> Cut:
     )
 
 
-def batches(places: Sequence[SlotPlace], total: int) -> Iterator[Batch]:
-    """All chunks of all slots, in order; a task is big enough to be worth sending, small enough to be done again."""
-    size = min(max(total // _BATCHES, _MIN_BATCH), _MAX_BATCH)
+def batch_size(total: int) -> int:
+    """Bytes of a task: enough to be worth sending, few enough to be done again."""
+    return min(max(total // _BATCHES, _MIN_BATCH), _MAX_BATCH)
+
+
+def batches(places: Sequence[SlotPlace], size: int) -> Iterator[Batch]:
+    """All chunks of all slots, in order, about ``size`` bytes together, or one chunk that has more."""
     runs: list[Run] = []
     number = held = 0
     for slot, place in enumerate(places):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,12 +161,12 @@ def _objects(receipt: Receipt, cut: Cut) -> dict[str, int]:
     return found
 
 
-def finish(order: Order, batches: Sequence[Batch]) -> None:
-    """Remove the journal of an attempt that is committed."""
+def finish(order: Order, packs: Collection[str]) -> None:
+    """Remove the journal of an attempt that is committed, and packs of workers whose work another one did too."""
     with _beside(order) as store:
-        for batch in batches:
-            store.remove(order.receipt_key(batch.number))
-        store.remove(order.plan_key)
+        for key in list(store.keys()):
+            if key.startswith(f"packs/{order.attempt}") and key not in packs:
+                store.remove(key)
 
 
 def clear(order: Order) -> None:

@@ -6,6 +6,7 @@ already is the answer.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import secrets
 import threading
@@ -86,8 +87,14 @@ class _Kept:
                 self._workshop, self._digest = Workshop.of(job, order.memory), key
             return self._workshop
 
+    def close(self) -> None:
+        with self._lock:
+            self._workshop = None
+            self._stack.close()
+
 
 _KEPT: Final = _Kept()
+atexit.register(_KEPT.close)
 
 
 def convert_batch(order: Order, batch: Batch) -> bytes:
@@ -111,28 +118,20 @@ def copy_batch(
         try:
             receipt = _copy(workshop, order, batch, store, progress)
             store.flush()  # before the receipt, which promises it
-            if order.is_journaled:
-                store.create(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
-            return receipt
-        except UcpError as refusal:
-            # Another worker that did the same, thought dead or not, was quicker.
-            twin = _earlier(store, order, batch) if refusal.code == "UCP-E-EXISTS" else None
-            _remove_own(store, order)
-            if twin is None:
-                raise
-            return twin
         except Exception:
-            _remove_own(store, order)
+            # Objects of storage plain have the same name whoever writes them: they are the next worker's to replace.
+            if order.storage == "packed":
+                with suppress(Exception):
+                    store.discard()
             raise
+        if order.is_journaled:
+            # Another worker that did the same, thought dead or not, may have been quicker: both are right, and the
+            # pack that is not admitted goes when all is done.
+            with suppress(UcpError):
+                store.create(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
+        return receipt
     finally:
         store.close()
-
-
-def _remove_own(store: Store, order: Order) -> None:
-    # Objects of storage plain have the same name whoever writes them: they are the next worker's to replace.
-    if order.storage == "packed":
-        with suppress(Exception):
-            store.discard()
 
 
 def _earlier(store: Store, order: Order, batch: Batch) -> bytes | None:
