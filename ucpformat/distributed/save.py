@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.description import Described, agree, describe
-from ucpformat.distributed.group import Group, Reply, agreed, reply_of, unpack
+from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
@@ -333,16 +333,20 @@ class Saving:
         )
 
     def _together(self, begin: Callable[[], None]) -> None:
-        """Make ready to write; all ranks go on or none where they wait for one another's parts of chunks."""
+        """Make ready to write; all ranks go on or none where they wait for one another's parts of chunks.
+
+        The first rank goes first: what others then meet where it gave up is no reason of their own.
+        """
 
         def step() -> bytes:
             begin()
             return b""
 
-        if self._waves:
-            agreed(self._group, step)
-        else:
+        if not self._waves:
             begin()
+            return
+        decided(self._group, step)
+        agreed(self._group, step if self._group.rank != self._group.ranks[0] else lambda: b"")
 
     def _values(self) -> dict[str, JsonValue]:
         """The values that are this rank's to send."""
