@@ -52,7 +52,7 @@ def _detect_deepspeed(path: Path) -> bool:
 def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
     from ucpformat.frameworks.deepspeed.importer import import_deepspeed
 
-    return import_deepspeed(path)
+    return import_deepspeed(path, options.settings)
 
 
 def _export_deepspeed(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
@@ -61,6 +61,12 @@ def _export_deepspeed(content: Content, path: Path, options: ExportOptions) -> E
     return export_deepspeed(content, path, settings=options.settings, progress=options.progress)
 
 
+_PATTERNS: Final = (
+    Setting(
+        "patterns", "how tensor-parallel ranks split tensors: a ready-made pattern document, or a file *.json"
+    ),
+    Setting("pattern_parameters", "its parameters beside tp, NAME=INTEGER,NAME=INTEGER"),
+)
 _TAG: Final = Setting("tag", "name of the directory of the save, such as global_step100")
 
 DEEPSPEED: Final = ForeignKind(
@@ -68,6 +74,7 @@ DEEPSPEED: Final = ForeignKind(
     _detect_deepspeed,
     _plan_deepspeed,
     _export_deepspeed,
+    import_settings=_PATTERNS,
     title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-1 to 3 for a chosen number of ranks out",
     export_settings=(
         Setting("stage", "ZeRO stage, 1 to 3; left out, that of the source"),

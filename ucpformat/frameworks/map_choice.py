@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.mapped import mapped_job
+from ucpformat.frameworks.setting_values import named_integers
 from ucpformat.jsonio import loads
 from ucpformat.patterns import atom_map_names, load_atom_map, parse_atom_map
 
@@ -46,7 +47,7 @@ def apply_maps(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[str]]:
         UcpError: ``UCP-E-PATTERN`` for a map that is not there or parameters that are none of its, ``UCP-E-MISMATCH``
             for one of which neither side, or either, fits; and as `mapped_job`.
     """
-    given = _parameters(settings.get("map_parameters", ""))
+    given = named_integers(settings.get("map_parameters", ""), at="map_parameters")
     unused = set(given)
     dropped: list[str] = []
     for text in filter(None, settings.get("map", "").split(",")):
@@ -107,16 +108,6 @@ def _document(name: str) -> AtomMapDocument:
             at=name,
         ) from None
     return parse_atom_map(content, at=name)
-
-
-def _parameters(text: str) -> dict[str, int]:
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if not value.isdecimal() or not value.isascii() or len(value) > 15:
-            raise error("UCP-E-PATTERN", f"{part!r} is not NAME=INTEGER", at="map_parameters")
-        found[name.strip()] = int(value)
-    return found
 
 
 def _from_config(job: Job, names: list[str]) -> dict[str, int]:

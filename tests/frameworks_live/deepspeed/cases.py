@@ -12,7 +12,7 @@ class Case:
     """One DeepSpeed configuration; ``zero`` and ``config`` are added to DeepSpeed's own."""
 
     stage: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16", "float16"]
     groups: int = 2
     frozen: bool = True
     round_robin: bool = False
@@ -20,6 +20,11 @@ class Case:
     rule: Literal["adamw", "sgd"] = "adamw"
     zero: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_options(self) -> bool:
+        """Whether DeepSpeed stores the options of parameter groups."""
+        return not self.zero.get("elastic_checkpoint")
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -53,6 +58,9 @@ CASES: dict[str, Case] = {
     "z3-sub-groups": Case(3, "bfloat16", zero={"sub_group_size": 400}),
     "z1-aligned": Case(1, "bfloat16", zero={"parameter_alignment": True}),
     "z2-sgd": Case(2, "bfloat16", rule="sgd"),
+    "z2-elastic": Case(2, "bfloat16", zero={"elastic_checkpoint": True}),
+    "z1-fp16": Case(1, "float16"),
+    "z3-fp16": Case(3, "float16"),
 }
 
 TARGETS: dict[str, Case] = {

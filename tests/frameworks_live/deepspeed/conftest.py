@@ -48,7 +48,7 @@ class Library:
 
     def get(self, name: str, degree: int) -> Saved:
         if degree not in self.made:
-            launch("tests.frameworks_live.deepspeed.make", [str(self.root), *CASES], degree, timeout=280)
+            launch("tests.frameworks_live.deepspeed.make", [str(self.root), *CASES], degree, timeout=560)
             self.made.add(degree)
         return Saved(name, degree, self.root / f"{name}-dp{degree}")
 

@@ -46,12 +46,17 @@ def configuration(case: Case, world: int) -> dict[str, Any]:
     }
     if case.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
+    if case.dtype == "float16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 6, "loss_scale_window": 2}
     return config
 
 
 def engine_of(case: Case, world: int, seed: int = 7, **more: Any) -> Any:
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
+    # DeepSpeed refuses fp16 on CPUs for what they cannot do fast.
+    get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(seed)
     net = Net(frozen=case.frozen)
     groups = groups_of(net, case.groups)
@@ -143,7 +148,7 @@ def buffers_of(engine: Any) -> list[torch.Tensor]:
 def make(folder: Path, name: str, rank: int, world: int) -> None:
     case = CASES[name]
     engine = engine_of(case, world)
-    dtype = torch.bfloat16 if case.dtype == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, case.dtype)
     torch.save(buffers_of(engine), folder / f"initial-{rank}.pt")
     train(engine, STEPS, 0 if case.same_data else rank, dtype)
     client = {"epoch": 3, "note": "client", "nested": {"a": [1, 2.5, None]}, "rng": torch.get_rng_state()}
@@ -157,6 +162,7 @@ def make(folder: Path, name: str, rank: int, world: int) -> None:
         "rng": client["rng"],
         "shapes": [[(name, list(shape)) for name, shape in group.items()] for group in shapes_of(engine)],
         "paddings": getattr(engine.optimizer, "round_robin_bit16_padding", None),
+        "loss_scale": engine.optimizer.cur_scale if case.dtype == "float16" else 1,
         "scheduler": engine.lr_scheduler.state_dict() if engine.lr_scheduler else None,
     }
     torch.save(buffers_of(engine), folder / f"buffers-{rank}.pt")

@@ -25,10 +25,11 @@ def resume(name: str, path: str, result: str, rank: int, world: int) -> None:
         "tensors": gather(engine, case.states),
         "options": options_of(engine),
         "global_steps": engine.global_steps,
+        "loss_scale": engine.optimizer.cur_scale if case.dtype == "float16" else 1,
         "scheduler": engine.lr_scheduler.state_dict(),
         "client": {key: client[key] for key in ("epoch", "note", "nested", "rng")},
     }
-    dtype = torch.bfloat16 if case.dtype == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, case.dtype)
     found["losses"] = train(engine, 2, 0, dtype)
     if rank == 0:
         torch.save(found, result)

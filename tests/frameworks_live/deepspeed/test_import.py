@@ -65,6 +65,9 @@ def test_every_tensor_is_what_deepspeed_gathers(saved: Saved, tmp_path: Path) ->
                 expected = array_of(tensor)
                 assert found.dtype == expected.dtype
                 assert found.shape == expected.shape
+                if case.dtype == "float16":
+                    # DeepSpeed gathers by adding zeros, which takes the sign of -0.0.
+                    found, expected = found + found.dtype.type(0), expected + expected.dtype.type(0)
                 assert found.tobytes() == expected.tobytes(), (name, slot)
             if "exp_avg" in wanted:
                 # Without ZeRO, DeepSpeed makes the states of bf16 training by a step of their own.
@@ -96,7 +99,8 @@ def test_names_groups_and_counters_are_kept(saved: Saved, tmp_path: Path) -> Non
         for group, options, members in zip(
             groups, reference["options"], groups_of(net, case.groups), strict=True
         ):
-            assert {key: decode(value, at=key) for key, value in group.options.items()} == options
+            kept = {key: decode(value, at=key) for key, value in group.options.items()}
+            assert kept == (options if case.has_options else {})
             assert set(group.atoms) == {names[id(item)] for item in members["params"]}
 
 

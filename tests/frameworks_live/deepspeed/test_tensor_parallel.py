@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,94 @@ def test_every_tensor_is_rebuilt(made: Path, name: str, tmp_path: Path) -> None:
     assert split > 8
 
 
-def test_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> None:
-    """DeepSpeed's converter would take them to be split along dim 0."""
-    folder = tmp_path / "ckpt"
+def without_maps(source: Path, folder: Path) -> Path:
+    """The files as a DeepSpeed without affine maps, and Megatron-DeepSpeed, write them."""
     folder.mkdir()
-    for file in (made / "tp-z1-bf16" / "ckpt" / "step3").iterdir():
+    for file in source.iterdir():
         tree = torch.load(file, weights_only=False)
         if "model_states" in file.name:
             del tree["universal_checkpoint_info"]["affine_map"]
         torch.save(tree, folder / file.name)
-    with pytest.raises(UcpError, match=r"differ|no affine map") as refusal:
+    return folder
+
+
+def test_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> None:
+    """DeepSpeed's converter would take them to be split along dim 0."""
+    folder = without_maps(made / "tp-z1-bf16" / "ckpt" / "step3", tmp_path / "ckpt")
+    with pytest.raises(UcpError, match=r"differ|patterns=") as refusal:
         convert_checkpoint(folder, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
     assert refusal.value.code == "UCP-E-SOURCE"
     assert "mp_rank_00" in refusal.value.at
+
+
+def rules(*entries: tuple[list[str], list[dict[str, Any]]]) -> dict[str, Any]:
+    return {
+        "format": "ucp",
+        "format_version": 0,
+        "read_features": [],
+        "write_features": [],
+        "extensions": {},
+        "annotations": {},
+        "kind": "patterns",
+        "parameters": [{"name": "tp"}],
+        "meshes": [{"axes": [{"name": "tp", "size": "=tp"}]}],
+        "rules": [{"match": match, "layout": {"mesh": 0, "steps": steps}} for match, steps in entries],
+    }
+
+
+def split(dim: int) -> dict[str, Any]:
+    return {"kind": "shard", "axis": "tp", "dim": dim, "rule": "even"}
+
+
+FUSED = {"kind": "blocks", "dim": 0, "sizes": [8, 4, 4]}
+PATTERNS = rules(
+    (["qkv.*"], [FUSED, split(0), {"kind": "join", "dim": 0}]),
+    (["up.*"], [split(0)]),
+    (["mix.weight", "down.weight"], [split(1)]),
+    (["**"], []),
+)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_patterns_say_what_no_map_says(made: Path, name: str, tmp_path: Path) -> None:
+    source = made / name / "ckpt" / "step3"
+    convert_checkpoint(source, tmp_path / "maps.ucp", source_kind="deepspeed", destination_kind="ucp")
+    (tmp_path / "rules.json").write_text(json.dumps(PATTERNS))
+    convert_checkpoint(
+        without_maps(source, tmp_path / "ckpt"),
+        tmp_path / "patterns.ucp",
+        source_kind="deepspeed",
+        destination_kind="ucp",
+        source_settings={"patterns": str(tmp_path / "rules.json")},
+    )
+    with ucpformat.open(tmp_path / "maps.ucp") as one, ucpformat.open(tmp_path / "patterns.ucp") as other:
+        assert set(one) == set(other)
+        for atom, view in one.items():
+            for slot, item in view.items():
+                found = other[atom][slot]
+                assert found.shape == item.shape
+                assert found.read().tobytes() == item.read().tobytes(), (atom, slot)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "code"),
+    [
+        (rules((["**"], [])), "UCP-E-SOURCE"),
+        (rules((["**"], [FUSED, split(0)])), "UCP-E-LAYOUT"),
+        (rules((["qkv.*"], [split(0)])), "UCP-E-UNMATCHED"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(
+    made: Path, patterns: dict[str, Any], code: str, tmp_path: Path
+) -> None:
+    folder = without_maps(made / "tp-z1-bf16" / "ckpt" / "step3", tmp_path / "ckpt")
+    (tmp_path / "rules.json").write_text(json.dumps(patterns))
+    with pytest.raises(UcpError) as refusal:
+        convert_checkpoint(
+            folder,
+            tmp_path / "out.ucp",
+            source_kind="deepspeed",
+            destination_kind="ucp",
+            source_settings={"patterns": str(tmp_path / "rules.json")},
+        )
+    assert refusal.value.code == code

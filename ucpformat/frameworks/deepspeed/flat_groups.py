@@ -88,12 +88,16 @@ def _flat_group(
             first.file.name,
         )
     placed, part_size = _placed(first, shapes, number, len(ranks), at)
-    states, scalars = _states(ranks, number, part_size)
+    # DeepSpeed takes the padding of the tail off ZeRO-1's and ZeRO-2's masters, and leaves it on BF16_Optimizer's;
+    # off states under elastic_checkpoint alone.
+    shortest = [
+        part_size if first.stage == 3 else _used(placed, shapes, part_size, rank)
+        for rank in range(len(ranks))
+    ]
+    states, scalars = _states(ranks, number, part_size, shortest)
     masters = [rank.masters[number] for rank in ranks]
-    for rank, (states_file, master) in enumerate(zip(ranks, masters, strict=True)):
-        # DeepSpeed takes the padding of the tail off ZeRO-1's and ZeRO-2's, and leaves it on BF16_Optimizer's.
-        shortest = part_size if first.stage == 3 else _used(placed, shapes, part_size, rank)
-        if len(master.shape) != 1 or master.shape[0] not in (part_size, shortest):
+    for states_file, master, least in zip(ranks, masters, shortest, strict=True):
+        if len(master.shape) != 1 or master.shape[0] not in (part_size, least):
             raise refused(
                 f"flat group {number} has shape {list(master.shape)}, and {part_size} elements are expected",
                 states_file.file.name,
@@ -138,7 +142,7 @@ def _check_alike(first: OptimizerStates, other: OptimizerStates) -> None:
 
 
 def _states(
-    ranks: Sequence[OptimizerStates], number: int, part_size: int
+    ranks: Sequence[OptimizerStates], number: int, part_size: int, shortest: Sequence[int]
 ) -> tuple[dict[str, list[StoredTensor]], dict[str, Scalar]]:
     names = _names(ranks[0].states[number])
     for rank in ranks:
@@ -150,7 +154,10 @@ def _states(
     scalars: dict[str, Scalar] = {}
     for name in names:
         held = [rank.states[number][name] for rank in ranks]
-        if all(isinstance(item, StoredTensor) and item.shape == (part_size,) for item in held):
+        if all(
+            isinstance(item, StoredTensor) and item.shape in ((part_size,), (least,))
+            for item, least in zip(held, shortest, strict=True)
+        ):
             states[name] = held
             continue
         kinds = {type(item) for item in held}

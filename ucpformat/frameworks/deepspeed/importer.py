@@ -26,6 +26,7 @@ from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
+from ucpformat.frameworks.shard_patterns import ShardPatterns
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ __all__ = ["KIND", "import_deepspeed"]
 KIND: Final = "deepspeed"
 
 
-def import_deepspeed(path: str | os.PathLike[str]) -> Job:
+def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] | None = None) -> Job:
     """Plan the conversion of a directory that DeepSpeed saved into, or of one tag in it; no tensor is read yet.
+
+    ``settings`` may name patterns (`shard_patterns`), by which tensor-parallel shards without affine maps are merged.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete, of two saves or of a kind that is not
@@ -52,11 +55,11 @@ def import_deepspeed(path: str | os.PathLike[str]) -> Job:
         "world_size": len(positions[0].ranks) or 1,
     }
     if directory.layers:
-        parts = _pipeline_parts(directory, positions, note)
+        parts = _pipeline_parts(directory, positions, note, settings or {})
     else:
         parts = [_part(position, directory) for position in positions]
         if len(parts) > 1:
-            parts = [_tensor_parallel(parts, len(parts))]
+            parts = [_tensor_parallel(parts, len(parts), settings or {})]
     first = parts[0]
     draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
     wrapper = _wrapper(first.position.ranks, first.position.model)
@@ -124,7 +127,10 @@ def _part(position: Position, directory: DeepSpeedDirectory) -> Part:
 
 
 def _pipeline_parts(
-    directory: DeepSpeedDirectory, positions: Sequence[Position], note: dict[str, JsonValue]
+    directory: DeepSpeedDirectory,
+    positions: Sequence[Position],
+    note: dict[str, JsonValue],
+    settings: Mapping[str, str],
 ) -> list[Part]:
     """One part of each stage, of whole tensors."""
     tensor_degree = 1 + max(rank for _, rank in directory.layers)
@@ -165,7 +171,10 @@ def _pipeline_parts(
             }
     for others in parts:
         _check_step(first, others[0].position.model)
-    return [_tensor_parallel(held, tensor_degree, stages) if len(held) > 1 else held[0] for held in parts]
+    return [
+        _tensor_parallel(held, tensor_degree, settings, stages) if len(held) > 1 else held[0]
+        for held in parts
+    ]
 
 
 def _check_step(first: ModelStates, model: ModelStates) -> None:
@@ -173,11 +182,14 @@ def _check_step(first: ModelStates, model: ModelStates) -> None:
         raise refused(f"of another step than {first.file.name}: from two saves", model.file.name)
 
 
-def _tensor_parallel(parts: Sequence[Part], degree: int, stages: int = 1) -> Part:
+def _tensor_parallel(
+    parts: Sequence[Part], degree: int, settings: Mapping[str, str], stages: int = 1
+) -> Part:
     """One part of those of all tensor-parallel ranks of a stage."""
     _check_tensor_parallel(parts, degree, stages)
     models = [part.position.model for part in parts]
-    return replace(parts[0], draft=merged_draft([part.draft for part in parts], models))
+    patterns = ShardPatterns.of_settings(settings, degree, list(parts[0].draft.slots))
+    return replace(parts[0], draft=merged_draft([part.draft for part in parts], models, patterns))
 
 
 def _check_tensor_parallel(parts: Sequence[Part], degree: int, stages: int) -> None:

@@ -125,18 +125,20 @@ class OptimizerStates:
         )
         base = member(inner, base_name, at)
         if isinstance(base, list):
-            raise refused("saved with elastic_checkpoint; load it in DeepSpeed and save without", at)
+            # elastic_checkpoint: states of each group, and nothing of the groups' options
+            groups = [{"params": [number]} for number in range(len(base))]
+            base = {"state": dict(enumerate(base)), "param_groups": groups}
         base = mapping(base, base_name, at)
         masters = [
             tensor(item, masters_name, at)
             for item in items(member(inner, masters_name, at), masters_name, at)
         ]
         listed = items(member(base, "param_groups", at), "param_groups", at)
-        groups = [mapping(group, "a parameter group", at) for group in listed]
+        options = [mapping(group, "a parameter group", at) for group in listed]
         state = mapping(member(base, "state", at), "state", at)
         members = [
             [integer(number, "params", at) for number in items(member(group, "params", at), "params", at)]
-            for group in groups
+            for group in options
         ]
         if sorted(number for numbers in members for number in numbers) != list(range(len(masters))):
             raise refused(f"the parameter groups do not list the {len(masters)} flat groups once each", at)
@@ -145,7 +147,7 @@ class OptimizerStates:
             stage,
             masters,
             [mapping(state.get(number, {}), "state", at) for number in range(len(masters))],
-            [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            [{key: value for key, value in group.items() if key != "params"} for group in options],
             members,
             _counts(member(inner, "partition_count", at), len(masters), at),
             _gaps(inner.get("param_alignment_paddings"), at),

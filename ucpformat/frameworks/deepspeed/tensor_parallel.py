@@ -20,7 +20,8 @@ from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import mapping, refused
 from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, window
 from ucpformat.frameworks.deepspeed.states import ModelStates
-from ucpformat.geometry import Box, BoxIndex, Piece
+from ucpformat.frameworks.shard_patterns import ShardPatterns
+from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 
 __all__ = ["merged_draft"]
 
@@ -28,8 +29,10 @@ _INFO: Final = "universal_checkpoint_info"
 _MAP_VERSION: Final = 1
 
 
-def merged_draft(drafts: Sequence[Draft], models: Sequence[ModelStates]) -> Draft:
-    """One draft of those of all tensor-parallel ranks, in their order.
+def merged_draft(
+    drafts: Sequence[Draft], models: Sequence[ModelStates], patterns: ShardPatterns | None = None
+) -> Draft:
+    """One draft of those of all tensor-parallel ranks, in their order; ``patterns`` are for what has no affine map.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where ranks have other slots, or shapes that no map explains;
@@ -47,12 +50,16 @@ def merged_draft(drafts: Sequence[Draft], models: Sequence[ModelStates]) -> Draf
         spec = specs[0]
         if any(other.dtype != spec.dtype for other in specs):
             raise refused(f"{atom!r} has another data type on another rank", models[-1].file.name)
-        held = maps.get(atom) if spec.shape != () or slot in ("value", "master") else None
+        held: Holdings | None = None
+        if spec.shape != () or slot in ("value", "master"):
+            held = maps.get(atom)
+            if held is None and patterns is not None:
+                held = patterns.lowering(atom, slot, [other.shape for other in specs], at)
         if held is None:
             if any(other.shape != spec.shape for other in specs):
                 raise refused(
                     f"the ranks have shards of {atom!r} of different shapes, and no affine map says how it is split; "
-                    "convert it to universal with DeepSpeed first",
+                    "say it with patterns (--from-set patterns=...)",
                     at,
                 )
             read: ReadBox = source
@@ -89,7 +96,7 @@ def _maps(model: ModelStates) -> dict[str, AffineHoldings]:
     return found
 
 
-def _check_shards(held: AffineHoldings, shapes: Sequence[tuple[int, ...]], atom: str, at: str) -> None:
+def _check_shards(held: Holdings, shapes: Sequence[tuple[int, ...]], atom: str, at: str) -> None:
     wanted = {rank: region.local_map.shape for region in held.regions() for rank in region.holders}
     if wanted != dict(enumerate(shapes)):
         raise refused(f"the shards of {atom!r} have shapes {list(shapes)}, its affine map says {wanted}", at)
@@ -128,7 +135,7 @@ class _Shards:
             window(out, piece.box.relative_to(box))[...] = part
 
 
-def _source(held: AffineHoldings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
+def _source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
     """A reader of the whole parameter; where several ranks hold a region, their copies must be equal."""
     shards = []
     for region in held.filled():
