@@ -67,7 +67,10 @@ def test_every_tensor_is_what_deepspeed_gathers(saved: Saved, tmp_path: Path) ->
                 assert found.shape == expected.shape
                 if case.dtype == "float16":
                     # DeepSpeed gathers by adding zeros, which takes the sign of -0.0.
-                    found, expected = found + found.dtype.type(0), expected + expected.dtype.type(0)
+                    found, expected = (
+                        np.add(found, np.zeros_like(found)),
+                        np.add(expected, np.zeros_like(found)),
+                    )
                 assert found.tobytes() == expected.tobytes(), (name, slot)
             if "exp_avg" in wanted:
                 # Without ZeRO, DeepSpeed makes the states of bf16 training by a step of their own.

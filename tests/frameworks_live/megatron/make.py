@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.processes import join, leave
 
@@ -177,7 +177,7 @@ def save(folder: Path, case: Case, rank: int) -> None:
     state |= {
         "iteration": 7,
         "checkpoint_version": 3.0,
-        "args": Namespace(num_layers=4, lr=1e-2, seed=5, names=["a", "b"], dtype=torch.float32),
+        "args": arguments(),
     }
     state["rng_state"] = dist_checkpointing.ShardedObject(
         "rng_state", [{"numbers": torch.arange(3) + rank}], (dist.get_world_size(),), (rank,)

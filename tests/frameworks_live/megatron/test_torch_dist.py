@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.safe_globals import SAFE_GLOBALS
+from megatron.core.transformer.enums import AttnBackend
 
 import ucpformat as ucp
 from tests.frameworks_live.megatron import references
+from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.processes import launch
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
@@ -67,6 +69,9 @@ def test_everything_else_is_carried(saved: tuple[str, Path]) -> None:
     args: Any = values["args"]
     assert args.type == "argparse.Namespace"
     assert args.value["names"] == ["a", "b"]
+    assert args.value["attention_backend"].type == "megatron.core.transformer.enums.AttnBackend"
+    assert args.value["attention_backend"].value == {"value": AttnBackend.fused.value}
+    assert args.value["exit_signal"].value == {"value": 15}
     assert values["content_metadata"]["distrib_optim_sharding_type"] == CASES[name].sharding  # type: ignore[index]
     for rank in range(CASES[name].world):
         key = f"rng_state/shard_{rank}_{CASES[name].world}"
@@ -133,12 +138,10 @@ def test_megatron_resumes_at_another_degree(saved: tuple[str, Path]) -> None:
         resumed = torch.load(folder / "resumed-losses.pt", weights_only=True)
         assert losses[0] != losses[1]
         torch.testing.assert_close(torch.tensor(resumed), torch.tensor(losses), rtol=1e-5, atol=1e-6)
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
         common = torch.load(folder / "resumed-common.pt", weights_only=True)
     assert common["iteration"] == 7
-    assert common["args"] == argparse.Namespace(
-        num_layers=4, lr=1e-2, seed=5, names=["a", "b"], dtype=torch.float32
-    )
+    assert common["args"] == arguments()
 
 
 def test_there_and_back(saved: tuple[str, Path], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.foreign import ExportPlan
+from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     CONFIG,
@@ -107,9 +108,11 @@ def _groups(content: Content) -> dict[str, object]:
 
 
 def _revived(value: object, key: str) -> object:
-    """``value`` as torch and Megatron's safe loading have it: namespaces are the one class beyond plain data."""
+    """``value`` as torch and Megatron's safe loading have it: namespaces and enumerations are all beyond plain data."""
     if isinstance(value, values.NamedValue) and value.type == NAMESPACE and isinstance(value.value, dict):
         return argparse.Namespace(**{str(name): _revived(item, key) for name, item in value.value.items()})
+    if isinstance(value, values.NamedValue) and (member := EnumMember.of_state(value.type, value.value)):
+        return member
     if type(value) is dict:
         return {_revived(name, key): _revived(item, key) for name, item in value.items()}
     if type(value) in (list, tuple):
@@ -121,7 +124,7 @@ def _write_common(root: Path, common: dict[str, object]) -> None:
     import torch
 
     with (root / COMMON).open("xb") as stream:
-        torch.save(common, stream)
+        torch.save(common, stream, pickle_module=NamingPickle)
         stream.flush()
         os.fsync(stream.fileno())
     temporary = root / f"{CONFIG}.tmp"

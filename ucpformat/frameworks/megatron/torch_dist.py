@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.megatron.enums import enum_globals
 from ucpformat.frameworks.state_names import Assignment
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
@@ -114,5 +115,8 @@ def _namespace(arguments: tuple[Any, ...]) -> object:
     return Instance(NAMESPACE)
 
 
-COMMON_GLOBALS: Final[Globals] = {("argparse", "Namespace"): Constructor(NAMESPACE, _namespace)}
+COMMON_GLOBALS: Final[Globals] = {
+    ("argparse", "Namespace"): Constructor(NAMESPACE, _namespace),
+    **enum_globals(),
+}
 """What ``common.pt`` may name beyond plain data and tensors."""
