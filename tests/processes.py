@@ -132,6 +132,7 @@ def _fork(module: str, rank: int, log: Path, arguments: Sequence[str]) -> int:
             os.dup2(sink.fileno(), 2)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         sys.argv = [module, *arguments]
+        del sys.modules[module]  # it is run anew; what it has imported stays
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0
     except BaseException:

@@ -231,12 +231,13 @@ def test_everything_that_does_not_fit_is_named_and_nothing_touched(tmp_path: Pat
     with pytest.raises(UcpError) as caught:
         ucpformat.load(tmp_path / "s", state)
     assert caught.value.code == "UCP-E-MISMATCH"
-    assert caught.value.message.split("; ") == [
+    assert caught.value.message.split("\n  ") == [
+        "the state does not fit the checkpoint; nothing was changed:",
         "a: is float32[3, 2], the checkpoint has float32[2, 3]",
-        "b.c: is int32[], the checkpoint has int64[]",
+        "b.c: is int32[], the checkpoint has int64[]; cast=True converts",
         "b.more: missing",
         "b.value: missing",
-        "k: missing",
+        "k: is a tensor, the checkpoint has a value that is no tensor",
     ]
     assert (state["a"] == 7).all()
     assert state["b"]["n"] == "kept"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-FRAMEWORKS = {"deepspeed": "deepspeed", "jax": "jax", "megatron": "megatron", "transformers": "transformers"}
+FRAMEWORKS = {
+    "deepspeed": "deepspeed",
+    "jax": "jax",
+    "megatron": "megatron",
+    "torchao": "torchao",
+    "transformers": "transformers",
+}
 """The package that the tests of a room need, by room."""
 
 collect_ignore = [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
+from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
@@ -271,7 +272,10 @@ class Saving:
             writer.admit(receipt.packs, receipt.stored)
             values.update(receipt.values)
         optimizers, annotations = self._whole.optimizers, self._whole.annotations
-        writer.set_state(StateDocument(values, optimizers, {}, annotations))
+        plain, blobs = parted(values)
+        for name, data in sorted(blobs.items()):
+            writer.add_blob(name, data, OPAQUE_MEDIA)
+        writer.set_state(StateDocument(plain, optimizers, {}, annotations))
         return writer.commit()
 
     def _give_up(self, writer: CheckpointWriter | None) -> None:

@@ -7,6 +7,7 @@ Torch is used where the caller has imported it, and imported only where torch ob
 from __future__ import annotations
 
 import datetime
+import io
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ucpformat.distributed.opaque import OPAQUE_TYPE
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.live_values import elements_of, tensor_dtype, to_torch
 from ucpformat.frameworks.torch_dcp.revive import FACTORIES, revive
@@ -31,6 +33,8 @@ def extend(obj: object) -> NamedValue | TensorValue | None:
     """Plain objects of Python, numpy and torch that have no tag of their own, for `values.encode`."""
     if type(obj) is bytearray:
         return NamedValue("builtins.bytearray", bytes(obj))
+    if type(obj) is io.BytesIO:
+        return NamedValue(OPAQUE_TYPE, obj.getvalue())
     if type(obj) is range:
         return NamedValue("builtins.range", [obj.start, obj.stop, obj.step])
     if type(obj) is Counter:
@@ -83,6 +87,12 @@ def _filled(content: Any) -> object:
     return defaultdict(FACTORIES[table.factory], table)
 
 
+def _opaque(content: Any) -> object:
+    if type(content) is not bytes:
+        raise TypeError("expected are bytes")
+    return io.BytesIO(content)
+
+
 def _revived(name: str) -> Callable[[Any], object]:
     def restore(content: Any) -> object:
         try:
@@ -96,6 +106,7 @@ def _revived(name: str) -> Callable[[Any], object]:
 _CONTAINERS: Final = {
     "collections.Counter": RESTORE["collections.Counter"],
     "collections.defaultdict": _filled,
+    OPAQUE_TYPE: _opaque,
 }
 _LEAVES: Final = {name: _revived(name) for name in RESTORE if name not in (*_CONTAINERS, "$tensor")}
 

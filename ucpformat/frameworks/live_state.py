@@ -13,6 +13,7 @@ from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annot
 from ucpformat.frameworks.state_documents import state_document
 from ucpformat.frameworks.state_names import Assignment, recognise
 from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.frameworks.tensor_parts import LiveTensor, taken_apart
 from ucpformat.model.values import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -41,22 +42,36 @@ def live_state(
     leaves = flatten(state, is_tensor)
     paths = {dotted(leaf): leaf for leaf in leaves}
     declared = dict(layouts or {})
-    unknown = sorted(declared.keys() - {name for name in paths if is_tensor(leaves[paths[name]])})
-    if unknown:
-        raise error("UCP-E-NAME", "a layout is given for what is no tensor of the state", at=unknown[0])
     tensors = {name: leaf for name, leaf in paths.items() if is_tensor(leaves[leaf])}
     objects = {name: leaf for name, leaf in paths.items() if name not in tensors}
     names = recognise(_key_paths(tensors), _key_paths(objects))
+    live: dict[str, LiveTensor] = {}
+    assigned: dict[str, Assignment] = {}
+    values: dict[StatePath, JsonValue] = {}
+    for name, leaf in tensors.items():
+        taken = taken_apart(leaf, leaves[leaf], declared)
+        values.update(taken.descriptions)
+        for one in taken.tensors:
+            place, part = names.assignments[name], name + one.part
+            if part in live or (one.part and part in paths):
+                raise error("UCP-E-NAME", "a part of a tensor has the name of another entry", at=part)
+            assigned[part] = Assignment(place.name, place.slot + one.part)
+            live[part] = one
+    paths.update({name: one.path for name, one in live.items()})
+    unknown = sorted(declared.keys() - live.keys())
+    if unknown:
+        raise error("UCP-E-NAME", "a layout is given for what is no tensor of the state", at=unknown[0])
     held = {
         name: found
-        for name, leaf in tensors.items()
-        if (found := local_tensor(leaves[leaf], rank=rank, held=declared.get(name), at=name)) is not None
+        for name, one in live.items()
+        if (found := local_tensor(one.tensor, rank=rank, held=one.held or declared.get(name), at=name))
+        is not None
     }
-    owners, tied = _tied(held, names.assignments)
+    owners, tied = _tied(held, assigned)
     slots: dict[str, dict[str, SlotSpec]] = {}
     owned: dict[SlotName, LocalTensor] = {}
     for name in owners:
-        place, tensor = names.assignments[name], held[name]
+        place, tensor = assigned[name], held[name]
         slots.setdefault(place.name, {})[place.slot] = SlotSpec(
             tensor.dtype,
             tensor.shape,
@@ -69,15 +84,16 @@ def live_state(
     atoms = []
     for atom, specs in slots.items():
         also = tied.get(atom, [])
-        aliases = tuple(sorted({names.assignments[name].name for name in also} - {atom}))
+        aliases = tuple(sorted({assigned[name].name for name in also} - {atom}))
         atoms.append(AtomSpec(atom, specs, aliases, alias_annotations([paths[name] for name in also])))
     return LocalState(
         atoms,
         {slot: tensor.array for slot, tensor in owned.items()},
         state_document(
             "state_dict",
-            {name: _encoded(leaves[leaf], name) for name, leaf in objects.items()},
-            objects,
+            {name: _encoded(leaves[leaf], name) for name, leaf in objects.items()}
+            | {dotted(path): value for path, value in values.items()},
+            objects | {dotted(path): path for path in values},
             _key_paths(objects),
             names,
             frozenset(slots),

@@ -103,6 +103,12 @@ def local_tensor(tensor: Any, *, rank: int, held: Held | None = None, at: str) -
         UnsupportedError: ``UCP-E-DTYPE`` for types that the format lacks.
         MismatchError: ``UCP-E-MISMATCH`` for tensors that are not dense, or not of the shape that the layout says.
     """
+    if hasattr(tensor, "local_shards"):
+        from ucpformat.frameworks.sharded_tensors import held_shard
+
+        tensor, held = held_shard(tensor, at=at)
+        if tensor is None:
+            return None
     if held is not None:
         found = LocalTensor(tensor_dtype(tensor, at=at), held.shape, held.layout, held.place, tensor)
     elif hasattr(tensor, "device_mesh"):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
-from ucpformat.frameworks.live_objects import WITH_TORCH, WITHOUT_TORCH
+from ucpformat.frameworks.live_objects import WITHOUT_TORCH
 from ucpformat.frameworks.live_state import live_state
 from ucpformat.frameworks.live_values import to_torch
 from ucpformat.frameworks.loading import LoadOptions, fill_state, stored_slots, stored_values
 from ucpformat.frameworks.local_tensors import Held
 from ucpformat.frameworks.state_paths import StatePath, build, dotted
 from ucpformat.frameworks.stateful import unwrapped
+from ucpformat.frameworks.tensor_parts import allowed_types, put_together, restore_with
 from ucpformat.frameworks.torch_group import group_of
 from ucpformat.model.values import decode
 from ucpformat.reader import Checkpoint, open_checkpoint
@@ -106,7 +107,9 @@ def load(
     each reads what it holds. On request, by dotted path in the state: ``only`` takes the entries that match one of
     some globs, or a function; ``rename`` gives the name that the checkpoint has for an entry, by a mapping or a
     function; ``cast`` converts data types.
-    Without ``state`` everything is loaded, by this process alone, tensors as ``tensors`` says. Returns the state.
+    Without ``state`` everything is loaded, by this process alone, tensors as ``tensors`` says: tensor subclasses as
+    dicts of their parts, or, with ``torch``, made anew where ``torch.serialization.add_safe_globals`` allows their
+    classes. Returns the state.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, on all ranks.
@@ -168,9 +171,10 @@ def _load_new(checkpoint: Checkpoint, tensors: Literal["numpy", "torch"]) -> dic
         (lambda slot: to_torch(slot.read(), slot.dtype.name)) if tensors == "torch" else SlotView.read
     )
     leaves: dict[StatePath, object] = {path: make(slot) for path, slot in stored_slots(checkpoint).items()}
-    restore = WITH_TORCH if tensors == "torch" else WITHOUT_TORCH
+    allowed = allowed_types() if tensors == "torch" else {}
+    restore = restore_with(allowed) if tensors == "torch" else WITHOUT_TORCH
     leaves.update(
         (path, decode(value, at=dotted(path), restore=restore))
         for path, value in stored_values(checkpoint).items()
     )
-    return build(leaves)
+    return build(put_together(leaves, allowed))
