@@ -44,7 +44,7 @@ def test_kinds_that_are_given(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> No
     assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-NOT-FOUND")
     refused = ucp("convert", source, tmp_path / "c", "--to", "dpc")
     assert refused.exit_code == 2
-    assert "'dpc' is none of ucp, dcp" in refused.stderr
+    assert "'dpc' is none of ucp, accelerate, dcp" in refused.stderr
     assert not (tmp_path / "c").exists()
 
 

@@ -358,7 +358,7 @@ def test_kinds(dcp_case: DcpCase, tmp_path: Path) -> None:
         detect_kind(tmp_path)
     assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", str(tmp_path))
     refusal = refused(dcp_case("fsdp_2"), tmp_path / "out", destination_kind="dpc")
-    assert "'dpc' is none of ucp, dcp" in refusal.message
+    assert "'dpc' is none of ucp, accelerate, dcp" in refusal.message
 
 
 def test_one_kind_becomes_another_without_a_copy_in_between(dcp_case: DcpCase, tmp_path: Path) -> None:

@@ -182,5 +182,5 @@ def test_kinds_come_before_those_that_would_take_them_for_theirs() -> None:
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UcpError, match="'dpc' is none of ucp, dcp, deepspeed"):
+    with pytest.raises(UcpError, match="'dpc' is none of ucp, accelerate, dcp, deepspeed"):
         registry().kind("dpc")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.content import Content
     from ucpformat.frameworks.conversion import Job
 
-__all__ = ["SAFETENSORS"]
+__all__ = ["ACCELERATE", "SAFETENSORS", "TORCH_SAVE"]
 
 
 def _detect_safetensors(path: Path) -> bool:
@@ -63,4 +63,52 @@ SAFETENSORS: Final = ForeignKind(
             "aliases", "copy, to write tied weights under each name, or leave, under one; left out, copy"
         ),
     ),
+)
+
+
+def _detect_torch_save(path: Path) -> bool:
+    from ucpformat.frameworks.torch_save.importer import detect
+
+    return detect(path)
+
+
+def _plan_torch_save(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.torch_save.importer import import_torch_save
+
+    return import_torch_save(path)
+
+
+def _export_torch_save(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.torch_save.exporter import export_torch_save
+
+    return export_torch_save(content, path, progress=options.progress)
+
+
+TORCH_SAVE: Final = ForeignKind(
+    "torch-save",
+    _detect_torch_save,
+    _plan_torch_save,
+    _export_torch_save,
+    title="files of torch.save: state dicts, training states, Lightning's .ckpt",
+)
+
+
+def _detect_accelerate(path: Path) -> bool:
+    from ucpformat.frameworks.torch_save.directories import detect
+
+    return detect(path)
+
+
+def _plan_accelerate(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.torch_save.directories import import_directory
+
+    return import_directory(path, foreign_objects=options.foreign_objects)
+
+
+ACCELERATE: Final = ForeignKind(
+    "accelerate",
+    _detect_accelerate,
+    _plan_accelerate,
+    title="directories of Accelerate's save_state, and of Lightning's FSDP strategy",
+    before=("safetensors", "dcp"),
 )

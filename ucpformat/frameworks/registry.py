@@ -27,11 +27,13 @@ _OURS: Final = "ucpformat"
 
 # As in pyproject.toml (a test compares them): a source tree has its kinds without being installed again.
 BUILT_IN: Final[Mapping[str, str]] = {
+    "accelerate": "ucpformat.frameworks.file_kinds:ACCELERATE",
     "dcp": "ucpformat.frameworks.built_in:DCP",
     "deepspeed": "ucpformat.frameworks.built_in:DEEPSPEED",
     "ds-universal": "ucpformat.frameworks.built_in:DEEPSPEED_UNIVERSAL",
     "megatron": "ucpformat.frameworks.built_in:MEGATRON",
     "safetensors": "ucpformat.frameworks.file_kinds:SAFETENSORS",
+    "torch-save": "ucpformat.frameworks.file_kinds:TORCH_SAVE",
 }
 
 

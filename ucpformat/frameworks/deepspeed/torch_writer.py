@@ -24,9 +24,14 @@ from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.objects import (
     TORCH_DTYPES,
     DefaultDict,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    PathValue,
     TensorValue,
     TorchDevice,
     TorchDtype,
+    TorchLayout,
     TorchSize,
 )
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
@@ -51,6 +56,10 @@ _STORAGES: Final = {
     "complex128": "ComplexDoubleStorage",
     "complex64": "ComplexFloatStorage",
 }
+
+
+# What is pickled as what it stands for.
+_REVIVED: Final = (DefaultDict, NumpyArray, NumpyDtype, NumpyScalar, PathValue)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +160,8 @@ class _Pickler:
             yield from self._call(Call("torch", "Size", (tuple(obj),)))
         elif isinstance(obj, TorchDtype):
             yield _global("torch", obj.name)
+        elif isinstance(obj, TorchLayout):
+            yield from self._call(Call("torch.serialization", "_get_layout", (obj.name,)))
         elif isinstance(obj, TorchDevice):
             yield from self._call(Call("torch", "device", (obj.name,)))
         elif type(obj) is tuple:
@@ -209,13 +220,17 @@ def _global(module: str, name: str) -> bytes:
 
 def _plain(obj: object) -> bytes:
     """A leaf as Python's pickler has it, without its first and last opcodes."""
-    if isinstance(obj, DefaultDict):
+    if isinstance(obj, _REVIVED):
         from ucpformat.frameworks.torch_dcp.revive import revive
 
         obj = revive(obj, "")
     try:
-        return pickle.dumps(obj, 2)[2:-1]
+        spelled = pickle.dumps(obj, 2)[2:-1]
     except (pickle.PicklingError, TypeError, AttributeError) as problem:
         raise error(
             "UCP-E-OBJECT", f"a {type(obj).__name__} cannot be written for torch: {problem}"
         ) from None
+    if b"cucpformat." in spelled:
+        # A file must not name classes that its reader need not have.
+        raise error("UCP-E-OBJECT", f"a {type(obj).__name__} holds what cannot be written for torch")
+    return spelled

@@ -1,0 +1,168 @@
+"""Directories of state dicts: what ``Accelerator.save_state`` writes, and Lightning's FSDP strategy.
+
+Accelerate (accelerate/checkpointing.py and utils/fsdp_utils.py, 1.15): ``model.safetensors`` or ``pytorch_model.bin``,
+``optimizer.bin``, ``scheduler.bin``, ``scaler.pt``, ``random_states_<rank>.pkl``, ``custom_checkpoint_<n>.pkl``; with
+FSDP: ``pytorch_model_fsdp.bin``, or DCP directories ``pytorch_model_fsdp_<n>`` and ``optimizer_<n>``.
+Lightning (lightning/pytorch/strategies/fsdp.py, 2.6): a DCP directory with the rest of the state in ``meta.pt``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.foreign import Lost
+from ucpformat.frameworks.safetensors.tensors import StoredTensor as RawTensor
+from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.importer import PICKLE, Once, TensorSource
+from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
+from ucpformat.frameworks.torch_dcp.tagged import encode
+from ucpformat.frameworks.torch_save.importer import TORCH_SAVE_GLOBALS
+from ucpformat.frameworks.torch_save.leaves import Leaves, TensorLeaf
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.state_paths import StatePath
+    from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
+
+__all__ = ["KIND", "detect", "import_directory"]
+
+KIND: Final = "accelerate"
+_RANDOM: Final = re.compile(r"random_states_(\d+)\.pkl")
+_MODEL: Final = re.compile(
+    r"(?:model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|pytorch_model_fsdp(_\d+)?\.bin)"
+)
+_STATE: Final = re.compile(
+    r"((?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?)\.bin|(scaler)\.pt|((?:custom_checkpoint|random_states)_\d+)\.pkl"
+)
+_FOLDER: Final = re.compile(r"(?:pytorch_model_fsdp|optimizer)_(\d+)")
+_RANK_FILE: Final = re.compile(r"(?:pytorch_model_fsdp|optimizer).*_rank\d+\.bin")
+_META: Final = "meta.pt"
+_METADATA: Final = ".metadata"
+_MAX_BLOB: Final = 64 << 20
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a directory that one of these saved; reads nothing and never raises."""
+    try:
+        names = CheckpointFiles(Path(path)).names()
+    except (OSError, ValueError):
+        return False
+    return (
+        any(map(_RANDOM.fullmatch, names))
+        or (_META in names and _METADATA in names)
+        or ("optimizer.bin" in names and any(map(_MODEL.fullmatch, names)))
+    )
+
+
+def import_directory(path: str | os.PathLike[str], *, foreign_objects: ForeignObjects = "refuse") -> Job:
+    """Plan the conversion of such a directory; nothing in it is run, no tensor is read yet.
+
+    Under ``opaque``, files whose pickles are not plain data are carried as blobs.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, or missing where the others show that it was there;
+            ``UCP-E-PICKLE`` and ``UCP-E-OBJECT`` for what is not plain data; each names the file.
+    """
+    root = Path(path)
+    files = CheckpointFiles(root)
+    leaves = Leaves()
+    ranks = sorted(int(match[1]) for name in files.names() if (match := _RANDOM.fullmatch(name)))
+    missing = sorted(set(range(len(ranks))) - set(ranks))
+    if missing:
+        raise error(
+            "UCP-E-SOURCE", "the random states of this rank are missing", at=f"random_states_{missing[0]}.pkl"
+        )
+    if _METADATA in files.names():
+        _add_dcp(leaves, root, "", foreign_objects)
+    for name in files.names():
+        if _RANK_FILE.fullmatch(name):
+            raise error(
+                "UCP-E-SOURCE",
+                "a rank's own file, which says of its tensors neither whose nor which part they are; save with"
+                " SHARDED_STATE_DICT and use_dcp, or FULL_STATE_DICT",
+                at=name,
+            )
+        if match := _MODEL.fullmatch(name):
+            _add_model(leaves, files, name, (f"model{next(filter(None, match.groups()), '')}",))
+        elif match := _STATE.fullmatch(name):
+            _add_state(leaves, files, name, (next(filter(None, match.groups())),), foreign_objects)
+        elif name == _META:
+            _add_state(leaves, files, name, (), foreign_objects)
+        elif (root / name).is_dir():
+            if _FOLDER.fullmatch(name) is None:
+                leaves.dropped.append(Lost(f"files/{name}", "a directory that Accelerate does not write"))
+            else:
+                _add_dcp(leaves, root / name, name, foreign_objects)
+        elif name != _METADATA and not (_METADATA in files.names() and name.endswith(".distcp")):
+            _add_other(leaves, files, name)
+    if not any(path[0] == "model" for path in leaves.tensors):
+        raise error("UCP-E-SOURCE", "there is no model", at=str(root))
+    return leaves.job(KIND)
+
+
+def _add_model(leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath) -> None:
+    if any(path[: len(at)] == at for path in leaves.tensors):
+        raise error("UCP-E-SOURCE", "a second file of the same model: keep one of them", at=name)
+    if not name.endswith(".safetensors"):
+        file = TorchFile(files, name, TORCH_SAVE_GLOBALS)
+        leaves.add_file(file, file.tree, at)
+        return
+    for key, entry in read_header(files, name).entries.items():
+        if entry.packed:
+            raise error("UCP-E-DTYPE", f"{key!r:.200}: {entry.packed} is not of torch", at=name)
+        read = RawTensor(files, entry.location, entry.dtype, entry.shape)
+        leaves.tensors[(*at, key)] = TensorLeaf(entry.dtype, entry.shape, read)
+
+
+def _add_state(
+    leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath, foreign_objects: ForeignObjects
+) -> None:
+    try:
+        file = TorchFile(files, name, TORCH_SAVE_GLOBALS)
+        part = Leaves()
+        part.add_file(file, file.tree, at)
+    except UcpError as refusal:
+        if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT") or foreign_objects == "refuse":
+            raise
+        leaves.blobs[name] = ("application/octet-stream", files.read(name, _MAX_BLOB))
+        return
+    leaves.tensors.update(part.tensors)
+    leaves.objects.update(part.objects)
+
+
+def _add_dcp(leaves: Leaves, folder: Path, name: str, foreign_objects: ForeignObjects) -> None:
+    """A DCP directory: its keys begin with ``model`` or ``optimizer``, numbered for folders after the first."""
+    directory = DcpDirectory.open(folder)
+    number = name.rpartition("_")[2] if name else "0"
+
+    def place(key: str, path: tuple[str | int, ...] | None) -> StatePath:
+        found = path or (key,)
+        return found if number == "0" else (f"{found[0]}_{number}", *found[1:])
+
+    for key, tensor in directory.tensors.items():
+        source = TensorSource(directory, tensor, Once())
+        leaves.tensors[place(key, tensor.path)] = TensorLeaf(tensor.dtype, tensor.shape, source)
+    for key, item in directory.objects.items():
+        at = place(key, item.path)
+        if len(item.locations) > 1:
+            raise error("UCP-E-SOURCE", f"each rank saved another value of {key!r}", at=f"{folder}#{key}")
+        directory.verify(key)
+        try:
+            leaves.objects[at] = encode(directory.read_object(key), at=key)
+        except UcpError as refusal:
+            if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT") or foreign_objects == "refuse":
+                raise error(refusal.code, refusal.message, at=f"{folder}#{key}") from refusal
+            leaves.blobs[".".join(map(str, at))] = (PICKLE, directory.read_object_bytes(key))
+
+
+def _add_other(leaves: Leaves, files: CheckpointFiles, name: str) -> None:
+    if name.endswith((".json", ".txt", ".md", ".jinja", ".model")) and files.size(name) <= _MAX_BLOB:
+        leaves.blobs[name] = ("application/octet-stream", files.read(name, _MAX_BLOB))
+    else:
+        leaves.dropped.append(Lost(f"files/{name}", "a file that Accelerate does not write"))

@@ -1,0 +1,108 @@
+"""Universal checkpoint to one file of ``torch.save``: the nested state dict that it came from, or would be."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
+from ucpformat.frameworks.foreign import ExportPlan, Lost
+from ucpformat.frameworks.origins import alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.state_groups import expand_groups
+from ucpformat.frameworks.state_paths import StatePath, build, dotted
+from ucpformat.frameworks.torch_dcp.importer import PICKLE
+from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
+from ucpformat.frameworks.torch_dcp.tagged import decode
+from ucpformat.geometry import chunk_grid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ucpformat.frameworks.content import Content, SlotContent
+
+__all__ = ["export_torch_save"]
+
+_BLOCK_BYTES: Final = 8 << 20
+_TYPES: Final = {zarr for zarr, _ in TORCH_DTYPES.values()}
+
+
+def export_torch_save(
+    content: Content,
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+) -> ExportPlan:
+    """Plan the file; ``torch.load(path, weights_only=True)`` reads it.
+
+    Raises:
+        UcpError: ``UCP-E-DTYPE`` for types that torch lacks, ``UCP-E-NAME`` where two things would lie in one place.
+    """
+    leaves: dict[StatePath, object] = {}
+    renamed: dict[str, str] = {}
+
+    def put(place: StatePath, leaf: object) -> None:
+        if leaves.setdefault(place, leaf) is not leaf:
+            raise error("UCP-E-NAME", f"two parts of the checkpoint would lie at {dotted(place)!r:.200}")
+
+    for atom in content.values():
+        for name, slot in atom.items():
+            if slot.dtype.name not in _TYPES:
+                raise error("UCP-E-DTYPE", f"torch has no {slot.dtype.name}", at=f"{atom.name}/{name}")
+            place = slot_path(atom.name, name, slot.annotations)
+            tensor = OutTensor(slot.dtype.name, slot.shape, _Blocks(slot, progress))
+            put(place, tensor)
+            renamed[f"{atom.name}/{name}"] = dotted(place)
+            for alias in alias_paths(atom) if name == "value" else ():
+                put(alias, tensor)  # the same object: it stays tied
+    nested = value_paths(content.state)
+    for name, value in content.state.values.items():
+        put(nested.get(name, (name,)), decode(value, at=name))
+    for name, optimizer in content.state.optimizers.items():
+        for steps, value in expand_groups(optimizer, group_origin(content.state, name)).values():
+            put(steps, decode(value, at=dotted(steps)))
+    dropped = []
+    for name, (media_type, data) in content.blobs.items():
+        if media_type == PICKLE:
+            dropped.append(Lost(f"blobs/{name}", "an object that is not plain data has no place in the file"))
+        else:
+            put(nested.get(name, (name,)), data)
+    tree = build(leaves)
+
+    def write() -> None:
+        place = Path(path)
+        if place.exists() or place.is_symlink():
+            raise error("UCP-E-EXISTS", "the destination exists; choose another", at=str(place))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_archive(place, tree)
+        except BaseException:
+            place.unlink(missing_ok=True)
+            raise
+
+    count = sum(not isinstance(leaf, OutTensor) for leaf in leaves.values())
+    return ExportPlan(count, write, renamed, dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """A slot as its bytes in order, 8 MiB at a time."""
+
+    slot: SlotContent
+    progress: Callable[[int], None]
+
+    def __call__(self) -> Iterator[NDArray[np.uint8]]:
+        grid = chunk_grid(self.slot.shape, self.slot.dtype.item_bytes, _BLOCK_BYTES)
+        for chunk in range(grid.count if math.prod(self.slot.shape) else 0):
+            box = grid.chunk_box(grid.index_of(chunk))
+            data = np.empty(box.shape, self.slot.dtype.numpy)
+            self.slot.read_box(box, data)
+            block = data.reshape(-1).view(np.uint8)
+            yield block
+            self.progress(block.nbytes)

@@ -1,0 +1,94 @@
+"""Files of ``torch.save``: plain state dicts, training states, Lightning's ``.ckpt``.
+
+Lightning's files are such files, with the model under ``state_dict``; every entry keeps its own path, so that the
+way back restores them all (lightning/pytorch/trainer/connectors/checkpoint_connector.py, ``dump_checkpoint``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.errors import UcpError
+from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.torch_dcp.byte_source import open_range
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
+from ucpformat.frameworks.torch_dcp.zip_records import zip_records
+from ucpformat.frameworks.torch_save.leaves import Leaves
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import Job
+
+__all__ = ["KIND", "TORCH_SAVE_GLOBALS", "detect", "import_torch_save", "models_in"]
+
+KIND: Final = "torch-save"
+_LIGHTNING: Final = "pytorch-lightning_version"
+_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_STEPS: Final = ("global_step", "step", "iteration", "global_steps")
+
+# A dict whose members are attributes too, in which Lightning keeps hyper-parameters: it comes in as a dict.
+_DICTS: Final = (
+    ("lightning.fabric.utilities.data", "AttributeDict"),
+    ("lightning_fabric.utilities.data", "AttributeDict"),
+    ("pytorch_lightning.utilities.parsing", "AttributeDict"),
+    ("lightning.pytorch.utilities.parsing", "AttributeDict"),
+)
+
+
+def _dict(arguments: tuple[Any, ...]) -> object:
+    if arguments:
+        raise ValueError("AttributeDict is filled, not called")
+    return {}
+
+
+TORCH_SAVE_GLOBALS: Final[Globals] = {
+    **DEEPSPEED_GLOBALS,
+    **{place: Constructor("AttributeDict", _dict) for place in _DICTS},
+}
+"""What a file may name beyond plain data and torch's tensors; all of it inert."""
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is one file that ``torch.save`` wrote, in its present format or the old one; runs nothing."""
+    place = Path(path)
+    try:
+        if not place.is_file():
+            return False
+        with open_range(place, 0, place.stat().st_size, place.name) as source:
+            head = source.read(0, min(len(_LEGACY), source.size))
+            return head == _LEGACY or (
+                head.startswith(b"PK") and any(name.endswith("/data.pkl") for name in zip_records(source))
+            )
+    except (OSError, ValueError, UcpError):
+        return False
+
+
+def import_torch_save(path: str | os.PathLike[str]) -> Job:
+    """Plan the conversion of a file; nothing in it is run, no tensor is read yet.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, of the old format or no state dict, ``UCP-E-PICKLE``
+            and ``UCP-E-OBJECT`` for what is not plain data; each names the file.
+    """
+    place = Path(path)
+    file = TorchFile(CheckpointFiles(place.parent), place.name, TORCH_SAVE_GLOBALS)
+    leaves = Leaves()
+    leaves.add_file(file, file.tree)
+    leaves.models.update(dict.fromkeys(models_in(file.tree)))
+    return leaves.job(KIND, step=_step(file.tree))
+
+
+def models_in(tree: object) -> list[tuple[str, ...]]:
+    """Where a file has a model's state dict that is not called ``model``."""
+    if isinstance(tree, Mapping) and "model" not in tree and isinstance(tree.get("state_dict"), Mapping):
+        return [("state_dict",)]
+    return []
+
+
+def _step(tree: object) -> int | None:
+    found = [tree.get(name) for name in _STEPS] if isinstance(tree, Mapping) else []
+    return next((step for step in found if type(step) is int and 0 <= step < 2**53), None)

@@ -1,0 +1,132 @@
+"""Leaves of nested state dicts, wherever they lie, as one job: atoms by parameter, original paths kept."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.deepspeed.sources import Whole
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.frameworks.state_documents import state_document
+from ucpformat.frameworks.state_names import recognise
+from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.frameworks.torch_dcp.tagged import encode
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.conversion import ReadBox
+    from ucpformat.frameworks.foreign import Lost
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["Leaves", "TensorLeaf"]
+
+_MODEL: Final = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A tensor: what it is and how it is read. Leaves of equal ``memory`` are one tensor under several names."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: ReadBox
+    memory: Hashable = None
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Tensors and encoded objects by path; ``models`` are paths of model state dicts, whatever they are called."""
+
+    tensors: dict[StatePath, TensorLeaf] = field(default_factory=dict)
+    objects: dict[StatePath, JsonValue] = field(default_factory=dict)
+    models: dict[StatePath, None] = field(default_factory=dict)
+    blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    dropped: list[Lost] = field(default_factory=list)
+
+    def add_file(self, file: TorchFile, tree: object, at: StatePath = ()) -> None:
+        """Take a part of a file's tree, which is to lie at ``at``.
+
+        Raises:
+            ImportRefusedError: ``UCP-E-OBJECT``, naming file and entry, for what tagged values cannot express.
+        """
+        if not isinstance(tree, Mapping):
+            if not at:
+                kind = "tensor" if isinstance(tree, StoredTensor) else type(tree).__name__
+                raise error("UCP-E-SOURCE", f"the file holds a {kind} and no state dict", at=file.name)
+            tree = {at[-1]: tree}
+            at = at[:-1]
+        try:
+            found = flatten(tree, lambda item: isinstance(item, StoredTensor))
+        except UcpError as refusal:
+            raise error(refusal.code, f"{refusal.at}: {refusal.message}", at=file.name) from refusal
+        if at and not found:
+            self.objects[at] = {}
+        for path, leaf in found.items():
+            place = (*at, *path)
+            if isinstance(leaf, StoredTensor):
+                memory = (file.name, leaf.storage.name, leaf.start, leaf.shape, leaf.strides, leaf.dtype)
+                self.tensors[place] = TensorLeaf(leaf.dtype, leaf.shape, Whole(file, leaf), memory)
+            else:
+                self.objects[place] = _encoded(file, dotted(place), leaf)
+
+    def job(self, kind: str, *, step: int | None = None) -> Job:
+        """All of it. Names follow the rules of nested state dicts (`state_names`).
+
+        Raises:
+            InvalidCheckpointError: ``UCP-E-NAME`` where two paths have one dotted name.
+        """
+        names: dict[str, StatePath] = {}
+        for path in (*self.tensors, *self.objects):
+            if names.setdefault(dotted(path), path) != path:
+                raise error("UCP-E-NAME", f"two entries have the name {dotted(path)!r:.200}; rename one")
+        tensors = {dotted(path): self._seen(path) for path in self.tensors}
+        objects = {dotted(path): self._seen(path) for path in self.objects}
+        found = recognise(tensors, objects)
+        stateful = {place.name for place in found.assignments.values() if place.slot != "value"}
+        slots: dict[str, dict[str, SlotSpec]] = {}
+        sources: list[SlotSource] = []
+        tied: dict[str, list[str]] = {}
+        owner_of: dict[Hashable, str] = {}
+        for path, leaf in self.tensors.items():
+            name = dotted(path)
+            place = found.assignments[name]
+            if place.slot == "value" and leaf.memory is not None and 0 not in leaf.shape:
+                owner = owner_of.setdefault(leaf.memory, place.name)
+                if owner != place.name and place.name not in stateful:
+                    tied.setdefault(owner, []).append(name)
+                    continue
+            slots.setdefault(place.name, {})[place.slot] = SlotSpec(
+                leaf.dtype, leaf.shape, annotations=slot_annotations(path)
+            )
+            sources.append(SlotSource(place.name, place.slot, leaf.read))
+        atoms = [
+            AtomSpec(
+                name,
+                specs,
+                tuple(sorted({found.assignments[other].name for other in tied.get(name, ())} - {name})),
+                alias_annotations([names[other] for other in tied.get(name, ())]),
+            )
+            for name, specs in slots.items()
+        ]
+        encoded = {dotted(path): value for path, value in self.objects.items()}
+        state = state_document(kind, encoded, names, objects, found, frozenset(slots))
+        return Job(atoms, sources, state, self.blobs, step=step, dropped=self.dropped)
+
+    def _seen(self, path: StatePath) -> KeyPath:
+        """The path as `recognise` takes it: a model's is called ``model``."""
+        for model in self.models:
+            if path[: len(model)] == model:
+                return key_path((*model[:-1], _MODEL, *path[len(model) :]))
+        return key_path(path)
+
+
+def _encoded(file: TorchFile, name: str, value: object) -> Any:
+    try:
+        return encode(file.plain(value), at=name)
+    except UcpError as refusal:
+        raise error(refusal.code, f"{name!r:.200}: {refusal.message}", at=file.name) from refusal
