@@ -16,6 +16,7 @@ from ucpformat.cli.inspect import inspect
 from ucpformat.cli.kinds import kinds
 from ucpformat.cli.plan import plan
 from ucpformat.cli.report import printable, wants_json
+from ucpformat.cli.runs import gc, ls
 from ucpformat.cli.validate import validate
 from ucpformat.errors import UcpError
 
@@ -44,7 +45,9 @@ def main() -> None:
 
 main.add_command(convert)
 main.add_command(diff)
+main.add_command(gc)
 main.add_command(inspect)
 main.add_command(kinds)
+main.add_command(ls)
 main.add_command(plan)
 main.add_command(validate)

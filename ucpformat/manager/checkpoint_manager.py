@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -17,6 +18,7 @@ from ucpformat.frameworks.torch_group import group_of
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
+from ucpformat.manager.stop_request import StopRequest
 from ucpformat.validate import Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
@@ -74,6 +76,7 @@ class CheckpointManager:
         self._saver: AsyncSaver | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
         self._failed: dict[str, Any] = {}
+        self._stop: StopRequest | None = None
 
     def path(self, step: int) -> str:
         """URL of the checkpoint of a step, whether there is one or not."""
@@ -280,6 +283,16 @@ class CheckpointManager:
             if self._first:
                 warnings.warn(f"{self.run.url}: {name} {what}: {problem}", RuntimeWarning, stacklevel=3)
 
+    def stop_on(self, *signals: signal.Signals) -> None:
+        """Note these signals (``SIGTERM``, unless given) instead of ending by them; for the main thread."""
+        if self._stop is None:
+            self._stop = StopRequest(signals or (signal.SIGTERM,))
+
+    def stopping(self) -> bool:
+        """Whether a signal of `stop_on` has come on any rank, as all ranks agree; one round of the group."""
+        came = self._stop is not None and self._stop.came
+        return any(said[0] for said in self._group.all_gather(bytes([came])))
+
     def wait(self) -> None:
         """Return when nothing is under way; raises what made the last save fail, on all ranks."""
 
@@ -293,6 +306,8 @@ class CheckpointManager:
 
     def close(self) -> None:
         """As `wait`, and release memory and threads. Comes before ``destroy_process_group``."""
+        if self._stop is not None:
+            self._stop.undo()
         if self._saver is not None:
             self._saver.close()
         self._warn(self._failed, "could not be removed, or keeps others from being removed")
@@ -303,10 +318,13 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._saver is not None:
-            self._saver.__exit__(kind, value, trace)
         if value is None:
             self.close()
+            return
+        if self._stop is not None:
+            self._stop.undo()
+        if self._saver is not None:
+            self._saver.__exit__(kind, value, trace)
 
 
 def _finite(value: float) -> float | None:
