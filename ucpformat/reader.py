@@ -31,6 +31,7 @@ from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
 from ucpformat.storage.bulk_reader import BulkReader
 from ucpformat.storage.chunk_reader import ChunkReader
+from ucpformat.storage.counted import CountedReads
 from ucpformat.storage.fetch import read_document, read_root
 from ucpformat.storage.local_reader import read_local, require_readable
 from ucpformat.storage.part import StoredPart, StoredSlot
@@ -59,8 +60,9 @@ class Checkpoint(Mapping[str, AtomView]):
         self.root = root
         self._lock = threading.RLock()
         self._executor = ThreadPoolExecutor(worker_count(workers), thread_name_prefix="ucp-read")
-        self._reader = ChunkReader(store, verify=verify, executor=self._executor)
-        self._bulk_reader = BulkReader(store, self._reader, self._executor, verify=verify)
+        self._reads = CountedReads(store)
+        self._reader = ChunkReader(self._reads, verify=verify, executor=self._executor)
+        self._bulk_reader = BulkReader(self._reads, self._reader, self._executor, verify=verify)
         self._parts: dict[int, StoredPart] = {}
         self._by_name: dict[int, dict[str, Atom]] = {}
         self._packs: tuple[Pack, ...] | None = None
@@ -80,6 +82,11 @@ class Checkpoint(Mapping[str, AtomView]):
         """Release threads and file handles."""
         self._executor.shutdown()
         self.store.close()
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are."""
+        return self._reads.nbytes
 
     @property
     def packs(self) -> tuple[Pack, ...] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ucpformat.distributed.holdings import plain_holdings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.description import Source
     from ucpformat.distributed.local_state import SlotName
 
-__all__ = ["Assigned", "Portion", "SlotToShare", "assignments", "portions"]
+__all__ = ["Assigned", "Portion", "SlotToShare", "assignments", "largest_part", "portions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,11 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A box of a slot, and the rank that writes it."""
+    """A box of a slot, all ranks that hold it, and the one of them that writes it, or reads it for all."""
 
     box: Box
     rank: int
+    holders: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -84,24 +86,25 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
     return [
         Portion(name, clipped)
         for name, one in _assigned(noted(), rank)
+        if one.rank == rank
         for piece in pieces[name]
         if (clipped := piece.clip(one.box)) is not None
     ]
 
 
-def assignments(slots: Iterable[SlotToShare]) -> dict[SlotName, list[Assigned]]:
-    """What every rank writes of each slot: `portions` of all of them.
+def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dict[SlotName, list[Assigned]]:
+    """Who writes what of each slot: `portions` of all ranks, or of what ``only`` one rank holds some of.
 
     Raises as `portions`.
     """
     found: dict[SlotName, list[Assigned]] = {}
-    for name, one in _assigned(slots, None):
+    for name, one in _assigned(slots, only):
         found.setdefault(name, []).append(one)
     return found
 
 
 def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[SlotName, Assigned]]:
-    """Who writes which box, or what ``only`` one rank does, in the order of slots."""
+    """Who writes which box, of all or of those that ``only`` one rank holds as well, in the order of slots."""
     held: dict[tuple[object, ...], tuple[HeldBox, ...]] = {}
     done: list[tuple[int, SlotName, Assigned]] = []
     shared: dict[tuple[int, ...], list[_Unit]] = {}
@@ -113,7 +116,7 @@ def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[Slot
         for one in held[key]:
             order += 1
             if len(one.holders) == 1:
-                done.append((order, slot.name, Assigned(one.box, one.holders[0])))
+                done.append((order, slot.name, Assigned(one.box, one.holders[0], one.holders)))
                 continue
             units = shared.setdefault(one.holders, [])
             for chunk in slot.grid.chunks_for(one.box):
@@ -122,9 +125,8 @@ def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[Slot
                     units.append(_Unit(part.size * slot.item_bytes, order, slot.name, part))
     for holders, units in shared.items():
         done.extend(
-            (unit.order, unit.name, Assigned(unit.box, holder))
+            (unit.order, unit.name, Assigned(unit.box, holder, holders))
             for holder, unit in _dealt(units, holders)
-            if only is None or holder == only
         )
     done.sort(key=lambda entry: entry[0])
     return [(name, one) for _, name, one in done]
@@ -137,6 +139,20 @@ def _dealt(units: list[_Unit], holders: Sequence[int]) -> Iterator[tuple[int, _U
         load, place, holder = loads[0]
         heapq.heapreplace(loads, (load + unit.nbytes, place, holder))
         yield holder, unit
+
+
+def largest_part(slot: SlotToShare) -> int:
+    """How many elements of a slot the rank holds that holds the most; raises as `portions`."""
+    return _largest(slot.sources, slot.grid.shape)
+
+
+@lru_cache(maxsize=256)
+def _largest(sources: tuple[Source, ...], shape: tuple[int, ...]) -> int:
+    return max(
+        region.local_map.mapped
+        for source in sources
+        for region in plain_holdings(source, shape, at="").regions()
+    )
 
 
 def _boxes(slot: SlotToShare, only: int | None) -> Iterator[HeldBox]:

@@ -46,6 +46,7 @@ class LoadOptions:
     rename: Callable[[str], str]
     cast: bool
     strict: bool
+    read_once: bool = False
 
 
 def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:

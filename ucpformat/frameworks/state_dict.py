@@ -16,12 +16,14 @@ from ucpformat.frameworks.live_state import live_state
 from ucpformat.frameworks.live_values import to_torch
 from ucpformat.frameworks.loading import LoadOptions, fill_state, stored_slots, stored_values
 from ucpformat.frameworks.local_tensors import Held
+from ucpformat.frameworks.reading import LoadReport
 from ucpformat.frameworks.state_paths import StatePath, build, dotted
 from ucpformat.frameworks.stateful import unwrapped
 from ucpformat.frameworks.tensor_parts import allowed_types, put_together, restore_with
 from ucpformat.frameworks.torch_group import group_of
 from ucpformat.model.values import decode
 from ucpformat.reader import Checkpoint, open_checkpoint
+from ucpformat.storage.store import is_remote
 from ucpformat.views import SlotView
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
@@ -97,6 +99,8 @@ def load(
     strict: bool = True,
     tensors: Literal["numpy", "torch"] = "numpy",
     verify: bool = True,
+    read_once: bool | Literal["auto"] = "auto",
+    report: Callable[[LoadReport], None] | None = None,
 ) -> dict[str, Any]:
     """Load a checkpoint into ``state``, in place, or as a new nested dict.
 
@@ -107,6 +111,9 @@ def load(
     each reads what it holds. On request, by dotted path in the state: ``only`` takes the entries that match one of
     some globs, or a function; ``rename`` gives the name that the checkpoint has for an entry, by a mapping or a
     function; ``cast`` converts data types.
+    With ``read_once`` ranks that hold the same read a share of it each and send it to one another, so that each
+    stored byte is fetched once for all of them; without, each reads all that it holds. ``"auto"`` does so where the
+    checkpoint is at a URL of a remote store, and not at a path. ``report`` is told what was read and sent.
     Without ``state`` everything is loaded, by this process alone, tensors as ``tensors`` says: tensor subclasses as
     dicts of their parts, or, with ``torch``, made anew where ``torch.serialization.add_safe_globals`` allows their
     classes. Returns the state.
@@ -118,8 +125,11 @@ def load(
     if state is None:
         with open_checkpoint(path, verify=verify) as checkpoint:
             return _load_new(checkpoint, tensors)
-    options = LoadOptions(dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict)
-    _load_into(state, path, group_of(group), options, verify=verify)
+    once = is_remote(path) if read_once == "auto" else read_once
+    options = LoadOptions(dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict, once)
+    done = _load_into(state, path, group_of(group), options, verify=verify)
+    if report is not None:
+        report(done)
     return state
 
 
@@ -130,7 +140,7 @@ def _load_into(
     options: LoadOptions,
     *,
     verify: bool,
-) -> None:
+) -> LoadReport:
     with ExitStack() as stack:
         begun: list[tuple[Checkpoint, dict[str, Any], dict[str, Callable[[Any], None]]]] = []
 
@@ -142,12 +152,13 @@ def _load_into(
 
         agreed(group, begin)
         ((checkpoint, found, back),) = begun
-        fill_state(found, checkpoint, group, options)
+        report = fill_state(found, checkpoint, group, options)
     for key in state:
         if key not in back:
             state[key] = found[key]
     for key, take in back.items():
         take(found[key])
+    return report
 
 
 def _chosen(only: str | Iterable[str] | Callable[[str], bool] | None) -> Callable[[str], bool]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.model.table import Segment
     from ucpformat.storage.chunk_reader import ChunkReader
+    from ucpformat.storage.counted import Readable
     from ucpformat.storage.part import StoredSlot
-    from ucpformat.storage.store import Store
 
 __all__ = ["BulkReader"]
 
@@ -57,7 +57,9 @@ class _Run(NamedTuple):
 class BulkReader:
     """Fills arrays with boxes of slots; ``verify`` and ``executor`` as `ChunkReader`, which does the odd ones."""
 
-    def __init__(self, store: Store, reader: ChunkReader, executor: Executor, *, verify: bool = True) -> None:
+    def __init__(
+        self, store: Readable, reader: ChunkReader, executor: Executor, *, verify: bool = True
+    ) -> None:
         self._store = store
         self._reader = reader
         self._executor = executor

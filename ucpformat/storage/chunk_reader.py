@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.table import Segment
+    from ucpformat.storage.counted import Readable
     from ucpformat.storage.part import StoredSlot
-    from ucpformat.storage.store import Store
 
 __all__ = ["ChunkReader", "verify_blocks"]
 
@@ -70,7 +70,7 @@ class ChunkReader:
     ``verify`` False leaves the checksums alone; ``executor`` reads the chunks of a large box in parallel.
     """
 
-    def __init__(self, store: Store, *, verify: bool = True, executor: Executor | None = None) -> None:
+    def __init__(self, store: Readable, *, verify: bool = True, executor: Executor | None = None) -> None:
         self._store = store
         self._verify = verify
         self._executor = executor

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PREFIXES", "Durability", "PackFile", "Store", "open_store"]
+__all__ = ["PREFIXES", "Durability", "PackFile", "Store", "is_remote", "open_store"]
 
 Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
@@ -123,11 +123,14 @@ def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync")
     """
     from ucpformat.storage.local import LocalStore
 
-    text = str(url)
-    if text.startswith("file://"):
-        return LocalStore(text.removeprefix("file://"), durability=durability)
-    if "://" not in text and "::" not in text:
-        return LocalStore(text, durability=durability)
+    if not is_remote(url):
+        return LocalStore(str(url).removeprefix("file://"), durability=durability)
     from ucpformat.storage.remote import RemoteStore
 
-    return RemoteStore(text)
+    return RemoteStore(str(url))
+
+
+def is_remote(url: str | os.PathLike[str]) -> bool:
+    """Whether what lies at ``url`` is reached through fsspec, and not as a local path."""
+    text = str(url)
+    return not text.startswith("file://") and ("://" in text or "::" in text)
