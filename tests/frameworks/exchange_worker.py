@@ -134,7 +134,7 @@ def chunks_of_several_writers(directory: str) -> None:
             ucpformat.save(path, state, storage="plain", chunk_bytes=1024, compressor=compressor)
         into = empty(grid, Replicate(), Shard(0), kind=torch.float32)
         into["square"] = torch.zeros(64, 64)
-        ucpformat.load(path, into)
+        ucpformat.load(path, into, read_once=True)
         check(into, torch.float32)
         assert torch.equal(into["square"], torch.arange(64.0 * 64).reshape(64, 64))
         assert list(ucpformat.validate(path)) == []

@@ -228,5 +228,3 @@ def test_one_slot_under_two_names_and_casts_in_waves(large: Path, monkeypatch: p
         assert np.array_equal(one["b.value"], logical((333,), 1))
     nbytes = 4 * (2 * whole.size + 333)
     assert nbytes <= sum(report.read for report in reports) <= nbytes + 3 * GAPS
-        "one tensor to a wave: no gaps"
-    )
