@@ -313,6 +313,9 @@ def _local() -> Iterator[Case]:
         fewer = under("fewer", mesh(x=3), [local()])
         checks += [refused(fewer), refused(under("replicated", both, []))]
         checks.append(refused(under("split", both, [shard("a", 0)])))
+        # Of two reasons the layout's own comes first (17.2).
+        pending = under("pending", both, [partial("a")])
+        checks.append({**pending, "expect": {"error": {"codes": ["UCP-E-LAYOUT"]}}})
         yield Case(
             f"good/layouts/stored-local-{resize}", f"Entries of each coordinate's own: {resize}",
             ("UCP-D-107", "UCP-R-026"), checks, draft.files(), expected,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -11,18 +12,18 @@ from typing import Any
 
 from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.judge import judge_written
-from ucp_conformance.oracle.arithmetic import scaled
+from ucp_conformance.oracle.arithmetic import reduced, scaled
 from ucp_conformance.oracle.bytes_of import CORE_DTYPES, ITEM_BYTES, unused_bits
 from ucp_conformance.oracle.examine import examine
 from ucp_conformance.oracle.layouts import Local, local_bytes, lower, pieces, view_of
 from ucp_conformance.oracle.strict_json import same
 from ucp_conformance.workplace import Workplace
 
-__all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "local_of", "plan_data"]
+__all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "local_of", "plan_data", "refusal_of"]
 
 REQUIREMENTS = (
     "UCP-D-026", "UCP-D-031", "UCP-D-037", "UCP-D-039", "UCP-D-041", "UCP-D-044", "UCP-D-062", "UCP-D-063",
-    "UCP-D-064", "UCP-D-070", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-W-007",
+    "UCP-D-064", "UCP-D-070", "UCP-D-104", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-R-024", "UCP-R-026", "UCP-W-007",
 )  # fmt: skip
 """What exchanges hold."""
 
@@ -39,7 +40,53 @@ class Fault:
 
 
 def plan_data(plan: Mapping[str, Any]) -> bytes:
-    """The logical bytes of a plan: a counter, so that what is misplaced shows, or bits from a seed."""
+    """The logical bytes of a plan.
+
+    Raises:
+        RefusalError: where its contributions have no reduction, or that has no factor.
+    """
+    source = plan["source"]
+    steps = {} if source is None else {step["kind"]: step for step in source["steps"]}
+    if "partial" not in steps:
+        return tensor_data(plan)
+    data = reduced(list(contributions(plan).values()), plan["dtype"], steps["partial"]["reduce"])
+    return scaled(data, plan["dtype"], -steps["scale"]["exponent"]) if "scale" in steps else data
+
+
+def contributions(plan: Mapping[str, Any]) -> dict[tuple[int, ...], bytes]:
+    """What the source holds of the whole tensor, by position on the axes of its partial steps, in their order."""
+    summed = _summed(plan["source"])
+    positions = itertools.product(*(range(size) for size in summed.values()))
+    return {position: tensor_data(plan, number) for number, position in enumerate(positions)}
+
+
+def _summed(source: Mapping[str, Any]) -> dict[str, int]:
+    """The axes of partial steps with their sizes, in the order of the mesh."""
+    names = {step["axis"] for step in source["steps"] if step["kind"] == "partial"}
+    return {axis["name"]: axis["size"] for axis in source["mesh"]["axes"] if axis["name"] in names}
+
+
+def refusal_of(plan: Mapping[str, Any]) -> str | None:
+    """The code with which a reader refuses to read under the target (UCP-R-024, UCP-R-026); None if it reads."""
+    source, target = plan["source"], plan["target"]
+    if target is None:
+        return None
+    if any(step["kind"] == "partial" for step in target["steps"]):
+        return "UCP-E-LAYOUT"
+    own = next((step for step in source["steps"] if step["kind"] == "local"), None) if source else None
+    if own is None:
+        return None
+    if [step["kind"] for step in target["steps"]] != ["local"]:
+        return "UCP-E-MISMATCH"
+    alike = source["mesh"]["axes"] == target["mesh"]["axes"]
+    return None if alike or own["resize"] == "keep" else "UCP-E-MISMATCH"
+
+
+def tensor_data(plan: Mapping[str, Any], number: int = 0) -> bytes:
+    """Bytes of a tensor of the plan: a counter, so that what is misplaced shows, or bits from a seed.
+
+    Those of other numbers differ.
+    """
     item, count = ITEM_BYTES[plan["dtype"]], math.prod(plan["shape"])
     mask = 0xFF & ~unused_bits(plan["dtype"])
     kind, _, seed = plan["data"].partition(":")
@@ -47,14 +94,21 @@ def plan_data(plan: Mapping[str, Any]) -> bytes:
         return bytes(item * count)
     if kind == "counter":
         # The element's number plus 1 in its first bytes: zero is what is forgotten.
-        wide = ((number + 1).to_bytes(8, "little")[:item].ljust(item, b"\0") for number in range(count))
+        wide = ((at + 1 + number).to_bytes(8, "little")[:item].ljust(item, b"\0") for at in range(count))
         return bytes(byte & mask for byte in b"".join(wide))
-    return bytes(byte & mask for byte in Random(int(seed)).randbytes(item * count))  # noqa: S311 - no secret
+    return bytes(byte & mask for byte in Random(int(seed) + number).randbytes(item * count))  # noqa: S311 - no secret
 
 
-def local_of(plan: Mapping[str, Any], side: str, data: bytes, local: Local) -> bytes:
-    """What a coordinate of one side holds, with the factor of the layout."""
-    raw = local_bytes(data, ITEM_BYTES[plan["dtype"]], local)
+def local_of(
+    plan: Mapping[str, Any], side: str, data: bytes, coordinate: Sequence[int], local: Local
+) -> bytes:
+    """What a coordinate of one side holds, with the factor of the layout, or of its own contribution."""
+    item = ITEM_BYTES[plan["dtype"]]
+    if side == "source" and (summed := _summed(plan["source"])):
+        names = [axis["name"] for axis in plan["source"]["mesh"]["axes"]]
+        position = tuple(coordinate[names.index(name)] for name in summed)
+        return local_bytes(contributions(plan)[position], item, local)
+    raw = local_bytes(data, item, local)
     for step in plan[side]["steps"]:
         raw = scaled(raw, plan["dtype"], step["exponent"]) if step["kind"] == "scale" else raw
     return raw
@@ -99,7 +153,10 @@ def _exchange(
         found = lower(**plan["source"], shape=plan["shape"])
         slot |= plan["source"]
         slot["ins"] = [
-            {"coordinate": list(coordinate), "in": place.put(local_of(plan, "source", data, local))}
+            {
+                "coordinate": list(coordinate),
+                "in": place.put(local_of(plan, "source", data, coordinate, local)),
+            }
             for coordinate, local in found.items()
             if local is not None
         ]
@@ -168,7 +225,13 @@ def _read(
         "outs": [{"coordinate": list(coordinate), "out": str(file)} for coordinate, file in outs],
     }  # fmt: skip
     reply = reader.request("read", params)
+    refusal = refusal_of(plan)
+    if refusal is not None and reply.kind == "error":
+        code = reply.body["code"]
+        return None if code == refusal else wrong("reader", f"refused with {code} and not {refusal}")
     fault = _failed(reader, "reader", reply, "read under a layout")
+    if fault is None and refusal is not None:
+        fault = wrong("reader", f"read what is to be refused with {refusal}")
     if fault is not None:
         return fault
     for (coordinate, file), answer in zip(outs, reply.body.get("locals", []), strict=False):
@@ -177,7 +240,7 @@ def _read(
         if answer != {"coordinate": list(coordinate), "shape": shape}:
             return wrong("reader", f"at {coordinate}: {answer} and not the shape {shape}")
         if local is not None and (
-            not file.exists() or file.read_bytes() != local_of(plan, "target", data, local)
+            not file.exists() or file.read_bytes() != local_of(plan, "target", data, coordinate, local)
         ):
             return wrong("reader", f"at {coordinate}: the bytes are others")
     return (

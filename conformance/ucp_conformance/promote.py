@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
-from ucp_conformance.exchange import level_of_plan, local_of, plan_data
+from ucp_conformance.exchange import level_of_plan, local_of, plan_data, refusal_of
 from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.resources import protocol_validator
 
@@ -19,9 +20,18 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
     """Write the case; returns its folder, which must not exist."""
     folder = vectors / "good" / "promoted" / name
     data = plan_data(plan)
+    source = plan["source"]
     slot = SlotDraft(plan["dtype"], tuple(plan["shape"]), data, compressor=plan["compressor"])
-    storage, size = plan["storage"], plan["chunk_bytes"]
-    draft = Draft([AtomDraft("w", {"value": slot})], storage=storage, chunk_bytes=size)
+    root: dict[str, Any] = {}
+    if source is not None:
+        slot = replace(slot, layout=0, place=source.get("place"))
+        root = {"meshes": [source["mesh"]], "layouts": [{"mesh": 0, "steps": source["steps"]}]}
+    draft = Draft(
+        [AtomDraft("w", {"value": slot})],
+        storage=plan["storage"],
+        chunk_bytes=plan["chunk_bytes"],
+        root=root,
+    )
     expected = {"whole.bin": data}
     level = level_of_plan(plan)
     whole = {"dtype": plan["dtype"], "shape": plan["shape"]}
@@ -31,21 +41,21 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
             "params": {"atom": "w", "slot": "value"}, "expect": {"tensor": whole, "file": "whole.bin"},
         }
     ]  # fmt: skip
-    if plan["target"] is not None:
+    under: dict[str, Any] = {
+        "name": "read-layout", "role": "reader", "level": level, "op": "read",
+        "params": {"atom": "w", "slot": "value", **(plan["target"] or {})},
+    }  # fmt: skip
+    if (code := refusal_of(plan)) is not None:
+        checks.append({**under, "expect": {"error": {"codes": [code]}}})
+    elif plan["target"] is not None:
         locals_: list[dict[str, Any]] = []
         for number, (place, local) in enumerate(lower(**plan["target"], shape=plan["shape"]).items()):
             entry: dict[str, Any] = {"coordinate": list(place), "shape": None, "file": None}
             if local is not None:
                 entry |= {"shape": list(local.shape), "file": f"local-{number}.bin"}
-                expected[entry["file"]] = local_of(plan, "target", data, local)
+                expected[entry["file"]] = local_of(plan, "target", data, place, local)
             locals_.append(entry)
-        checks.append(
-            {
-                "name": "read-layout", "role": "reader", "level": level, "op": "read",
-                "params": {"atom": "w", "slot": "value", **plan["target"]},
-                "expect": {"dtype": plan["dtype"], "locals": locals_},
-            }
-        )  # fmt: skip
+        checks.append({**under, "expect": {"dtype": plan["dtype"], "locals": locals_}})
     checks.append(_write_check(plan, level, expected))
     case = {
         "id": f"good/promoted/{name}",
@@ -77,7 +87,7 @@ def _write_check(plan: Mapping[str, Any], level: str, expected: dict[str, bytes]
         for number, (place, local) in enumerate(lower(**plan["source"], shape=plan["shape"]).items()):
             if local is not None:
                 file = f"source-{number}.bin"
-                expected[file] = local_of(plan, "source", data, local)
+                expected[file] = local_of(plan, "source", data, place, local)
                 slot["ins"].append({"coordinate": list(place), "in": file})
     params = {
         "storage": plan["storage"],

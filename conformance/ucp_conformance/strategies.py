@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ucp_conformance.connection import Claims
 from ucp_conformance.exchange import plan_data
-from ucp_conformance.oracle.arithmetic import scaled
+from ucp_conformance.oracle.arithmetic import scaled, spread_dtype
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES
 from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.oracle.problem import RefusalError
@@ -18,7 +18,23 @@ __all__ = ["plans"]
 
 EXTENTS = (1, 2, 3, 4, 5, 0, 6, 7, 8, 9, 11)
 MOST_ELEMENTS = 400
-KINDS = ("shard", "shard", "shard", "flatten", "blocks", "join", "only", "pad", "permute", "view", "concat")
+KINDS = (
+    "shard",
+    "shard",
+    "shard",
+    "shard",
+    "shard",
+    "shard",
+    "shard",
+    "flatten",
+    "blocks",
+    "join",
+    "only",
+    "pad",
+    "permute",
+    "view",
+    "concat",
+)
 
 
 @st.composite
@@ -69,7 +85,7 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict
     mesh = {"axes": axes}
     steps: list[dict[str, Any]] = []
     place: dict[str, Any] | None = None
-    for _ in range(draw(st.sampled_from([1, 2, 0, 3, 4]))):
+    for _ in range(draw(st.sampled_from([2, 1, 3, 0, 4, 6]))):
         step = draw(_step(mesh, shape, steps, kinds, place))
         if step is None:
             continue
@@ -113,14 +129,6 @@ def _lowers(
 ) -> bool:
     try:
         lower(mesh, steps, shape, place)
-    except RefusalError:
-        return False
-    return True
-
-
-def _scales(raw: bytes, dtype: str, exponent: int) -> bool:
-    try:
-        scaled(raw, dtype, exponent)
     except RefusalError:
         return False
     return True
@@ -205,6 +213,49 @@ def _step(
 
 
 @st.composite
+def _entries(draw: st.DrawFn) -> tuple[list[int], dict[str, Any], dict[str, Any]]:
+    """Entries of each coordinate's own: a shape, the layout that holds them, and one that asks for them."""
+    sizes = draw(st.sampled_from([[2], [1], [3], [2, 2], [4], [1, 3]]))
+    mesh = {"axes": [{"name": name, "size": size} for name, size in zip("ab", sizes, strict=False)]}
+    resize = draw(st.sampled_from(["refuse", "keep"]))
+    step = {"kind": "local", "resize": resize}
+    other = draw(st.sampled_from(["same", "flat", "plain"]))
+    flat = {"axes": [{"name": "n", "size": _product(mesh["axes"])}]}
+    targets: dict[str, dict[str, Any]] = {
+        "same": {"mesh": mesh, "steps": [step]},
+        "flat": {"mesh": flat, "steps": [step]},
+        "plain": {"mesh": flat, "steps": []},
+    }
+    shape = [_product(mesh["axes"]), *draw(st.sampled_from([[], [3], [2, 2], [0]]))]
+    return shape, {"mesh": mesh, "steps": [step]}, targets[other]
+
+
+def _with_partial(draw: st.DrawFn, plan: dict[str, Any], side: str) -> None:
+    """Leave some axis of a side pending, if that lowers and, in a source, its contributions have a reduction."""
+    layout = plan[side]
+    taken = {axis["by"] for axis in layout["mesh"]["axes"] if "by" in axis}
+    taken |= {step["axis"] for step in layout["steps"] if "axis" in step}
+    taken |= {own["axis"] for step in layout["steps"] for part in step.get("steps", ()) for own in part or ()}
+    free = [axis["name"] for axis in layout["mesh"]["axes"] if "size" in axis and axis["name"] not in taken]
+    if not free:
+        return
+    reduce = draw(st.sampled_from(["sum", "mean", "max"]))
+    steps = list(layout["steps"])
+    for axis in draw(st.lists(st.sampled_from(free), min_size=1, max_size=2, unique=True)):
+        at = draw(st.integers(0, len(steps)))
+        steps.insert(at, {"kind": "partial", "axis": axis, "reduce": reduce})
+    if not _lowers(layout["mesh"], steps, plan["shape"], layout.get("place")):
+        return
+    found = {**plan, side: {**layout, "steps": steps}}
+    try:
+        spread_dtype(plan["dtype"], "partial", reduce)
+        plan_data(found)
+    except RefusalError:
+        return
+    plan[side] = found[side]
+
+
+@st.composite
 def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
     """A plan that both sides claim to master."""
     both = {
@@ -216,31 +267,48 @@ def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
     # Mostly layouts: whole tensors have few ways to be wrong.
     maybe = st.one_of(st.none(), *[layouts(shape, both["steps"])] * 3)
     source, target = draw(maybe), draw(maybe)
+    if "local" in both["steps"] and draw(st.sampled_from([*[False] * 9, True])):
+        shape, source, target = draw(_entries())
     dtypes = sorted(
         both["dtypes"], key=lambda name: (name != "uint8", order.index(name) if name in order else 99)
     )
-    dtype = draw(st.sampled_from([name for name in dtypes if name in ITEM_BYTES]))
     gzip = writer.writes_compressor("gzip") and "gzip" in reader.document["compressors"]
     level = draw(st.none() | st.integers(0, 9)) if gzip else None
-    data = draw(
-        st.sampled_from(["counter", "zeros"]) | st.integers(0, 2**32).map(lambda seed: f"random:{seed}")
-    )
-    if "scale" in both["steps"]:
-        raw = plan_data({"dtype": dtype, "shape": shape, "data": data})
-        for layout in (source, target):
-            exponent = draw(st.sampled_from([0, 0, 0, 1, -1, 5, -20]))
-            if layout is not None and exponent and _scales(raw, dtype, exponent):
-                layout["steps"].insert(
-                    draw(st.integers(0, len(layout["steps"]))), {"kind": "scale", "exponent": exponent}
-                )
-    return {
+    plan = {
         "storage": draw(st.sampled_from(sorted(both["storages"]))),
         "chunk_bytes": draw(st.sampled_from([1 << 20, 16, 17, 24, 64, 100])),
-        "dtype": dtype,
+        "dtype": draw(st.sampled_from([name for name in dtypes if name in ITEM_BYTES])),
         "shape": shape,
-        "data": data,
+        "data": draw(
+            st.sampled_from(["counter", "zeros"]) | st.integers(0, 2**32).map(lambda seed: f"random:{seed}")
+        ),
         "compressor": None if level is None else {"name": "gzip", "configuration": {"level": level}},
         "source": source,
         "target": target,
         "rewrite": draw(st.none() | st.sampled_from(sorted(both["storages"]))),
     }
+    for side in ("source", "target"):
+        if plan[side] is not None and [step["kind"] for step in plan[side]["steps"]] != ["local"]:
+            _with_value_steps(draw, plan, side, both["steps"])
+    return plan
+
+
+def _with_value_steps(draw: st.DrawFn, plan: dict[str, Any], side: str, kinds: Sequence[str]) -> None:
+    """Maybe leave a reduction pending, and maybe multiply by a factor that is exact."""
+    if "partial" in kinds and draw(st.sampled_from([False, True])):
+        _with_partial(draw, plan, side)
+    exponent = draw(st.sampled_from([0, 0, 0, 1, -1, 5, -20]))
+    if "scale" not in kinds or not exponent:
+        return
+    layout = plan[side]
+    at = draw(st.integers(0, len(layout["steps"])))
+    steps = [*layout["steps"][:at], {"kind": "scale", "exponent": exponent}, *layout["steps"][at:]]
+    found = {**plan, side: {**layout, "steps": steps}}
+    pending = any(step["kind"] == "partial" for step in plan["source"]["steps"]) if plan["source"] else False
+    try:
+        raw = plan_data(found)
+        if side == "target" or not pending:
+            scaled(raw, plan["dtype"], exponent)
+    except RefusalError:
+        return
+    plan[side] = found[side]

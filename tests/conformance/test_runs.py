@@ -10,8 +10,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ucp_conformance.connection import Connection
+from ucp_conformance.exchange import refusal_of
+from ucp_conformance.judge import PASS, judge
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import Result, apply_expected, badge, classes, read_expected
 
@@ -140,6 +144,48 @@ def test_a_case_is_replayed_and_promoted(tmp_path: Path) -> None:
     case = json.loads((tmp_path / "vectors/good/promoted/three-over-two/case.json").read_bytes())
     protocol_validator("case").validate(case)
     assert (tmp_path / "vectors/good/promoted/three-over-two/expected/local-1.bin").read_bytes() == b"\3"
+
+
+PENDING = {
+    **PLAN,
+    "dtype": "float32",
+    "source": {
+        "mesh": {"axes": [{"name": "a", "size": 2}]},
+        "steps": [{"kind": "partial", "axis": "a", "reduce": "sum"}],
+    },
+}
+ENTRIES = {
+    **PLAN,
+    "shape": [2, 2],
+    "source": {
+        "mesh": {"axes": [{"name": "a", "size": 2}]},
+        "steps": [{"kind": "local", "resize": "refuse"}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "plan", [PENDING, ENTRIES, {**PLAN, "target": PENDING["source"], "dtype": "float32"}]
+)
+def test_steps_about_values_are_exchanged_and_promoted(plan: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps({"kind": "exchange", "writer": "a", "reader": "b", "plan": plan}))
+    assert ucp_conformance("replay", file, "--driver", f"o={ORACLE}").returncode == 0
+    done = ucp_conformance("promote", file, "one", "--vectors", tmp_path / "vectors")
+    assert done.returncode == 0, done.stderr
+    connection = Connection(ORACLE, label="o", timeout=60.0)
+    try:
+        case = json.loads((tmp_path / "vectors/good/promoted/one/case.json").read_bytes())
+        for check in case["checks"]:
+            assert judge(connection, case, check, tmp_path / "vectors/good/promoted/one")[0] == PASS, check
+    finally:
+        connection.kill()
+
+
+def test_what_is_to_be_refused_is_known() -> None:
+    for plan, code in ((ENTRIES, "UCP-E-MISMATCH"), ({**PLAN, "target": PENDING["source"]}, "UCP-E-LAYOUT")):
+        assert refusal_of(plan) == code
+    assert refusal_of(PLAN) is None
 
 
 def test_examples_of_the_protocol_meet_their_schemas() -> None:

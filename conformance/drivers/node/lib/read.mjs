@@ -251,11 +251,11 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null},
   const reader = readerOf(checkpoint, atom, slot);
   const {dtype} = reader.slot;
   checkForm({mesh, steps, place});
-  checkEntries(checkpoint.layoutOf(reader.slot), {mesh, steps});
-  checkLayout(mesh, steps, reader.slot.shape, '', place, dtype);
   if (steps.some(({kind}) => kind === 'partial')) { // UCP-R-024
     throw new UcpError('UCP-E-LAYOUT', '', 'contributions cannot be had back');
   }
+  checkEntries(checkpoint.layoutOf(reader.slot), {mesh, steps});
+  checkLayout(mesh, steps, reader.slot.shape, '', place, dtype);
   const exponent = steps.find(({kind}) => kind === 'scale')?.exponent ?? 0;
   for (const coordinate of coordinates) {
     if (!hasCoordinate(mesh, coordinate)) {
