@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.content import Content
     from ucpformat.frameworks.conversion import Job
 
-__all__ = ["DCP", "DEEPSPEED", "DEEPSPEED_UNIVERSAL", "MEGATRON"]
+__all__ = ["DCP", "DEEPSPEED", "DEEPSPEED_UNIVERSAL", "MEGATRON", "MEGATRON_CLASSIC"]
 
 
 def _detect_dcp(path: Path) -> bool:
@@ -139,6 +139,27 @@ def _export_megatron(content: Content, path: Path, options: ExportOptions) -> Ex
     from ucpformat.frameworks.megatron.exporter import export_torch_dist
 
     return export_torch_dist(content, path, progress=options.progress)
+
+
+def _detect_classic(path: Path) -> bool:
+    from ucpformat.frameworks.megatron.classic_directory import detect
+
+    return detect(path)
+
+
+def _plan_classic(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.megatron.classic_importer import import_classic
+
+    return import_classic(path, options.settings)
+
+
+MEGATRON_CLASSIC: Final = ForeignKind(
+    "megatron-classic",
+    _detect_classic,
+    _plan_classic,
+    title="Megatron-LM's mp_rank_* directories",
+    import_settings=_PATTERNS,
+)
 
 
 MEGATRON: Final = ForeignKind(

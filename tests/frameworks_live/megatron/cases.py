@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "CLASSIC", "Case"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Case:
     sharding: str | None = "fully_reshardable"
     forward: bool = False
     by_layer: bool = False
+    bf16: bool = False
+    tied: bool = False
+    bucket_size: int | None = None
     resumed: tuple[int, int, int, int] = (1, 1, 1, 1)
 
 
@@ -35,3 +38,12 @@ CASES: Final = {
     "dp2-buckets": Case(2, sharding="dp_reshardable", forward=True),
     "tp2-pp2": Case(4, tp=2, pp=2, by_layer=True, resumed=(2, 1, 2, 1)),
 }
+
+CLASSIC: Final = {
+    "tp2-pp2-plain": Case(4, tp=2, pp=2, sharding=None),
+    "tp2-dp2": Case(4, tp=2, sharding="fully_reshardable", bf16=True),
+    "pp2-dp2-tied": Case(4, pp=2, sharding="fully_reshardable", tied=True, bucket_size=1000),
+    "tp2-plain-bf16": Case(4, tp=2, sharding=None, bf16=True),
+    "pp2-ep2": Case(4, pp=2, ep=2, experts=4),
+}
+"""What is saved as Megatron-LM does without ``dist_checkpointing``."""

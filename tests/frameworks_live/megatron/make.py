@@ -50,6 +50,8 @@ def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
         pipeline_model_parallel_size=pp,
         expert_model_parallel_size=ep,
         pipeline_dtype=torch.float32,
+        bf16=case.bf16,
+        params_dtype=torch.bfloat16 if case.bf16 else torch.float32,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         normalization="RMSNorm",
@@ -63,13 +65,24 @@ def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
         max_sequence_length=8,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=case.tied,
         position_embedding_type="rope",
     )
-    sharded = DistributedDataParallelConfig(use_distributed_optimizer=case.sharding is not None)
+    if case.bf16:
+        model.bfloat16()
+    sharded = DistributedDataParallelConfig(
+        use_distributed_optimizer=case.sharding is not None,
+        bucket_size=case.bucket_size,
+        overlap_grad_reduce=case.bucket_size is not None,
+    )
     ddp = DistributedDataParallel(config, sharded, model)
     settings = OptimizerConfig(
-        optimizer="adam", lr=1e-2, use_distributed_optimizer=case.sharding is not None, clip_grad=0.0
+        optimizer="adam",
+        lr=1e-2,
+        use_distributed_optimizer=case.sharding is not None,
+        clip_grad=0.0,
+        bf16=case.bf16,
+        params_dtype=torch.bfloat16 if case.bf16 else torch.float32,
     )
     return ddp, get_megatron_optimizer(settings, [ddp])
 
@@ -86,7 +99,8 @@ def step(ddp: Any, optimizer: Any, number: int, *, forward: bool) -> float:
         loss.backward()
         ddp.finish_grad_sync()
     else:
-        for place, (_, parameter) in enumerate(ddp.named_parameters()):
+        for number_of, (_, parameter) in enumerate(ddp.named_parameters()):
+            place = 0 if getattr(parameter, "shared_embedding", False) else number_of
             parameter.main_grad.copy_(torch.sin(parameter.detach() * 3 + number + place))
     optimizer.step()
     return float(loss.detach())
@@ -143,9 +157,12 @@ def dump(ddp: Any, optimizer: Any) -> dict[str, Any]:
                 begin = found._get_model_param_range_map(parameter)["param"].start
                 tensors = found._get_main_param_and_optimizer_states(parameter)
             else:
-                if parameter not in found.optimizer.state:
+                main = getattr(parameter, "main_param", parameter)
+                if main not in found.optimizer.state:
                     continue
-                begin, tensors = 0, found.optimizer.state[parameter]
+                begin, tensors = 0, {**found.optimizer.state[main]}
+                if main is not parameter:
+                    tensors["param"] = main
             states[name] = {
                 key: (begin, tensor.detach().clone())
                 for key, tensor in tensors.items()

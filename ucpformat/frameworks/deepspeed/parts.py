@@ -12,7 +12,7 @@ from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
 from ucpformat.frameworks.deepspeed.sources import EqualSources
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
 
-__all__ = ["ParameterGroups", "Part", "Position", "joined_stages"]
+__all__ = ["ParameterGroups", "Part", "Position", "joined_drafts", "joined_stages"]
 
 ParameterGroups = list[tuple[list[str], Mapping[str, Any]]]
 
@@ -48,11 +48,20 @@ def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where stages have other states or shapes of a tied weight.
     """
-    joined = Draft()
     groups: ParameterGroups = []
     for part in parts:
-        at = part.position.model.file.name
-        draft = part.draft
+        _join_groups(groups, part.groups)
+    return joined_drafts([(part.draft, part.position.model.file.name) for part in parts]), groups
+
+
+def joined_drafts(drafts: Sequence[tuple[Draft, str]]) -> Draft:
+    """One draft of those of several files, which are named; what several hold must be equal, bit by bit.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where they have other shapes or data types of one slot.
+    """
+    joined = Draft()
+    for draft, at in drafts:
         for (atom, slot), source in draft.sources.items():
             spec = draft.slots[atom][slot]
             known = joined.sources.get((atom, slot))
@@ -61,14 +70,13 @@ def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
                 continue
             other = joined.slots[atom][slot]
             if (other.dtype, other.shape) != (spec.dtype, spec.shape):
-                raise refused(f"{atom!r} has another shape or data type on another stage", at)
+                raise refused(f"{atom!r} has another shape or data type elsewhere", at)
             joined.sources[atom, slot] = EqualSources(known, source, f"{atom}/{slot}", at)
         for atom, names in draft.aliases.items():
             held = joined.aliases.setdefault(atom, [])
             held += [name for name in names if name not in held]
         joined.roles |= draft.roles
-        _join_groups(groups, part.groups)
-    return joined, groups
+    return joined
 
 
 def _join_groups(groups: ParameterGroups, others: ParameterGroups) -> None:

@@ -23,7 +23,7 @@ from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.shard_patterns import ShardPatterns
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 
-__all__ = ["merged_draft"]
+__all__ = ["merged_draft", "shard_source"]
 
 _INFO: Final = "universal_checkpoint_info"
 _MAP_VERSION: Final = 1
@@ -68,7 +68,7 @@ def merged_draft(
             merged.add(atom, slot, spec.dtype, spec.shape, read, annotations=spec.annotations)
             continue
         _check_shards(held, [other.shape for other in specs], atom, at)
-        merged.add(atom, slot, spec.dtype, held.shape, _source(held, reads, f"{atom}/{slot}", at))
+        merged.add(atom, slot, spec.dtype, held.shape, shard_source(held, reads, f"{atom}/{slot}", at))
     return merged
 
 
@@ -135,7 +135,7 @@ class _Shards:
             window(out, piece.box.relative_to(box))[...] = part
 
 
-def _source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
+def shard_source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
     """A reader of the whole parameter; where several ranks hold a region, their copies must be equal."""
     shards = []
     for region in held.filled():
