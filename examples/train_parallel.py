@@ -62,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ucp.CheckpointManager(chosen.run, keep_last=2, keep_every=1000, asynchronous=True) as manager:
         manager.resume(state)
         while training.step < chosen.steps:
-            losses[training.step] = training.advance(text)
+            loss = training.advance(text)
+            losses[training.step - 1] = loss
             if training.step % chosen.save_every == 0 or training.step == chosen.steps:
-                manager.save(training.step, state, metrics={"loss": losses[training.step - 1]})
+                manager.save(training.step, state, metrics={"loss": loss})
     if chosen.losses and int(os.environ.get("RANK", "0")) == 0:
         chosen.losses.write_text(json.dumps(losses))
     if dist.is_initialized():
