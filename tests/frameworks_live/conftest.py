@@ -6,8 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FRAMEWORKS = {
+    "accelerate": "accelerate",
     "deepspeed": "deepspeed",
     "jax": "jax",
+    "lightning": "lightning",
     "megatron": "megatron",
     "torchao": "torchao",
     "transformers": "transformers",

@@ -17,7 +17,16 @@ from ucpformat.storage.store import PREFIXES, open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["METRICS", "RunDirectory", "is_of_a_checkpoint", "metrics_of", "open_run", "step_name", "step_of"]
+__all__ = [
+    "METRICS",
+    "RunDirectory",
+    "is_of_a_checkpoint",
+    "metrics_of",
+    "open_run",
+    "place_at",
+    "step_name",
+    "step_of",
+]
 
 METRICS: Final = "org.ucpformat.metrics"
 """The annotation of a root document that has its metrics: numbers by name, null for what is not finite."""
@@ -159,12 +168,17 @@ def foreign_among(entries: Sequence[str]) -> bool:
 
 def open_run(url: str | os.PathLike[str]) -> RunDirectory:
     """The run directory at a local path or any fsspec URL; it need not exist yet."""
+    return RunDirectory(place_at(url))
+
+
+def place_at(url: str | os.PathLike[str]) -> Place:
+    """The directory at a local path or any fsspec URL."""
     from ucpformat.manager.local_place import LocalPlace
     from ucpformat.manager.remote_place import RemotePlace
 
     text = os.fspath(url)
     if text.startswith("file://"):
-        return RunDirectory(LocalPlace(text.removeprefix("file://")))
+        return LocalPlace(text.removeprefix("file://"))
     if "://" not in text and "::" not in text:
-        return RunDirectory(LocalPlace(text))
-    return RunDirectory(RemotePlace(text))
+        return LocalPlace(text)
+    return RemotePlace(text)
