@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.content import Content
     from ucpformat.frameworks.conversion import Job
 
-__all__ = ["ACCELERATE", "SAFETENSORS", "TORCH_SAVE"]
+__all__ = ["ACCELERATE", "ORBAX", "SAFETENSORS", "TORCH_SAVE"]
 
 
 def _detect_safetensors(path: Path) -> bool:
@@ -111,4 +111,36 @@ ACCELERATE: Final = ForeignKind(
     _plan_accelerate,
     title="directories of Accelerate's save_state, and of Lightning's FSDP strategy",
     before=("safetensors", "dcp"),
+)
+
+
+def _detect_orbax(path: Path) -> bool:
+    from ucpformat.frameworks.orbax.importer import detect
+
+    return detect(path)
+
+
+def _plan_orbax(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.orbax.importer import import_orbax
+
+    return import_orbax(path, settings=options.settings)
+
+
+def _export_orbax(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.orbax.exporter import export_orbax
+
+    return export_orbax(content, path, settings=options.settings, progress=options.progress)
+
+
+ORBAX: Final = ForeignKind(
+    "orbax",
+    _detect_orbax,
+    _plan_orbax,
+    _export_orbax,
+    title="Orbax's PyTrees: an item, a step or a manager's directory; needs TensorStore, ucpformat[orbax]",
+    import_settings=(Setting("step", "the step to read of a manager's directory; left out, the last"),),
+    export_settings=(
+        Setting("ocdbt", "true or false, for a file for each chunk; left out, true"),
+        Setting("zarr", "2 or 3, the version of Zarr; left out, 3"),
+    ),
 )

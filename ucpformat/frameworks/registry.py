@@ -33,6 +33,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "ds-universal": "ucpformat.frameworks.built_in:DEEPSPEED_UNIVERSAL",
     "megatron": "ucpformat.frameworks.built_in:MEGATRON",
     "megatron-classic": "ucpformat.frameworks.built_in:MEGATRON_CLASSIC",
+    "orbax": "ucpformat.frameworks.file_kinds:ORBAX",
     "safetensors": "ucpformat.frameworks.file_kinds:SAFETENSORS",
     "torch-save": "ucpformat.frameworks.file_kinds:TORCH_SAVE",
 }

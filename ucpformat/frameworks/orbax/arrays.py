@@ -1,0 +1,142 @@
+"""Arrays that Orbax keeps, by TensorStore: Zarr of either version, in files or in OCDBT.
+
+Source: ``serialization/tensorstore_utils.py`` of orbax-checkpoint 0.12.8. A missing chunk is an error there and here,
+never zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.errors import error
+from ucpformat.model.dtype import DTYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import Box
+
+__all__ = ["ArraySource", "Arrays", "array_spec", "tensorstore", "translated"]
+
+_MAX_CHUNK: Final = 16 << 30
+_CACHE: Final = 256 << 20
+
+
+def tensorstore() -> Any:
+    """The package tensorstore.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where it is not installed.
+    """
+    try:
+        import tensorstore as found
+    except ImportError:
+        raise error("UCP-E-SOURCE", "Orbax's arrays need TensorStore: install ucpformat[orbax]") from None
+    return found
+
+
+@contextmanager
+def translated(at: str) -> Iterator[None]:
+    """TensorStore's errors as registered ones."""
+    try:
+        yield
+    except (
+        ValueError,
+        OSError,
+        RuntimeError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        NotImplementedError,
+    ) as problem:
+        text = " ".join(str(problem).split())
+        raise error(
+            "UCP-E-SOURCE", f"TensorStore cannot read or write the array: {text:.400}", at=at
+        ) from None
+
+
+def array_spec(folder: Path, name: str, *, use_ocdbt: bool, use_zarr3: bool) -> dict[str, Any]:
+    """TensorStore's specification of one array."""
+    base = f"file://{folder.resolve().as_posix()}/"
+    kvstore: dict[str, Any] = (
+        {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+        if use_ocdbt
+        else {"driver": "file", "path": f"{folder.resolve().as_posix()}/{name}/"}
+    )
+    return {"driver": "zarr3" if use_zarr3 else "zarr", "kvstore": kvstore}
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """An open array as a source of boxes."""
+
+    at: str
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in elements."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The name of the data type, which is ours as well."""
+        return str(self.array.dtype.name)
+
+    def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill ``out`` with a box. Raises ``UCP-E-SOURCE`` for chunks that are missing or do not decode."""
+        where = tuple(slice(start, stop) for start, stop in zip(box.offset, box.stop, strict=True))
+        with translated(self.at):
+            out[...] = self.array[where].read(order="C").result()
+
+
+class Arrays:
+    """The arrays of one item."""
+
+    def __init__(self, folder: Path, item: str, *, use_ocdbt: bool, use_zarr3: bool) -> None:
+        self._store = tensorstore()
+        self._folder = folder
+        self._item = item
+        self._use_ocdbt = use_ocdbt
+        self._use_zarr3 = use_zarr3
+        self._context = self._store.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+
+    def open(self, names: Mapping[str, object]) -> dict[str, ArraySource]:
+        """Open arrays, all at once.
+
+        Raises:
+            ImportRefusedError: ``UCP-E-SOURCE``, naming the array, for what is missing or damaged; ``UCP-E-DTYPE`` and
+                ``UCP-E-LIMIT``.
+        """
+        opening = {}
+        for name in names:
+            spec = array_spec(self._folder, name, use_ocdbt=self._use_ocdbt, use_zarr3=self._use_zarr3)
+            spec |= {
+                "recheck_cached_data": False,
+                "recheck_cached_metadata": False,
+                "fill_missing_data_reads": False,
+            }
+            with translated(f"{self._item}{name}"):
+                opening[name] = self._store.open(spec, open=True, read=True, context=self._context)
+        found = {}
+        for name, future in opening.items():
+            at = f"{self._item}{name}"
+            with translated(at):
+                array = future.result()
+                chunk = tuple(array.chunk_layout.read_chunk.shape or ())
+            source = ArraySource(at, array)
+            entry = DTYPES.get(source.dtype)
+            if entry is None:
+                raise error("UCP-E-DTYPE", f"the data type {source.dtype!r:.40} is not supported", at=at)
+            if math.prod(chunk) * entry.item_bytes > _MAX_CHUNK:
+                raise error(
+                    "UCP-E-LIMIT", f"a chunk of {list(chunk)} elements is too large to be decoded", at=at
+                )
+            found[name] = source
+        return found

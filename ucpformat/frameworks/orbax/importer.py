@@ -1,0 +1,215 @@
+"""Orbax to universal checkpoint: every array an atom under its path; scalars, strings, empty containers as values."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.foreign import Lost
+from ucpformat.frameworks.orbax.arrays import Arrays
+from ucpformat.frameworks.orbax.documents import (
+    ARRAY_TYPES,
+    EMPTY,
+    METADATA,
+    SCALAR,
+    STEP_METADATA,
+    STRING,
+    STRINGS,
+    layout_of,
+    random_keys,
+    read_tree,
+    sharding_layouts,
+)
+from ucpformat.frameworks.origins import SOURCE, state_annotations
+from ucpformat.frameworks.state_paths import dotted, path_to_json
+from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
+from ucpformat.geometry import Box
+from ucpformat.model.state import StateDocument
+from ucpformat.model.values import encode
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ucpformat.frameworks.orbax.arrays import ArraySource
+    from ucpformat.frameworks.orbax.documents import OrbaxLeaf
+    from ucpformat.frameworks.state_paths import StatePath
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["KIND", "RANDOM_KEY", "detect", "import_orbax"]
+
+KIND: Final = "orbax"
+RANDOM_KEY: Final = "random_key"
+"""The member of a slot's annotation that says of which implementation a random key is."""
+
+_JSON_HANDLER: Final = "JsonCheckpointHandler"
+_STEP: Final = re.compile(r"(?:.*_)?(\d{1,15})")
+_LIMIT: Final = 256 << 20
+_OURS: Final = (
+    *(METADATA, STEP_METADATA, "_sharding", STRINGS, "array_metadatas", "commit_success.txt"),
+    *("manifest.ocdbt", "d"),
+)
+
+
+def detect(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is an item, a step or a directory of steps; reads nothing and never raises."""
+    try:
+        return bool(_is_step(Path(path)) or _steps(Path(path)))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_step(path: Path) -> bool:
+    return (path / METADATA).is_file() or (path / STEP_METADATA).is_file()
+
+
+def _steps(root: Path) -> dict[int, Path]:
+    if not root.is_dir():
+        return {}
+    return {
+        int(match[1]): child
+        for child in root.iterdir()
+        if (match := _STEP.fullmatch(child.name)) and child.is_dir() and _is_step(child)
+    }
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the items hold, by path."""
+
+    arrays: dict[StatePath, tuple[ArraySource, SlotSpec]] = field(default_factory=dict)
+    values: dict[StatePath, JsonValue] = field(default_factory=dict)
+    dropped: list[Lost] = field(default_factory=list)
+
+
+def import_orbax(path: str | os.PathLike[str], *, settings: Mapping[str, str]) -> Job:
+    """Plan the conversion of an item, a step, or of a manager's directory the last step, or that of ``step``.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE``, naming file or array, for what is missing, damaged or of another form;
+            ``UCP-E-DTYPE``, ``UCP-E-OBJECT`` for what has no place in the format.
+    """
+    root = Path(path)
+    if not _is_step(root):
+        steps = _steps(root)
+        wanted = settings.get("step") or (str(max(steps)) if steps else "")
+        if not wanted.isdecimal() or int(wanted) not in steps:
+            there = ", ".join(map(str, sorted(steps)[-8:])) or "none"
+            raise error(
+                "UCP-E-SOURCE", f"there is no finished step {wanted!r:.40}; there are {there}", at=str(root)
+            )
+        root = steps[int(wanted)]
+    files = CheckpointFiles(root)
+    found = _Found()
+    if METADATA in files.names():
+        _add_tree(found, files, "", ())
+    else:
+        _add_items(found, files)
+    return _job(found, root)
+
+
+def _add_items(found: _Found, files: CheckpointFiles) -> None:
+    """The items of a step: trees, JSON, and others, which are not read."""
+    document = parse_object(files.read(STEP_METADATA, _LIMIT), STEP_METADATA)
+    handlers = document.get("item_handlers")
+    if not isinstance(handlers, dict) or not all(isinstance(name, str) for name in handlers.values()):
+        raise error("UCP-E-SOURCE", "it names no items", at=STEP_METADATA)
+    for name, handler in handlers.items():
+        if "/" in name or name.startswith(".") or not name:
+            raise error(
+                "UCP-E-KEY", f"the item {name!r:.200} leaves the checkpoint's directory", at=STEP_METADATA
+            )
+        inside = files.names(name)
+        if METADATA in inside:
+            _add_tree(found, files, f"{name}/", (name,))
+        elif handler.endswith(_JSON_HANDLER):
+            at = f"{name}/metadata"
+            found.values[(name,)] = encode(parse_object(files.read(at, _LIMIT), at), at=name)
+        elif not inside:
+            raise error("UCP-E-SOURCE", "the item is missing", at=name)
+        else:
+            found.dropped.append(Lost(f"items/{name}", f"written by {handler.rpartition('.')[2]:.80}"))
+    known = {*handlers, *_OURS}
+    found.dropped += [Lost(f"files/{name}", "not Orbax's") for name in files.names() if name not in known]
+
+
+def _add_tree(found: _Found, files: CheckpointFiles, item: str, at: StatePath) -> None:
+    tree = read_tree(files, item)
+    stored = {leaf.name: leaf for leaf in tree.leaves if leaf.kind in (*ARRAY_TYPES, SCALAR)}
+    arrays = Arrays(files.root / item, item, use_ocdbt=tree.use_ocdbt, use_zarr3=tree.use_zarr3).open(stored)
+    shardings = sharding_layouts(files, item)
+    keys = random_keys(files, item)
+    strings: dict[str, Any] = {}
+    if any(leaf.kind == STRING for leaf in tree.leaves):
+        strings = parse_object(files.read(f"{item}{STRINGS}", _LIMIT), f"{item}{STRINGS}")
+    for leaf in tree.leaves:
+        path = (*at, *leaf.path)
+        if leaf.kind in ARRAY_TYPES:
+            source = arrays[leaf.name]
+            note: dict[str, JsonValue] = {"path": path_to_json(path)}
+            if leaf.name in keys:
+                note[RANDOM_KEY] = keys[leaf.name]
+            layout = layout_of(shardings.get(leaf.name), source.shape)
+            spec = SlotSpec(source.dtype, source.shape, layout, annotations={SOURCE: note})
+            found.arrays[path] = (source, spec)
+        else:
+            found.values[path] = encode(_value(leaf, arrays, strings, item), at=dotted(path))
+
+
+def _value(
+    leaf: OrbaxLeaf, arrays: Mapping[str, ArraySource], strings: Mapping[str, Any], item: str
+) -> object:
+    if leaf.kind == SCALAR:
+        source = arrays[leaf.name]
+        if source.shape:
+            raise error("UCP-E-SOURCE", "a scalar has dimensions", at=source.at)
+        out = np.empty((), source.array.dtype.numpy_dtype)
+        source(Box((), ()), out)
+        return _number(out)
+    if leaf.kind == STRING:
+        text = strings.get(leaf.name)
+        if not isinstance(text, str):
+            raise error("UCP-E-SOURCE", f"the text of {leaf.name!r:.200} is missing", at=f"{item}{STRINGS}")
+        return text
+    if leaf.kind in EMPTY:
+        return EMPTY[leaf.kind]
+    raise error(
+        "UCP-E-OBJECT",
+        f"{leaf.name!r:.200} is a {leaf.kind!r:.80}, which only the program that wrote it can read",
+        at=f"{item}{METADATA}",
+    )
+
+
+def _number(array: np.ndarray[Any, np.dtype[Any]]) -> object:
+    """A number of Python's where its type says no more than Orbax would make of it again, else numpy's."""
+    if array.dtype in (np.dtype("int64"), np.dtype("float64"), np.dtype("bool")):
+        return array.item()
+    return array[()]
+
+
+def _job(found: _Found, root: Path) -> Job:
+    names: dict[str, StatePath] = {}
+    for path in (*found.arrays, *found.values):
+        if names.setdefault(dotted(path), path) != path:
+            raise error("UCP-E-NAME", f"two leaves have the name {dotted(path)!r:.200}", at=str(root))
+    match = _STEP.fullmatch(root.name)
+    return Job(
+        [AtomSpec(dotted(path), {"value": spec}) for path, (_, spec) in found.arrays.items()],
+        [SlotSource(dotted(path), "value", source) for path, (source, _) in found.arrays.items()],
+        StateDocument(
+            {dotted(path): value for path, value in found.values.items()},
+            {},
+            {},
+            state_annotations(KIND, {}, {dotted(path): path for path in found.values}),
+        ),
+        step=int(match[1]) if match else None,
+        dropped=found.dropped,
+    )
