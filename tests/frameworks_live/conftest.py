@@ -7,6 +7,7 @@ from pathlib import Path
 
 FRAMEWORKS = {
     "accelerate": "accelerate",
+    "dask": "distributed",
     "deepspeed": "deepspeed",
     "jax": "jax",
     "lightning": "lightning",

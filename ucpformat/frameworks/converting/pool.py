@@ -84,7 +84,7 @@ def dask_pool(address: str, workers: int | None) -> Iterator[Pool]:
         threads = sum(client.ncores().values())
         window = 2 * (threads if workers is None else workers)
         # A worker that dies gives its tasks back to the scheduler, which asks others.
-        yield Pool(client.get_executor(retries=_ATTEMPTS), max(window, 1), is_remote=True)
+        yield Pool(client.get_executor(), max(window, 1), is_remote=True)
     finally:
         client.close()
 
@@ -145,8 +145,10 @@ def run_tasks(
                 running.clear()
                 executor = pool.renew()
     except BaseException:
-        for future in running:
-            future.cancel()
+        if not pool.is_remote:
+            for future in running:
+                future.cancel()
+        # Elsewhere a task that is cancelled may go on all the same: nothing is cleared away under its hands.
         wait(running)
         raise
 
