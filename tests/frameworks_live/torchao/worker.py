@@ -18,7 +18,7 @@ from torchao.optim import AdamW8bit
 
 import ucpformat
 from tests.processes import join, leave
-from ucpformat.frameworks.torchao import block_layouts
+from ucpformat.integrations.torchao import block_layouts
 
 
 def job(seed: int, divide: bool) -> dict[str, Any]:
