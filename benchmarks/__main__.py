@@ -1,4 +1,4 @@
-"""``python -m benchmarks save-load``: see README.md here."""
+"""``python -m benchmarks save-load`` and ``stall``: see README.md here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.contenders import CONTENDERS
 from benchmarks.save_load import compare
+from benchmarks.stall import measure as measure_stalls
 from benchmarks.tables import markdown, text
 from benchmarks.workloads import WORKLOADS
 
@@ -84,6 +85,19 @@ def save_load(
         json_path.write_text(json.dumps(run.to_json(), indent=1) + "\n")
     if markdown_path is not None:
         markdown_path.write_text(markdown(run))
+
+
+@main.command()
+@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+def stall(nbytes: int, repeats: int, torch_threads: int, directory: Path) -> None:
+    """For how long asynchronous saves keep training: a plain copy, this library, and torch's."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(torch_threads)
+    found = measure_stalls(nbytes, repeats, directory, lambda line: click.echo(line, err=True))
+    click.echo(found.text())
 
 
 def _command(state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int) -> str:
