@@ -1,8 +1,8 @@
 """A loop as torchtitan has it: FSDP2 over tensor parallelism, saved in the background, resumed on any other mesh.
 
-    torchrun --nproc-per-node 4 examples/train_parallel.py --run out/parallel --dp 2 --tp 2 --steps 20
-    torchrun --nproc-per-node 2 examples/train_parallel.py --run out/parallel --dp 2 --steps 40
-    python examples/train_parallel.py --run out/parallel --steps 60
+    torchrun --nproc-per-node 4 examples/train_parallel.py --folder out/parallel --dp 2 --tp 2 --steps 20
+    torchrun --nproc-per-node 2 examples/train_parallel.py --folder out/parallel --dp 2 --steps 40
+    python examples/train_parallel.py --folder out/parallel --steps 60
 
 Model and parallelism are those of ``train_gpt.py``. ``docs/guides/torchtitan.md`` walks through it.
 """
@@ -41,7 +41,7 @@ class TrainState:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT under FSDP2 x TP; save and resume.")
-    parser.add_argument("--run", required=True, metavar="DIR", help="the run directory, or an fsspec URL")
+    parser.add_argument("--folder", required=True, metavar="DIR", help="the run directory, or an fsspec URL")
     parser.add_argument("--dp", type=int, default=1, help="FSDP2 shards")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--steps", type=int, required=True, help="train until this step")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     text = standard_library_text()
     losses: dict[int, float] = {}
-    with ucp.CheckpointManager(chosen.run, keep_last=2, keep_every=1000, asynchronous=True) as manager:
+    with ucp.CheckpointManager(chosen.folder, keep_last=2, keep_every=1000, asynchronous=True) as manager:
         manager.resume(state)
         while training.step < chosen.steps:
             loss = training.advance(text)

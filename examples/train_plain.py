@@ -1,6 +1,6 @@
 """Plain PyTorch: saves in the background, keeps what it should, resumes with one call.
 
-    torchrun --nproc-per-node 2 examples/train_plain.py --run out/plain --steps 60
+    torchrun --nproc-per-node 2 examples/train_plain.py --folder out/plain --steps 60
 
 Called again with more steps, on as many processes or on others, or by ``python`` alone, it goes on where it stopped.
 ``docs/guides/pytorch.md`` walks through it.
@@ -52,7 +52,7 @@ class Data:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a small classifier with plain PyTorch.")
-    parser.add_argument("--run", required=True, metavar="DIR", help="the run directory, or an fsspec URL")
+    parser.add_argument("--folder", required=True, metavar="DIR", help="the run directory, or an fsspec URL")
     parser.add_argument("--steps", type=int, required=True, help="train until this step")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write the losses here, one JSON object")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     losses: dict[int, float] = {}
     with ucp.CheckpointManager(
-        chosen.run, keep_last=2, keep_best=1, metric="loss", asynchronous=True
+        chosen.folder, keep_last=2, keep_best=1, metric="loss", asynchronous=True
     ) as manager:
         manager.stop_on()  # SIGTERM: save, then leave
         step = manager.resume(state) or 0

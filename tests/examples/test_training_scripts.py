@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.processes import Ranks, launch_in_turn
 
 pytestmark = pytest.mark.distributed
 
+ROOT = Path(__file__).resolve().parents[2]
 WORKER = "tests.examples.script_worker"
 TOLERANCE = 1e-4
 """Of a loss in nats, where sums of float32 are taken in another order."""
@@ -31,7 +33,7 @@ def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     def job(world: int, run: str, steps: int) -> Ranks:
         kept = str(tmp_path / f"{run}-{world}.json")
         arguments = [
-            "--run",
+            "--folder",
             str(tmp_path / run),
             "--steps",
             str(steps),
@@ -42,8 +44,8 @@ def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         ]
         return Ranks(["train_plain.py", *arguments], world)
 
-    launch_in_turn(WORKER, [job(2, "whole", 12), job(2, "a", 6), job(2, "b", 6), job(2, "c", 6)])
-    launch_in_turn(WORKER, [job(2, "a", 12), job(3, "b", 12), job(1, "c", 12)])
+    begun = [job(2, "whole", 12), job(2, "a", 6), job(2, "b", 6), job(2, "c", 6)]
+    launch_in_turn(WORKER, [*begun, job(2, "a", 12), job(3, "b", 12), job(1, "c", 12)])
     whole = losses(tmp_path / "whole-2.json")
     assert list(whole) == list(range(12))
     assert losses(tmp_path / "a-2.json") == {step: whole[step] for step in range(6, 12)}, "to the last bit"
@@ -65,11 +67,11 @@ def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
         kept = str(tmp_path / f"{run}-{dp}x{tp}.json")
         arguments = ["--dp", str(dp), "--tp", str(tp), "--steps", str(steps), "--save-every", "2"]
         return Ranks(
-            ["train_parallel.py", "--run", str(tmp_path / run), "--losses", kept, *arguments], dp * tp
+            ["train_parallel.py", "--folder", str(tmp_path / run), "--losses", kept, *arguments], dp * tp
         )
 
-    launch_in_turn(WORKER, [job(2, 2, "whole", 8), job(2, 2, "a", 4), job(2, 2, "b", 4)])
-    launch_in_turn(WORKER, [job(2, 2, "a", 8), job(2, 1, "b", 6), job(1, 1, "b", 8)])
+    begun = [job(2, 2, "whole", 8), job(2, 2, "a", 4), job(2, 2, "b", 4)]
+    launch_in_turn(WORKER, [*begun, job(2, 2, "a", 8), job(2, 1, "b", 6), job(1, 1, "b", 8)])
     whole = losses(tmp_path / "whole-2x2.json")
     assert list(whole) == list(range(8))
     assert losses(tmp_path / "a-2x2.json") == {step: whole[step] for step in range(4, 8)}, "to the last bit"
@@ -79,3 +81,18 @@ def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
     assert run.steps() == [6, 8]
     for step in run.steps():
         assert list(ucp.validate(run.path(step))) == []
+
+
+def test_torchrun_takes_the_commands_of_guides_and_scripts() -> None:
+    """It takes what begins an option of its own for that option, wherever it stands."""
+    from torch.distributed.run import get_args_parser
+
+    guides = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("pytorch", "torchtitan")]
+    texts = [path.read_text() for path in (*guides, *ROOT.glob("examples/train_*.py"))]
+    commands = [line.split("#")[0] for text in texts for line in text.splitlines() if "torchrun --" in line]
+    assert len(commands) > 5
+    for command in commands:
+        _, *words = shlex.split(command)
+        found = get_args_parser().parse_args(words)
+        assert (ROOT / found.training_script).exists()
+        assert found.training_script_args == words[words.index(found.training_script) + 1 :]

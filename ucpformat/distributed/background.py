@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
+from ucpformat.collector import paused
 from ucpformat.distributed.arena import Arena
 from ucpformat.distributed.group import another
 from ucpformat.distributed.save import SaveReport, prepare_save
@@ -179,10 +180,11 @@ class BackgroundSaver:
             return AsyncSave.ended(str(url), AsyncReport(None, 0, self._arena.nbytes, kept, 0.0, 0.0, 0.0))
         result = AsyncSave(str(url))
         waited = time.perf_counter()
-        saving = prepare_save(url, describe_state, self._calls, options)
-        self._last = result
-        _open[id(self)] = self
-        _Work(saving, self._writes, self._arena, result, then).stage(self._copier, began, waited)
+        with paused():
+            saving = prepare_save(url, describe_state, self._calls, options)
+            self._last = result
+            _open[id(self)] = self
+            _Work(saving, self._writes, self._arena, result, then).stage(self._copier, began, waited)
         return result
 
     def _admitted(self, url: str, when_busy: WhenBusy) -> bool:
