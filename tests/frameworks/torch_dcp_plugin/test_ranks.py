@@ -18,3 +18,10 @@ def test_dcp_saves_and_loads_under_four_ranks(tmp_path: Path) -> None:
     for path in checkpoints:
         if (path / "ucp.json").exists():
             assert list(validate(path)) == []
+
+
+@pytest.mark.distributed
+def test_what_torch_contradicts_is_kept_or_refused(tmp_path: Path) -> None:
+    launch("tests.frameworks.torch_dcp_plugin.uneven_worker", [str(tmp_path)], 8)
+    for name in ("ours", "native"):
+        assert list(validate(tmp_path / f"{name}.ucp")) == []

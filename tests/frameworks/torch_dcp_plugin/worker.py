@@ -86,12 +86,9 @@ def background(root: Path, savers: dict[str, Saver]) -> None:
         check(not differences(expected, other.whole()), name)
 
 
-def strided(full: torch.Tensor, mesh: Any, placements: list[Placement]) -> DTensor:
-    """A DTensor of ``full`` whose locals are those of its layout; torch itself says that they are right."""
-    empty = DTensor.from_local(
-        torch.empty(0), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
-    )
-    lowering = lower(layout_of(empty), tuple(full.shape))
+def local_of(tensor: DTensor, full: torch.Tensor) -> torch.Tensor:
+    """What this rank has of ``full`` by the layout of a DTensor."""
+    lowering = lower(layout_of(tensor), tuple(full.shape))
     local_map = lowering.at(lowering.layout.mesh.coordinate_of(dist.get_rank()))
     assert local_map is not None
     local = torch.zeros(local_map.shape)
@@ -100,8 +97,16 @@ def strided(full: torch.Tensor, mesh: Any, placements: list[Placement]) -> DTens
         flat.as_strided(move.shape, move.target.strides, move.target.offset).copy_(
             whole.as_strided(move.shape, move.source.strides, move.source.offset)
         )
+    return local
+
+
+def strided(full: torch.Tensor, mesh: Any, placements: list[Placement]) -> DTensor:
+    """A DTensor of ``full`` whose locals are those of its layout; torch itself says that they are right."""
+    empty = DTensor.from_local(
+        torch.empty(0), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
+    )
     made = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
+        local_of(empty, full), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
     )
     check(torch.equal(made.full_tensor(), full), f"torch sees another tensor under {placements}")
     return made
