@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.frameworks.file_kinds import MAPS
 from ucpformat.frameworks.foreign import ExportOptions, ExportPlan, ForeignKind, ImportOptions, Path, Setting
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _plan_megatron(path: Path, options: ImportOptions) -> Job:
 def _export_megatron(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.megatron.exporter import export_torch_dist
 
-    return export_torch_dist(content, path, progress=options.progress)
+    return export_torch_dist(content, path, settings=options.settings, progress=options.progress)
 
 
 def _detect_classic(path: Path) -> bool:
@@ -168,5 +169,6 @@ MEGATRON: Final = ForeignKind(
     _plan_megatron,
     _export_megatron,
     title="Megatron-core's torch_dist",
+    export_settings=MAPS,
     before=("dcp",),
 )

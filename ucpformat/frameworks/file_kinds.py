@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.content import Content
     from ucpformat.frameworks.conversion import Job
 
-__all__ = ["ACCELERATE", "ORBAX", "SAFETENSORS", "TORCH_SAVE"]
+__all__ = ["ACCELERATE", "MAPS", "ORBAX", "SAFETENSORS", "TORCH_SAVE"]
 
 
 def _detect_safetensors(path: Path) -> bool:
@@ -34,7 +34,7 @@ def _export_safetensors(content: Content, path: Path, options: ExportOptions) ->
     return export_safetensors(content, path, settings=options.settings, progress=options.progress)
 
 
-_MAPS: Final = (
+MAPS: Final = (
     Setting(
         "map", "atom maps, MAP,MAP: names of ready-made ones or files, each with :left or :right if both fit"
     ),
@@ -53,10 +53,10 @@ SAFETENSORS: Final = ForeignKind(
     title="Hugging Face model directories and single safetensors files: weights, and the files beside them",
     import_settings=(
         Setting("weights", "the file or index to read, where there are several"),
-        *_MAPS,
+        *MAPS,
     ),
     export_settings=(
-        *_MAPS,
+        *MAPS,
         *_WEIGHTS,
         Setting("max_shard_size", "bytes of a file, such as 5GB, which it is if left out"),
         Setting(

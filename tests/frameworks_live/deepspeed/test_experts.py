@@ -6,13 +6,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 import ucpformat
 from tests.frameworks_live.deepspeed.make_moe import EXPERT_DEGREE, EXPERTS, MOES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, truncate
+from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
@@ -150,3 +153,12 @@ def test_files_for_experts_are_not_written(made: Path, tmp_path: Path) -> None:
     for kind in ("deepspeed", "ds-universal"):
         with pytest.raises(UcpError, match="mixture of experts"):
             convert_checkpoint(path, tmp_path / kind, source_kind="ucp", destination_kind=kind)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(["moe-z1-bf16", "moe-z0-fp32"]))
+def test_a_file_that_was_changed_is_read_or_refused(
+    made: Path, tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    """One byte or one value of one file: nothing but an error of ours may come of it."""
+    is_read_or_refused(made / name / "ckpt", "deepspeed", tmp_path, data)

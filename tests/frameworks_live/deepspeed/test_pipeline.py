@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 import ucpformat
 from tests.frameworks_live.deepspeed.make_pipe import PIPES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, truncate
+from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
@@ -246,3 +249,12 @@ def test_a_pipeline_without_zero_is_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UcpError, match="named nowhere") as refusal:
         converted(made / "pipe2-z0" / "ckpt", tmp_path / "out.ucp")
     assert refusal.value.code == "UCP-E-SOURCE"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(["pipe2-bf16"]))
+def test_a_file_that_was_changed_is_read_or_refused(
+    made: Path, tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    """One byte or one value of one file: nothing but an error of ours may come of it."""
+    is_read_or_refused(made / name / "ckpt", "deepspeed", tmp_path, data)

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 import ucpformat as ucp
 from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.cases import CLASSIC
+from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
@@ -193,3 +196,12 @@ def test_the_iteration_leads_nowhere_else(made: Path, text: str, tmp_path: Path)
     with pytest.raises(UcpError) as refusal:
         converted(copy, tmp_path / "out.ucp")
     assert refusal.value.code == "UCP-E-KEY"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(["tp2-dp2", "tp2-plain-bf16", "pp2-ep2"]))
+def test_a_file_that_was_changed_is_read_or_refused(
+    made: Path, tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    """One byte or one value of one file: nothing but an error of ours may come of it."""
+    is_read_or_refused(made / name / "ckpt", "megatron-classic", tmp_path, data)

@@ -67,13 +67,16 @@ class ModelStates:
         shared = mapping(tree.get("shared_params") or {}, "shared_params", at)
         if not all(type(key) is str for key in tree):
             raise refused("a name in the file is not a string", at)
+        buffers = items(tree.get("buffer_names") or [], "buffer_names", at)
+        if not all(type(name) is str for name in buffers):
+            raise refused("a name in buffer_names is not a string", at)
         if not all(type(a) is type(b) is str for a, b in shared.items()):
             raise refused("a name in shared_params is not a string", at)
         optimizer = tree.get("optimizer")
         return cls(
             file,
             {} if module is None else tensors(module, "module", at),
-            frozenset(items(tree.get("buffer_names") or [], "buffer_names", at)),
+            frozenset(buffers),
             None if groups is None else [_shapes(group, at) for group in items(groups, "param_shapes", at)],
             _shapes(frozen, at),
             tensors(tree.get("frozen_param_fragments") or {}, "frozen_param_fragments", at),

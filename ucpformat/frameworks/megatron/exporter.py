@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.foreign import ExportPlan
+from ucpformat.frameworks.foreign import ExportPlan, Lost
+from ucpformat.frameworks.map_choice import apply_maps
 from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
@@ -43,9 +44,13 @@ GROUPS: Final = "ucp_param_groups"
 
 
 def export_torch_dist(
-    content: Content, path: str | os.PathLike[str], *, progress: Callable[[int], None]
+    content: Content,
+    path: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, str] | None = None,
+    progress: Callable[[int], None],
 ) -> ExportPlan:
-    """Plan a ``torch_dist`` directory; nothing is lost in it.
+    """Plan a ``torch_dist`` directory; nothing is lost in it but what an atom map of ``settings`` leaves out.
 
     What came from ``torch_dist`` gets its keys back; other atoms are values under their names, and states under
     ``optimizer.state.<state>.<name>``, as ``fully_reshardable`` has them.
@@ -55,6 +60,10 @@ def export_torch_dist(
             torch or Megatron's common state cannot hold, ``UCP-E-NAME`` where two things would get one key, and
             what reading raises.
     """
+    unmapped: list[str] = []
+    if settings:
+        job, unmapped = apply_maps(content.job, settings)
+        content = type(content)(job)
     tensors: dict[str, ExportTensor] = {}
     renamed: dict[str, str] = {}
     for atom in content.values():
@@ -86,7 +95,8 @@ def export_torch_dist(
         write_dcp(root, tensors, objects, {}, stored=stored)
         _write_common(root, common)
 
-    return ExportPlan(len(objects) + len(common) + len(stored), write, renamed)
+    dropped = [Lost(what, "the atom map says so") for what in unmapped]
+    return ExportPlan(len(objects) + len(common) + len(stored), write, renamed, dropped)
 
 
 def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:
