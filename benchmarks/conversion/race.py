@@ -190,11 +190,6 @@ def main(
     extract, merge = map(int, best.split(","))
     everybody = contenders(source, tag, (extract, merge))
     readings: dict[str, list[Reading]] = defaultdict(list)
-    for number in range(rounds):
-        names = list(everybody)[number % 3 :] + list(everybody)[: number % 3]
-        for name in names if number % 2 == 0 else reversed(names):
-            readings[name].append(run(everybody[name]))
-            click.echo(f"round {number + 1}: {name}: {readings[name][-1].seconds} s", err=True)
     baseline = subprocess.run(
         [sys.executable, "-c", _BASELINE], capture_output=True, text=True, check=True, env=environment
     )
@@ -205,13 +200,20 @@ def main(
         "imports_anonymous_bytes": int(baseline.stdout) << 10,
         "workers_of_ds_to_universal": best,
         "tried": {choice: asdict(reading) for choice, reading in tried.items()},
-        "readings": {name: [asdict(reading) for reading in found] for name, found in readings.items()},
-        "ratios": {
-            name: _ratios(readings["ucp convert"], found)
-            for name, found in readings.items()
-            if name != "ucp convert"
-        },
     }
+    for number in range(rounds):
+        names = list(everybody)[number % 3 :] + list(everybody)[: number % 3]
+        for name in names if number % 2 == 0 else reversed(names):
+            readings[name].append(run(everybody[name]))
+            click.echo(f"round {number + 1}: {name}: {readings[name][-1].seconds} s", err=True)
+        found["readings"] = {name: [asdict(reading) for reading in of] for name, of in readings.items()}
+        found["ratios"] = {
+            name: _ratios(readings["ucp convert"], of)
+            for name, of in readings.items()
+            if name != "ucp convert"
+        }
+        if json_path is not None:  # a race takes long, and may be broken off
+            json_path.write_text(json.dumps(found, indent=1) + "\n")
     click.echo(json.dumps({key: found[key] for key in ("ratios", "carried_bytes")}, indent=1))
     for name, several in readings.items():
         middle = statistics.median(reading.seconds for reading in several)
@@ -220,8 +222,6 @@ def main(
             f"{name}: {middle:.2f} s, {most >> 20} MiB, wrote {several[0].written_bytes >> 20} MiB, "
             f"temporary {several[0].temporary_bytes >> 20} MiB"
         )
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _ratios(ours: list[Reading], theirs: list[Reading]) -> dict[str, float]:

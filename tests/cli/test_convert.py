@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import ucpformat
-from tests.cli.conftest import Ucp
+from tests.cli.conftest import Make, Ucp
 from tests.frameworks.torch_dcp.cases import DcpCase
 from ucpformat.frameworks.kinds import detect_kind
 from ucpformat.frameworks.torch_dcp import DcpDirectory
@@ -95,3 +96,33 @@ def test_a_place_without_a_checkpoint(ucp: Ucp, tmp_path: Path) -> None:
         refused = ucp("convert", source, tmp_path / "a")
         assert refused.exit_code == 1
         assert refused.stderr.startswith(f"error UCP-E-SOURCE at {source}: ")
+
+
+def test_memory_workers_and_resuming(ucp: Ucp, make: Make, tmp_path: Path) -> None:
+    source = make("a")
+    short = ucp("convert", source, tmp_path / "b", "--to", "ucp", "--memory", "1M")
+    assert (short.exit_code, short.stderr.split()[1]) == (1, "UCP-E-LIMIT:")
+    assert "give --memory 37M or more" in short.stderr
+    for number, options in enumerate(
+        (("--memory", "37M"), ("--workers", "1"), ("--resume",), ("--pool", "threads"))
+    ):
+        assert ucp("convert", source, tmp_path / str(number), "--to", "ucp", *options).exit_code == 0
+        assert ucp("diff", source, tmp_path / str(number)).exit_code == 0
+    assert ucp("convert", source, tmp_path / "c", "--memory", "much").exit_code == 2
+    assert ucp("convert", source, tmp_path / "c", "--set", "nothing").exit_code == 2
+    dry = ucp("convert", source, tmp_path / "c", "--to", "ucp", "--dry-run")
+    assert dry.stdout.rstrip().endswith("nothing written")
+    dcp = ucp("convert", source, tmp_path / "c", "--dry-run")
+    assert "renamed layer.[bold]w[/bold]/value: model.layer.[bold]w[/bold]" in dcp.stdout
+    dropped = ucp("convert", source, tmp_path / "c", "--to", "ucp", "--drop", "blobs/*", "--format", "json")
+    assert json.loads(dropped.stdout)["dropped"] == [{"what": "blobs/extra", "why": "--drop blobs/*"}]
+    assert not [path for path in tmp_path.iterdir() if path.name == "b"]
+
+
+def test_kinds_are_listed(ucp: Ucp) -> None:
+    result = ucp("kinds")
+    assert result.exit_code == 0
+    assert "deepspeed (reads, writes)" in result.stdout
+    kinds = {kind["name"]: kind for kind in json.loads(ucp("kinds", "--format", "json").stdout)["kinds"]}
+    assert "stage" in {setting["name"] for setting in kinds["deepspeed"]["export_settings"]}
+    assert not any(kind["broken"] for kind in kinds.values())

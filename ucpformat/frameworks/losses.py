@@ -81,6 +81,7 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
         values=found.kept("values", job.state.values),
         optimizers=optimizers,
     )
+    blobs = found.kept("blobs", job.blobs)
     if unused := found.unused():
         raise error("UCP-E-MISMATCH", f"--drop {unused[0]} matches nothing that is there")
     kept = replace(
@@ -88,6 +89,6 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
         atoms=atoms,
         sources=[source for source in job.sources if (source.atom, source.slot) in left],
         state=state,
-        blobs=found.kept("blobs", job.blobs),
+        blobs=blobs,
     )
     return kept, tuple(found.lost)
