@@ -66,6 +66,12 @@ SAFETENSORS: Final = ForeignKind(
 )
 
 
+_ORDER: Final = Setting(
+    "order",
+    "module, where optimizers that number parameters list them in the order of the model's state dict",
+)
+
+
 def _detect_torch_save(path: Path) -> bool:
     from ucpformat.frameworks.torch_save.importer import detect
 
@@ -75,13 +81,13 @@ def _detect_torch_save(path: Path) -> bool:
 def _plan_torch_save(path: Path, options: ImportOptions) -> Job:
     from ucpformat.frameworks.torch_save.importer import import_torch_save
 
-    return import_torch_save(path)
+    return import_torch_save(path, order=options.settings.get("order", ""))
 
 
 def _export_torch_save(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.torch_save.exporter import export_torch_save
 
-    return export_torch_save(content, path, progress=options.progress)
+    return export_torch_save(content, path, settings=options.settings, progress=options.progress)
 
 
 TORCH_SAVE: Final = ForeignKind(
@@ -90,6 +96,8 @@ TORCH_SAVE: Final = ForeignKind(
     _plan_torch_save,
     _export_torch_save,
     title="files of torch.save: state dicts, training states, Lightning's .ckpt",
+    import_settings=(_ORDER,),
+    export_settings=(Setting("numbered", "true, to number the parameters of optimizers as torch's own do"),),
 )
 
 
@@ -102,7 +110,8 @@ def _detect_accelerate(path: Path) -> bool:
 def _plan_accelerate(path: Path, options: ImportOptions) -> Job:
     from ucpformat.frameworks.torch_save.directories import import_directory
 
-    return import_directory(path, foreign_objects=options.foreign_objects)
+    order = options.settings.get("order", "")
+    return import_directory(path, foreign_objects=options.foreign_objects, order=order)
 
 
 ACCELERATE: Final = ForeignKind(
@@ -110,6 +119,7 @@ ACCELERATE: Final = ForeignKind(
     _detect_accelerate,
     _plan_accelerate,
     title="directories of Accelerate's save_state, and of Lightning's FSDP strategy",
+    import_settings=(_ORDER,),
     before=("safetensors", "dcp"),
 )
 

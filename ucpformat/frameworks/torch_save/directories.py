@@ -60,7 +60,9 @@ def detect(path: str | os.PathLike[str]) -> bool:
     )
 
 
-def import_directory(path: str | os.PathLike[str], *, foreign_objects: ForeignObjects = "refuse") -> Job:
+def import_directory(
+    path: str | os.PathLike[str], *, foreign_objects: ForeignObjects = "refuse", order: str = ""
+) -> Job:
     """Plan the conversion of such a directory; nothing in it is run, no tensor is read yet.
 
     Under ``opaque``, files whose pickles are not plain data are carried as blobs.
@@ -103,7 +105,7 @@ def import_directory(path: str | os.PathLike[str], *, foreign_objects: ForeignOb
             _add_other(leaves, files, name)
     if not any(path[0] == "model" for path in leaves.tensors):
         raise error("UCP-E-SOURCE", "there is no model", at=str(root))
-    return leaves.job(KIND)
+    return leaves.job(KIND, order=order)
 
 
 def _add_model(leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,12 +14,14 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
 from ucpformat.frameworks.foreign import ExportPlan, Lost
-from ucpformat.frameworks.origins import alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
 from ucpformat.frameworks.state_groups import expand_groups
-from ucpformat.frameworks.state_paths import StatePath, build, dotted
+from ucpformat.frameworks.state_paths import NumberKey, StatePath, build, dotted
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.tagged import decode
+from ucpformat.frameworks.torch_save.leaves import NUMBERED
+from ucpformat.frameworks.torch_save.numbering import PARAMS, STATE
 from ucpformat.geometry import chunk_grid
 
 if TYPE_CHECKING:
@@ -37,13 +39,17 @@ def export_torch_save(
     content: Content,
     path: str | os.PathLike[str],
     *,
+    settings: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> ExportPlan:
     """Plan the file; ``torch.load(path, weights_only=True)`` reads it.
 
+    Optimizers that numbered their parameters do so again, by their groups; with the setting ``numbered`` all do.
+
     Raises:
         UcpError: ``UCP-E-DTYPE`` for types that torch lacks, ``UCP-E-NAME`` where two things would lie in one place.
     """
+    numbers = _numbers(content, settings or {})
     leaves: dict[StatePath, object] = {}
     renamed: dict[str, str] = {}
 
@@ -55,7 +61,7 @@ def export_torch_save(
         for name, slot in atom.items():
             if slot.dtype.name not in _TYPES:
                 raise error("UCP-E-DTYPE", f"torch has no {slot.dtype.name}", at=f"{atom.name}/{name}")
-            place = slot_path(atom.name, name, slot.annotations)
+            place = _numbered_path(slot_path(atom.name, name, slot.annotations), atom.name, numbers)
             tensor = OutTensor(slot.dtype.name, slot.shape, _Blocks(slot, progress))
             put(place, tensor)
             renamed[f"{atom.name}/{name}"] = dotted(place)
@@ -66,7 +72,10 @@ def export_torch_save(
         put(nested.get(name, (name,)), decode(value, at=name))
     for name, optimizer in content.state.optimizers.items():
         for steps, value in expand_groups(optimizer, group_origin(content.state, name)).values():
-            put(steps, decode(value, at=dotted(steps)))
+            leaf = decode(value, at=dotted(steps))
+            if steps[-1] == PARAMS and steps[: len(steps) - 3] in numbers and isinstance(leaf, list):
+                leaf = [numbers[steps[: len(steps) - 3]][atom] for atom in leaf]
+            put(steps, leaf)
     dropped = []
     for name, (media_type, data) in content.blobs.items():
         if media_type == PICKLE:
@@ -88,6 +97,43 @@ def export_torch_save(
 
     count = sum(not isinstance(leaf, OutTensor) for leaf in leaves.values())
     return ExportPlan(count, write, renamed, dropped)
+
+
+def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, dict[str, int]]:
+    """Of the optimizers that number parameters, by path, the number of each.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where states that are no tensors would have the numbers of other parameters.
+    """
+    asked = settings.get("numbered") or "false"
+    if asked not in ("true", "false"):
+        raise error("UCP-E-MISMATCH", f"{asked!r:.40} is none of true, false", at="numbered")
+    source = content.state.annotations.get(SOURCE)
+    kept = source.get(NUMBERED) if isinstance(source, dict) else None
+    noted = kept if isinstance(kept, dict) else {}
+    found: dict[StatePath, dict[str, int]] = {}
+    for name, optimizer in content.state.optimizers.items():
+        if name not in noted and asked == "false":
+            continue
+        path = group_origin(content.state, name).path
+        atoms = [atom for group in optimizer.groups for atom in group.atoms]
+        found[path] = {atom: number for number, atom in enumerate(atoms)}
+        has_objects = any(
+            place[: len(path) + 1] == (*path, STATE) for place in value_paths(content.state).values()
+        )
+        if has_objects and noted.get(name) != atoms:
+            raise error(
+                "UCP-E-MISMATCH", "it has states that are no tensors, and parameters are missing", at=name
+            )
+    return found
+
+
+def _numbered_path(path: StatePath, atom: str, numbers: Mapping[StatePath, Mapping[str, int]]) -> StatePath:
+    for optimizer, listed in numbers.items():
+        depth = len(optimizer)
+        if path[: depth + 1] == (*optimizer, STATE) and len(path) > depth + 2 and atom in listed:
+            return (*path[: depth + 1], NumberKey(listed[atom]), *path[depth + 2 :])
+    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ def detect(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def import_torch_save(path: str | os.PathLike[str]) -> Job:
-    """Plan the conversion of a file; nothing in it is run, no tensor is read yet.
+def import_torch_save(path: str | os.PathLike[str], *, order: str = "") -> Job:
+    """Plan the conversion of a file; nothing in it is run, no tensor is read yet. ``order`` is that of `Leaves.job`.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, of the old format or no state dict, ``UCP-E-PICKLE``
@@ -79,7 +79,7 @@ def import_torch_save(path: str | os.PathLike[str]) -> Job:
     leaves = Leaves()
     leaves.add_file(file, file.tree)
     leaves.models.update(dict.fromkeys(models_in(file.tree)))
-    return leaves.job(KIND, step=_step(file.tree))
+    return leaves.job(KIND, step=_step(file.tree), order=order)
 
 
 def models_in(tree: object) -> list[tuple[str, ...]]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.conversion import Job, SlotSource
 from ucpformat.frameworks.deepspeed.sources import Whole
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.frameworks.origins import SOURCE, alias_annotations, key_path, slot_annotations
 from ucpformat.frameworks.state_documents import state_document
 from ucpformat.frameworks.state_names import recognise
 from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
+from ucpformat.frameworks.torch_save.numbering import (
+    GROUPS,
+    PARAMS,
+    numbered_optimizers,
+    parameter_names,
+    renamed_state,
+)
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
@@ -23,7 +30,10 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.foreign import Lost
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Leaves", "TensorLeaf"]
+__all__ = ["NUMBERED", "Leaves", "TensorLeaf"]
+
+NUMBERED: Final = "numbered"
+"""The member of the state document's annotation that lists, of optimizers that numbered parameters, their names."""
 
 _MODEL: Final = "model"
 
@@ -74,18 +84,57 @@ class Leaves:
             else:
                 self.objects[place] = _encoded(file, dotted(place), leaf)
 
-    def job(self, kind: str, *, step: int | None = None) -> Job:
-        """All of it. Names follow the rules of nested state dicts (`state_names`).
+    def job(self, kind: str, *, step: int | None = None, order: str = "") -> Job:
+        """All of it. Names follow the rules of nested state dicts (`state_names`), of optimizers also `numbering`.
 
         Raises:
             InvalidCheckpointError: ``UCP-E-NAME`` where two paths have one dotted name.
+            MismatchError: ``UCP-E-MISMATCH`` where ``order`` is ``module`` and does not say which parameter is which.
         """
+        numbered = self._numbered(order)
+        job = self._job(kind, step, numbered)
+        gathered = {path: names for path, names in numbered.items() if dotted(path) in job.state.optimizers}
+        if gathered.keys() != numbered.keys():
+            job = self._job(kind, step, gathered)
+        if gathered:
+            notes: dict[str, JsonValue] = {dotted(path): list(names) for path, names in gathered.items()}
+            source = job.state.annotations[SOURCE]
+            kept: dict[str, JsonValue] = dict(source) if isinstance(source, dict) else {}
+            kept[NUMBERED] = notes
+            job = replace(job, state=replace(job.state, annotations={**job.state.annotations, SOURCE: kept}))
+        return job
+
+    def _numbered(self, order: str) -> dict[StatePath, list[str]]:
+        """Names by number of the optimizers that number parameters, as far as they are known."""
+        if order not in ("", "module"):
+            raise error("UCP-E-MISMATCH", f"{order!r:.40} is no order; there is module", at="order")
+        found: dict[StatePath, list[str]] = {}
+        models = {path[: len(path) - 1] for path in self.tensors if self._seen(path, {})[-2:-1] == (_MODEL,)}
+        if len(models) != 1:
+            return found
+        (model,) = models
+        candidates: dict[str, tuple[int, ...]] = {}
+        memories: set[Hashable] = set()
+        for path, leaf in self.tensors.items():
+            if path[:-1] == model and (leaf.memory is None or leaf.memory not in memories):
+                candidates[str(path[-1])] = leaf.shape
+                memories.add(leaf.memory)
+        shapes = {path: leaf.shape for path, leaf in self.tensors.items()}
+        for path, numbers in numbered_optimizers(self.objects).items():
+            names = parameter_names(
+                path, numbers, self.objects, shapes, candidates, in_order_of_module=order == "module"
+            )
+            if names is not None:
+                found[path] = names
+        return found
+
+    def _job(self, kind: str, step: int | None, numbered: Mapping[StatePath, Sequence[str]]) -> Job:
         names: dict[str, StatePath] = {}
         for path in (*self.tensors, *self.objects):
             if names.setdefault(dotted(path), path) != path:
                 raise error("UCP-E-NAME", f"two entries have the name {dotted(path)!r:.200}; rename one")
-        tensors = {dotted(path): self._seen(path) for path in self.tensors}
-        objects = {dotted(path): self._seen(path) for path in self.objects}
+        tensors = {dotted(path): self._seen(path, numbered) for path in self.tensors}
+        objects = {dotted(path): self._seen(path, numbered) for path in self.objects}
         found = recognise(tensors, objects)
         stateful = {place.name for place in found.assignments.values() if place.slot != "value"}
         slots: dict[str, dict[str, SlotSpec]] = {}
@@ -114,11 +163,15 @@ class Leaves:
             for name, specs in slots.items()
         ]
         encoded = {dotted(path): value for path, value in self.objects.items()}
+        for path, listed in numbered.items():
+            for at, numbers in enumerate(numbered_optimizers(self.objects)[path]):
+                encoded[dotted((*path, GROUPS, at, PARAMS))] = [listed[number] for number in numbers]
         state = state_document(kind, encoded, names, objects, found, frozenset(slots))
         return Job(atoms, sources, state, self.blobs, step=step, dropped=self.dropped)
 
-    def _seen(self, path: StatePath) -> KeyPath:
-        """The path as `recognise` takes it: a model's is called ``model``."""
+    def _seen(self, path: StatePath, numbered: Mapping[StatePath, Sequence[str]]) -> KeyPath:
+        """The path as `recognise` takes it: a model's is called ``model``, and parameters by their names."""
+        path = renamed_state(path, numbered)
         for model in self.models:
             if path[: len(model)] == model:
                 return key_path((*model[:-1], _MODEL, *path[len(model) :]))
