@@ -209,3 +209,18 @@ def test_real_checkpoints(dcp_case: DcpCase, name: str, form: str, groups: int) 
     assert {place.slot for place in names.assignments.values()} == {"value", "exp_avg", "exp_avg_sq", "step"}
     kept = {key for key, place in names.assignments.items() if place == Assignment(key, "value")}
     assert kept == {"rng.torch"}
+
+
+def test_a_state_whose_name_is_no_component_has_a_slot_all_the_same() -> None:
+    def names(*states: str) -> list[tuple[str, str]]:
+        tensors: dict[str, KeyPath | None] = {"model.w": ("model", "w")}
+        tensors |= {f"optim.state.w.{state}": ("optim", "state", "w", state) for state in states}
+        found = recognise(tensors, {}).assignments
+        return [
+            (found[f"optim.state.w.{state}"].name, found[f"optim.state.w.{state}"].slot) for state in states
+        ]
+
+    assert names("__hidden__", "with space") == [("w", "hidden__"), ("w", "with_space")]
+    # Two of one name are left where they were, and what has nothing of a name.
+    assert names("__m", "m") == [("optim.state.w.__m", "value"), ("optim.state.w.m", "value")]
+    assert names("...") == [("optim.state.w....", "value")]

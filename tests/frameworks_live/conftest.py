@@ -7,6 +7,7 @@ from pathlib import Path
 
 FRAMEWORKS = {
     "accelerate": "accelerate",
+    "bitsandbytes": "bitsandbytes",
     "dask": "distributed",
     "deepspeed": "deepspeed",
     "jax": "jax",

@@ -10,16 +10,19 @@ Source: torch/distributed/checkpoint/_nested_dict.py and state_dict.py of PyTorc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ucpformat.frameworks.state_paths import KeyPath
+from ucpformat.model.names import MAX_COMPONENT_BYTES, is_component
 
 __all__ = ["Assignment", "Names", "Optimizer", "ParamGroup", "recognise"]
 
 VALUE: Final = "value"
 _MODEL_NAMES: Final = ("model", "model_state_dict")
+_NO_COMPONENT: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _STATE: Final = "state"
 _GROUPS: Final = "param_groups"
 
@@ -193,10 +196,20 @@ def _split(rest: tuple[str | int, ...], names: Mapping[str, str]) -> tuple[str, 
 
 def _states(found: _Candidate, names: Mapping[str, str]) -> dict[str, Assignment]:
     return {
-        key: Assignment(*parts)
+        key: Assignment(parts[0], _slot(parts[1]))
         for key, rest in found.states.items()
         if (parts := _split(rest, names)) is not None
     }
+
+
+def _slot(text: str) -> str:
+    """The name of a slot for a state: the state's, or, where that is no component of a key, what is left of it.
+
+    bitsandbytes keeps its states in ``__bnb_optimizer_quant_state__``. The path is kept beside it in any case.
+    """
+    if is_component(text):
+        return text
+    return _NO_COMPONENT.sub("_", text).lstrip("._")[:MAX_COMPONENT_BYTES].rstrip(".") or VALUE
 
 
 def _drop_collisions(
