@@ -24,9 +24,8 @@ def tasks() -> list[dict[str, Any]]:
     """The first save is whole; then each rank dies first of all, and at points from the beginning to the end."""
     chance = random.Random(20)
     deaths = [(0, NEVER), (0, 1), (1, 1)]
-    deaths += [(0, chance.randint(2, 80)) for _ in range(5)] + [
-        (chance.randint(1, WORLD - 1), chance.randint(2, 40)) for _ in range(4)
-    ]
+    deaths += [(0, chance.randint(*phase)) for phase in ((2, 40), (41, 80), (81, 120))]
+    deaths += [(chance.randint(1, WORLD - 1), chance.randint(*phase)) for phase in ((2, 20), (21, 40))]
     return [
         {"number": 1 + number, "victim": victim, "point": point, "asynchronous": bool(number % 2)}
         for number, (victim, point) in enumerate([*deaths, *deaths[1:3]])
@@ -48,6 +47,7 @@ def test_a_rank_that_is_killed_leaves_no_bad_checkpoint(tmp_path: Path) -> None:
     launch_in_turn(
         "tests.distributed.killed_worker",
         [Ranks([str(tmp_path), json.dumps(task)], WORLD) for task in tasks()],
+        timeout=500,
     )
     run = ucp.CheckpointManager(tmp_path, debris_age=0)
     committed = run.steps()

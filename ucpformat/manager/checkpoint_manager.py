@@ -77,6 +77,9 @@ class CheckpointManager:
         self._metrics: dict[int, Mapping[str, float]] = {}
         self._failed: dict[str, Any] = {}
         self._stop: StopRequest | None = None
+        if asynchronous:
+            # Its group is made by all ranks together: rather now than in the midst of training.
+            self._background()
 
     def path(self, step: int) -> str:
         """URL of the checkpoint of a step, whether there is one or not."""
