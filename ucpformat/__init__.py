@@ -13,10 +13,12 @@ from ucpformat.errors import Problem, UcpError
 from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
 from ucpformat.frameworks.live_redistribution import redistribute
 from ucpformat.frameworks.local_tensors import Held
+from ucpformat.frameworks.per_rank import PerRank
 from ucpformat.frameworks.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.compressor import Compressor
+from ucpformat.model.values import NewSeed, PerRankValues
 from ucpformat.reader import Checkpoint
 from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
 from ucpformat.validate import validate
@@ -42,7 +44,10 @@ __all__ = [
     "Layout",
     "Mesh",
     "MeshAxis",
+    "NewSeed",
     "Only",
+    "PerRank",
+    "PerRankValues",
     "Problem",
     "Shard",
     "SlotSpec",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
@@ -48,10 +49,24 @@ if TYPE_CHECKING:
     from ucpformat.storage.chunk_writer import StoredChunk
     from ucpformat.storage.store import Durability, Store
 
-__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "slot_place"]
+__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 24
 _ATOMS_PER_PART: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """What a committed checkpoint takes, in bytes.
+
+    ``data`` are those of segments, which are the logical bytes where nothing is compressed and no chunk is all zeros,
+    and in storage plain four more to a chunk; ``alignment`` those between the segments of packs; ``documents`` are
+    the root document, index parts, tables, state, pack list and blobs, without the Zarr metadata of storage plain.
+    """
+
+    data: int
+    alignment: int
+    documents: int
 
 
 class CheckpointWriter:
@@ -112,6 +127,9 @@ class CheckpointWriter:
         self._slots = self.pieces.slots
         self._packs: list[Pack] | None = None
         self._committed = False
+        self._data_bytes = 0
+        self._document_bytes = 0
+        self.stored: StoredBytes | None = None
         try:
             self.pieces.begin()
         except BaseException:
@@ -227,6 +245,7 @@ class CheckpointWriter:
 
     def _document(self, key: str, data: bytes) -> DocumentRef:
         self._store.create(key, [memoryview(data)])
+        self._document_bytes += len(data)
         return DocumentRef.to(key, data)
 
     def _json_document(self, key: str, value: JsonValue, *, is_ours: bool = False) -> DocumentRef:
@@ -257,6 +276,8 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
+        alignment = sum(pack.length for pack in packs) - self._data_bytes if packs else 0
+        self.stored = StoredBytes(self._data_bytes, alignment, self._document_bytes + len(data))
         self.pieces.close()
         self._store.close()
         return digest
@@ -301,6 +322,7 @@ class CheckpointWriter:
                 progress = self._slots[spec.name, name]
                 for segments in progress.finished(spec.name):
                     table.add_chunk(segments)
+                    self._data_bytes += sum(segment.length for segment in segments)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
                 slots.append(
                     Slot(

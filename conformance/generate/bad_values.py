@@ -93,6 +93,33 @@ BY_DECODER: dict[str, Any] = {
     "datetime-year": named("datetime.date", "0000-01-01"),
     "time-offset": named("datetime.time", "00:00:00+24:00"),
 }  # fmt: skip
+PER_RANK: dict[str, Any] = {
+    "per-rank-list": [1, 2],
+    "per-rank-member": {"axis": "rank", "entries": [1], "on_resize": "keep", "size": 1},
+    "per-rank-no-axis": {"entries": [1], "on_resize": "keep"},
+    "per-rank-axis-empty": {"axis": "", "entries": [1], "on_resize": "keep"},
+    "per-rank-axis-number": {"axis": 0, "entries": [1], "on_resize": "keep"},
+    "per-rank-no-entries": {"axis": "rank", "entries": [], "on_resize": "keep"},
+    "per-rank-entries-tuple": {"axis": "rank", "entries": {"$tuple": [1]}, "on_resize": "keep"},
+    "per-rank-rule": {"axis": "rank", "entries": [1], "on_resize": "first"},
+    "per-rank-rule-null": {"axis": "rank", "entries": [1], "on_resize": None},
+}
+RESPLIT: dict[str, Any] = {
+    "resplit-negative": [1, -1],
+    "resplit-large-negative": [1, {"$int": "-9007199254740992"}],
+    "resplit-fraction": [0.5],
+    "resplit-float": [{"$float": "1.0"}],
+    "resplit-bool": [True],
+    "resplit-text": ["1"],
+}
+
+
+def _cases_per_rank() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    for name, value in PER_RANK.items():
+        yield name, named("ucp.PerRank", value), ("UCP-D-150", "UCP-R-023")
+    for name, entries in RESPLIT.items():
+        value = named("ucp.PerRank", {"axis": "dp", "entries": entries, "on_resize": "resplit"})
+        yield name, value, ("UCP-D-151", "UCP-R-023")
 
 
 def bad_value_cases() -> Iterator[Case]:
@@ -116,6 +143,18 @@ def bad_value_cases() -> Iterator[Case]:
             f"values/{name}",
             f"Tagged value: {name}",
             requirements,
+            "UCP-E-VALUE",
+            mutate,
+            level="full",
+            at=at,
+        )
+    for name, value, broken in _cases_per_rank():
+        mutate = put("state", "values", "bad", to=value)
+        at = f"{STATE}#/values/bad"
+        yield case(
+            f"values/{name}",
+            f"Tagged value: {name}",
+            broken,
             "UCP-E-VALUE",
             mutate,
             level="full",

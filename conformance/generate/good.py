@@ -219,6 +219,10 @@ VALUES: dict[str, Any] = {
     "path": {"$object": {"type": "pathlib.PurePosixPath", "value": "a/b"}},
     "path-dots": {"$object": {"type": "pathlib.PurePosixPath", "value": "a//b/."}},
     "path-windows": {"$object": {"type": "pathlib.WindowsPath", "value": "c:/a\\b"}},
+    "per-rank": {"$object": {"type": "ucp.PerRank", "value": {
+        "axis": "rank", "entries": [{"$tuple": [1]}, None], "on_resize": "reseed"}}},
+    "per-rank-counters": {"$object": {"type": "ucp.PerRank", "value": {
+        "axis": "dp", "entries": [0, {"$int": "9007199254740992"}, 7], "on_resize": "resplit"}}},
 }  # fmt: skip
 
 
@@ -227,7 +231,11 @@ def _state() -> Iterator[Case]:
         if name == "set":
             value = {"$set": ["a", 1, {"$bytes": "AA=="}]}  # '"a"' < '1' < '{' in bytes
         draft = Draft(state={"values": {name: value}})
-        requirements = ("UCP-D-072", "UCP-S-007") if name == "object-unknown" else ("UCP-D-072",)
+        requirements: tuple[str, ...] = ("UCP-D-072",)
+        if name == "object-unknown":
+            requirements = ("UCP-D-072", "UCP-S-007")
+        elif name.startswith("per-rank"):
+            requirements = ("UCP-D-072", "UCP-D-150", "UCP-D-151")
         case = good(f"values/{name}", f"Tagged value: {name}", requirements, draft, rewrite=False)
         for check in case.checks:
             check["level"] = "full"

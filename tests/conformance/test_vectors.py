@@ -92,9 +92,17 @@ def accounted() -> set[str]:
 
 
 def beside_checkpoints() -> set[str]:
-    """Requirements of section 14: no driver is asked for its documents (CLASSES.md), the tests of the library are."""
-    section = specification().partition("\n## 14. ")[2].partition("\n## 15. ")[0]
-    return {name for name, _ in requirements() if f"[{name}]" in section}
+    """Requirements of section 14, and of readers in 15.2: no driver is asked for documents beside checkpoints, nor for
+    what a position of a job gets (CLASSES.md); the tests of the library are.
+    """
+    text = specification()
+    patterns = text.partition("\n## 14. ")[2].partition("\n## 15. ")[0]
+    own_values = text.partition("\n### 15.2 ")[2].partition("\n## 16. ")[0]
+    return {
+        name
+        for name, _ in requirements()
+        if f"[{name}]" in patterns or (name.startswith("UCP-R-") and f"[{name}]" in own_values)
+    }
 
 
 def test_every_requirement_is_held_by_a_case_or_has_a_reason_not_to_be() -> None:

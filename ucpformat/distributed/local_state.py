@@ -12,14 +12,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ucpformat.jsonio import JsonValue
     from ucpformat.writer import AtomSpec
 
-__all__ = ["ArraySource", "LocalState", "SlotName"]
+__all__ = ["ArraySource", "LocalState", "OwnValue", "SlotName"]
 
 SlotName = tuple[str, str]
 """An atom's name and a slot's."""
 ArraySource = Callable[[], "NDArray[np.generic]"]
 """Gives a local tensor in host memory when it is about to be written; it may copy it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnValue:
+    """An encoded value of the process at ``position`` of ``size`` along an axis; None for its place in the group."""
+
+    value: JsonValue
+    position: int | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +40,12 @@ class LocalState:
     every rank that lists the slot holds all of it. ``arrays`` give the local tensors, of the shapes that the layouts
     say; that of a slot whose layout puts it into a buffer is the buffer. ``state`` has values, optimizers and
     annotations; what ranks list alike has to be equal. ``devices`` has the torch tensors of slots that lie on an
-    accelerator: what their ``arrays`` would give copies of.
+    accelerator: what their ``arrays`` would give copies of. ``own`` are
+    the values of this process's own, of which ``state`` has what is alike on all ranks.
     """
 
     atoms: Sequence[AtomSpec]
     arrays: Mapping[SlotName, ArraySource]
     state: StateDocument = field(default_factory=StateDocument)
     devices: Mapping[SlotName, Any] = field(default_factory=dict)
+    own: Mapping[str, OwnValue] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -32,16 +32,24 @@ Stored = tuple["SlotName", int, StoredChunk]
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Packs with their lengths, chunks of slots whose containers count those packs, and values, still encoded."""
+    """Packs with their lengths, chunks of slots whose containers count those packs, and values, still encoded.
+
+    ``entries`` are those of values that differ from rank to rank: position and entry, by name.
+    """
 
     packs: Sequence[Pack]
     stored: Sequence[Stored]
     values: Mapping[str, JsonValue]
+    entries: Mapping[str, list[JsonValue]] = field(default_factory=dict)
 
     def pack(self, slots: Sequence[SlotName]) -> bytes:
         """As bytes; ``slots`` are the names by which both sides count."""
         header = json.dumps(
-            {"packs": [[pack.key, pack.length] for pack in self.packs], "values": dict(self.values)},
+            {
+                "packs": [[pack.key, pack.length] for pack in self.packs],
+                "values": dict(self.values),
+                "entries": dict(self.entries),
+            },
             separators=(",", ":"),
         ).encode()
         numbers: list[int] = []
@@ -62,7 +70,12 @@ class Receipt:
         while numbers.left:
             name, chunk = slots[numbers.one()], numbers.one()
             stored.append((name, chunk, _get(numbers)))
-        return cls([Pack(key, length) for key, length in header["packs"]], stored, header["values"])
+        return cls(
+            [Pack(key, length) for key, length in header["packs"]],
+            stored,
+            header["values"],
+            header["entries"],
+        )
 
 
 def stored_chunks(slots: Mapping[SlotName, WrittenSlot]) -> Iterator[Stored]:

@@ -8,16 +8,19 @@ removed by its own writer, but only when it knows that nothing was published.
 
 from __future__ import annotations
 
+import json
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
 from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
+from ucpformat.distributed.own_values import Owners, announced, entry_of, owners_of, whole_of
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt, stored_chunks
+from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly, SharedChunk, in_waves, shared_chunks
 from ucpformat.geometry import chunk_grid
@@ -28,7 +31,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
-from ucpformat.writer import DEFAULT_CHUNK_BYTES, CheckpointWriter, slot_place
+from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
 
 if TYPE_CHECKING:
     import os
@@ -38,8 +41,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
-    from ucpformat.model.root import Storage
-    from ucpformat.storage.store import Durability, Store
+    from ucpformat.storage.store import Store
 
 __all__ = [
     "Part",
@@ -53,30 +55,10 @@ __all__ = [
 ]
 
 _STAGED_BYTES: Final = 1 << 28  # of local tensors that may have been copied from a device
+_TOKEN_BYTES: Final = 4
 _PUBLISHED: Final = b"p"
 _KEEP: Final = b"k"
 _DISCARD: Final = b"d"
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """How to save; the same on all ranks but for ``workers``. ``annotations`` are those of the root document."""
-
-    storage: Storage = "packed"
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES
-    step: int | None = None
-    workers: int | None = None
-    durability: Durability = "fsync"
-    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SaveReport:
-    """What came of it: the root digest, the logical bytes that this rank wrote, and those that it sent to others."""
-
-    digest: str
-    nbytes: int
-    sent: int = 0
 
 
 def save_together(
@@ -141,13 +123,14 @@ def _agree(
         )
         if first:
             store.prepare()
-        return description, secrets.token_bytes(4)
+        return description, secrets.token_bytes(_TOKEN_BYTES) + announced(local, group)
 
     try:
-        whole, tokens = agree(group, begin)
+        whole, replies = agree(group, begin)
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
-        return Saving(url, store, local, group, options, tokens[0].hex(), whole)
+        owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
+        return Saving(url, store, local, group, options, replies[0][:_TOKEN_BYTES].hex(), whole, owners)
     except BaseException:
         if first:
             with suppress(Exception):
@@ -170,7 +153,9 @@ class Saving:
         options: SaveOptions,
         attempt: str,
         whole: Described,
+        owners: Owners,
     ) -> None:
+        self._owners = owners
         self._url = url
         self._store = store
         self.local = local
@@ -205,7 +190,8 @@ class Saving:
             self._group = group
         first = self._group.rank == self._group.ranks[0]
         try:
-            return SaveReport(self._commit() if first else self._contribute(), self._nbytes, self._sent)
+            digest, stored = self._commit() if first else self._contribute()
+            return SaveReport(digest, self._nbytes, self._sent, stored)
         finally:
             self._store.close()
 
@@ -219,7 +205,7 @@ class Saving:
         kind = dtype(slot.dtype)
         return chunk_grid(slot.shape, kind.item_bytes, self._options.chunk_bytes), kind
 
-    def _commit(self) -> str:
+    def _commit(self) -> tuple[str, StoredBytes]:
         writer: CheckpointWriter | None = None
 
         def begin() -> None:
@@ -253,7 +239,7 @@ class Saving:
         try:
             if reply.failure is not None:
                 raise reply.failure
-            digest = self._publish(writer, unpack(self._group, packed))
+            digest, stored = self._publish(writer, unpack(self._group, packed))
         except BaseException as failure:
             self._give_up(writer)
             elsewhere = next((one for one in packed[1:] if one[:1] == b"-"), None)
@@ -261,22 +247,27 @@ class Saving:
                 elsewhere = Reply(b"", failure).pack(self._group.rank)
             self._group.broadcast((_DISCARD if self._is_unpublished() else _KEEP) + elsewhere)
             raise
-        self._group.broadcast(_PUBLISHED + digest.encode())
-        return digest
+        self._group.broadcast(_PUBLISHED + json.dumps([digest, *astuple(stored)]).encode())
+        return digest, stored
 
-    def _publish(self, writer: CheckpointWriter | None, receipts: Sequence[bytes]) -> str:
+    def _publish(self, writer: CheckpointWriter | None, receipts: Sequence[bytes]) -> tuple[str, StoredBytes]:
         if writer is None:  # pragma: no cover - a step that did not raise has made it
             raise AssertionError("there is no writer")
         values = dict(self._values())
+        entries = [self._entries()]
         for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
             writer.admit(receipt.packs, receipt.stored)
             values.update(receipt.values)
+            entries.append(receipt.entries)
         optimizers, annotations = self._whole.optimizers, self._whole.annotations
-        plain, blobs = parted(values)
+        plain, blobs = parted(whole_of(values, entries))
         for name, data in sorted(blobs.items()):
             writer.add_blob(name, data, OPAQUE_MEDIA)
         writer.set_state(StateDocument(plain, optimizers, {}, annotations))
-        return writer.commit()
+        digest = writer.commit()
+        if writer.stored is None:  # pragma: no cover - `commit` has set it
+            raise AssertionError("what is stored was not counted")
+        return digest, writer.stored
 
     def _give_up(self, writer: CheckpointWriter | None) -> None:
         if writer is not None:
@@ -292,13 +283,14 @@ class Saving:
         except Exception:
             return False
 
-    def _contribute(self) -> str:
+    def _contribute(self) -> tuple[str, StoredBytes]:
         reply = reply_of(self._write_part)
         # Whatever breaks off from here on, the first rank may have published: files stay.
         self._group.gather(reply.pack(self._group.rank))
         outcome = self._group.broadcast(b"")
         if outcome[:1] == _PUBLISHED:
-            return outcome[1:].decode()
+            digest, *counts = json.loads(outcome[1:])
+            return digest, StoredBytes(*counts)
         if outcome[:1] == _DISCARD:
             self._store.discard()
         if reply.failure is not None:
@@ -314,7 +306,7 @@ class Saving:
             self._write(pieces)
             packs = pieces.finish()
             self._store.flush()
-            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values())
+            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values(), self._entries())
             return receipt.pack(self._names)
         finally:
             for pieces in made:
@@ -356,6 +348,9 @@ class Saving:
         """The values that are this rank's to send."""
         rank, owners = self._group.rank, self._whole.owners
         return {name: value for name, value in self.local.state.values.items() if owners[name] == rank}
+
+    def _entries(self) -> Mapping[str, list[JsonValue]]:
+        return entry_of(self.local, self._group, self._owners)
 
     def _write(self, target: PieceWriter) -> None:
         assembly = ChunkAssembly(target, self._group, self._waves, self._whole_chunks, lasting=self._lasting)

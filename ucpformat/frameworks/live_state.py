@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ucpformat.distributed.local_state import LocalState
+from ucpformat.distributed.local_state import LocalState, OwnValue
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.live_objects import extend
 from ucpformat.frameworks.live_values import is_tensor
 from ucpformat.frameworks.local_tensors import Held, LocalTensor, local_tensor
 from ucpformat.frameworks.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.frameworks.per_rank import PerRank, encoded_own
 from ucpformat.frameworks.state_documents import state_document
 from ucpformat.frameworks.state_names import Assignment, recognise
 from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
@@ -86,19 +87,27 @@ def live_state(
         also = tied.get(atom, [])
         aliases = tuple(sorted({assigned[name].name for name in also} - {atom}))
         atoms.append(AtomSpec(atom, specs, aliases, alias_annotations([paths[name] for name in also])))
+    encoded: dict[str, JsonValue] = {}
+    own: dict[str, OwnValue] = {}
+    for name, leaf in objects.items():
+        value = leaves[leaf]
+        if isinstance(value, PerRank):
+            encoded[name], own[name] = encoded_own(value, at=name, extend=extend)
+        else:
+            encoded[name] = _encoded(value, name)
     return LocalState(
         atoms,
         {slot: tensor.array for slot, tensor in owned.items()},
         state_document(
             "state_dict",
-            {name: _encoded(leaves[leaf], name) for name, leaf in objects.items()}
-            | {dotted(path): value for path, value in values.items()},
+            encoded | {dotted(path): value for path, value in values.items()},
             objects | {dotted(path): path for path in values},
             _key_paths(objects),
             names,
             frozenset(slots),
         ),
         {slot: tensor.local.detach() for slot, tensor in owned.items() if not tensor.on_host},
+        own,
     )
 
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from ucpformat.distributed.opaque import OPAQUE_MEDIA, opaque_value
-from ucpformat.errors import error
+from ucpformat.errors import MismatchError, error
 from ucpformat.frameworks.live_objects import WITH_TORCH, WITHOUT_TORCH
 from ucpformat.frameworks.live_values import destination_of, is_tensor, to_torch
 from ucpformat.frameworks.local_tensors import Held, LocalTensor, local_tensor
 from ucpformat.frameworks.origins import alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.per_rank import Ask, PerRank, own_value
 from ucpformat.frameworks.state_groups import expand_groups
 from ucpformat.frameworks.state_paths import StatePath, dotted, flatten
 from ucpformat.frameworks.tensor_parts import DESCRIPTION, taken_apart, told
 from ucpformat.geometry import Partial, Scale
 from ucpformat.jsonio import equal
-from ucpformat.model.values import decode
+from ucpformat.model.values import PerRankValues, decode
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -47,6 +48,9 @@ class LoadOptions:
     cast: bool
     strict: bool
     read_once: bool = False
+    place: tuple[int, int] = (0, 1)
+    """This process's position in the group, and the size of that."""
+    per_rank: Callable[[str], Ask | None] = lambda _: None
 
 
 def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
@@ -129,7 +133,7 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
         if is_tensor(leaf):
             asked.update(_match_tensor(match, stored, path, leaf, source, rank, options))
         else:
-            _match_value(match, stored, path, source, restore)
+            _match_value(match, stored, path, leaf, source, restore, options)
     # Whoever leaves out a whole entry asks for a part; whoever leaves out a part of one does not.
     match.unexpected = [
         name
@@ -155,10 +159,26 @@ class _Stored:
         return "a value that is no tensor" if name in self.values else None
 
 
-def _match_value(match: Match, stored: _Stored, path: StatePath, source: str, restore: Restore) -> None:
+def _match_value(
+    match: Match,
+    stored: _Stored,
+    path: StatePath,
+    leaf: object,
+    source: str,
+    restore: Restore,
+    options: LoadOptions,
+) -> None:
     name = dotted(path)
     if source in stored.values:
-        match.values.append((path, decode(stored.values[source], at=name, restore=restore)))
+        encoded = stored.values[source]
+        value = decode(encoded, at=name, restore=restore)
+        if isinstance(value, PerRankValues) or isinstance(leaf, PerRank):
+            try:
+                value = own_value(value, encoded, leaf, options.per_rank(name), options.place, at=name)
+            except MismatchError as refusal:
+                match.problems.append((name, refusal.message, None))
+                return
+        match.values.append((path, value))
     elif kind := stored.kind_of(source):
         match.problems.append((name, f"is no tensor, the checkpoint has {kind}", None))
     else:

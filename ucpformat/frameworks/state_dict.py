@@ -16,6 +16,7 @@ from ucpformat.frameworks.live_state import live_state
 from ucpformat.frameworks.live_values import to_torch
 from ucpformat.frameworks.loading import LoadOptions, fill_state, stored_slots, stored_values
 from ucpformat.frameworks.local_tensors import Held
+from ucpformat.frameworks.per_rank import AskEach, asked
 from ucpformat.frameworks.reading import LoadReport
 from ucpformat.frameworks.state_paths import StatePath, build, dotted
 from ucpformat.frameworks.stateful import unwrapped
@@ -46,6 +47,7 @@ def save(
     compressor: Compressor | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
+    report: Callable[[SaveReport], None] | None = None,
 ) -> str:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values; returns the root digest.
 
@@ -58,7 +60,8 @@ def save(
     at the top level themselves.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
-    ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
+    ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names. ``report`` is
+    told what this rank wrote and sent, and what the whole takes.
 
     Raises:
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
@@ -66,7 +69,10 @@ def save(
             for what cannot be stored; ``UCP-E-COVER`` for what no rank holds.
     """
     options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
-    return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor).digest
+    done = save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
+    if report is not None:
+        report(done)
+    return done.digest
 
 
 def save_state(
@@ -100,6 +106,7 @@ def load(
     tensors: Literal["numpy", "torch"] = "numpy",
     verify: bool = True,
     read_once: bool | Literal["auto"] = "auto",
+    per_rank: AskEach = None,
     report: Callable[[LoadReport], None] | None = None,
 ) -> dict[str, Any]:
     """Load a checkpoint into ``state``, in place, or as a new nested dict.
@@ -111,6 +118,9 @@ def load(
     each reads what it holds. On request, by dotted path in the state: ``only`` takes the entries that match one of
     some globs, or a function; ``rename`` gives the name that the checkpoint has for an entry, by a mapping or a
     function; ``cast`` converts data types.
+    Values that were saved as `PerRank` come back as this rank's own; in a job of another size as their ``on_resize``
+    says, or as ``per_rank`` does, which is a rule or a function of `PerRankValues`, position and size, for all of them
+    or by dotted path.
     With ``read_once`` ranks that hold the same read a share of it each and send it to one another, so that each
     stored byte is fetched once for all of them; without, each reads all that it holds. ``"auto"`` does so where the
     checkpoint is at a URL of a remote store, and not at a path. ``report`` is told what was read and sent.
@@ -126,8 +136,12 @@ def load(
         with open_checkpoint(path, verify=verify) as checkpoint:
             return _load_new(checkpoint, tensors)
     once = is_remote(path) if read_once == "auto" else read_once
-    options = LoadOptions(dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict, once)
-    done = _load_into(state, path, group_of(group), options, verify=verify)
+    together = group_of(group)
+    place = (list(together.ranks).index(together.rank), len(together.ranks))
+    options = LoadOptions(
+        dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict, once, place, asked(per_rank)
+    )
+    done = _load_into(state, path, together, options, verify=verify)
     if report is not None:
         report(done)
     return state

@@ -167,8 +167,25 @@ def _object(kind: str, value: Any) -> None:
         if set(parts[1]) != {"$bytes"} or not isinstance(parts[0], str):
             raise ValueError("a scalar is a tuple of data type and bytes")
         _body({"dtype": parts[0], "shape": [], "data": parts[1]["$bytes"]})
+    elif kind == "ucp.PerRank":
+        _per_rank(value)
     elif kind in _PATHS and not isinstance(value, str):
         raise ValueError("a path is a string")
+
+
+def _per_rank(value: Any) -> None:
+    if not isinstance(value, dict) or sorted(value) != ["axis", "entries", "on_resize"]:
+        raise ValueError("a value per rank has other members")
+    axis, entries, rule = value["axis"], value["entries"], value["on_resize"]
+    if not isinstance(axis, str) or axis == "" or not isinstance(entries, list) or len(entries) == 0:
+        raise ValueError("a value per rank has an axis and at least one entry")
+    if rule not in ("refuse", "keep", "resplit", "reseed"):
+        raise ValueError("no such rule for another size")
+    if rule == "resplit":
+        for entry in entries:
+            is_counter = type(entry) is int or (isinstance(entry, dict) and "$int" in entry)
+            if not is_counter or _number(entry) < 0:
+                raise ValueError("what is split anew is a counter")
 
 
 _PATHS: Final = {f"pathlib.{pure}{name}Path" for pure in ("", "Pure") for name in ("Posix", "Windows")}

@@ -65,6 +65,7 @@ These types are defined; their content must be as stated, by readers that know t
 ``pathlib.PurePosixPath``,
 ``pathlib.PureWindowsPath``,
 ``pathlib.WindowsPath``
+``ucp.PerRank``                 as section 15.2 says
 =============================== ====================================================================
 
 The encoding is canonical: an encodable object has one encoding up to the order of the members of objects,
@@ -76,14 +77,20 @@ from __future__ import annotations
 from ucpformat.model.values.content import MAX_DEPTH, MAX_DIGITS, NamedValue, TensorValue
 from ucpformat.model.values.decoder import Restore, decode
 from ucpformat.model.values.encoder import Extend, encode
+from ucpformat.model.values.per_rank import ON_RESIZE, NewSeed, OnResize, PerRankValues, new_seed
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_DIGITS",
+    "ON_RESIZE",
     "Extend",
     "NamedValue",
+    "NewSeed",
+    "OnResize",
+    "PerRankValues",
     "Restore",
     "TensorValue",
     "decode",
     "encode",
+    "new_seed",
 ]

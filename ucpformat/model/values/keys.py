@@ -34,14 +34,14 @@ def is_key(value: JsonValue) -> bool:
 
 
 def canonical_text(value: JsonValue) -> bytes:
-    """Return the RFC 8785 text of a key, by whose bytes sets are ordered."""
+    """Return the RFC 8785 text of a tagged value, by whose bytes sets are ordered."""
     return _text(value).encode("utf-8")
 
 
 def _text(value: JsonValue) -> str:
     if type(value) is dict:
-        # The members of a key's objects are ASCII, so that any order of strings is that of RFC 8785.
-        return "{" + ",".join(f"{_text(name)}:{_text(item)}" for name, item in sorted(value.items())) + "}"
+        members = sorted(value.items(), key=lambda member: member[0].encode("utf-16-be"))
+        return "{" + ",".join(f"{_text(name)}:{_text(item)}" for name, item in members) + "}"
     if type(value) is list:
         return "[" + ",".join(map(_text, value)) + "]"
     if type(value) is float:

@@ -14,6 +14,7 @@ import numpy as np
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import dtype_of
 from ucpformat.model.values.content import NamedValue, TensorValue, array_of, check_tensor, element_bytes
+from ucpformat.model.values.per_rank import ON_RESIZE, PerRankValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -142,6 +143,27 @@ def _scalar_from(content: object) -> object:
     return array_of(tensor)[()]
 
 
+def _per_rank_to(value: PerRankValues) -> object:
+    plain = {"axis": value.axis, "entries": list(value.entries), "on_resize": value.on_resize}
+    _per_rank_from(plain)
+    return plain
+
+
+def _per_rank_from(content: object) -> object:
+    if type(content) is not dict or content.keys() != {"axis", "entries", "on_resize"}:
+        raise ValueError("a PerRank has the members axis, entries and on_resize")
+    axis, entries, on_resize = content["axis"], content["entries"], content["on_resize"]
+    if type(axis) is not str or not axis:
+        raise ValueError("the axis of a PerRank is a non-empty string")
+    if type(entries) is not list or not entries:
+        raise ValueError("a PerRank has a list of at least one entry")
+    if type(on_resize) is not str or on_resize not in ON_RESIZE:
+        raise ValueError(f"on_resize is one of {', '.join(ON_RESIZE)}")
+    if on_resize == "resplit" and not all(type(entry) is int and entry >= 0 for entry in entries):
+        raise ValueError("entries of a resplit are integers that are not negative")
+    return PerRankValues(tuple(entries), on_resize, axis)
+
+
 def _path(cls: type[pathlib.PurePath]) -> Registered:
     return Registered(f"pathlib.{cls.__name__}", cls, str, _path_from(cls))
 
@@ -154,6 +176,7 @@ _TYPES: Final = (
     Registered("datetime.date", datetime.date, datetime.date.isoformat, _iso_from(datetime.date)),
     Registered("datetime.time", datetime.time, _instant_to, _iso_from(datetime.time)),
     Registered("datetime.timedelta", datetime.timedelta, _delta_to, _delta_from),
+    Registered("ucp.PerRank", PerRankValues, _per_rank_to, _per_rank_from),
     _path(pathlib.PurePosixPath),
     _path(pathlib.PureWindowsPath),
     # The concrete class of the other system cannot be made; it stays a NamedValue here.

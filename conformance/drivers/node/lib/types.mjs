@@ -67,6 +67,17 @@ export const TYPES = new Map(Object.entries({
     if (!dtype || base64 === undefined || rest.length > 0) return 'not a data type and bytes';
     return elementsProblem(dtype, base64, BigInt(dtype.size));
   },
+  'ucp.PerRank': (value) => {
+    const names = value instanceof Map ? [...value.keys()].sort().join() : '';
+    if (names !== 'axis,entries,on_resize') return 'not an axis, entries and on_resize';
+    const [axis, entries, rule] = ['axis', 'entries', 'on_resize'].map((name) => value.get(name));
+    if (typeof axis !== 'string' || axis === '') return 'the axis is not a non-empty string';
+    if (!Array.isArray(entries) || entries.length === 0) return 'not a list of at least one entry';
+    if (!['refuse', 'keep', 'resplit', 'reseed'].includes(rule)) return 'no such on_resize';
+    const isCounter = (entry) => (Number.isInteger(entry) && entry >= 0)
+      || content(entry, '$int')?.startsWith('-') === false;
+    return rule !== 'resplit' || entries.every(isCounter) ? null : 'entries are not counters';
+  },
   'pathlib.PosixPath': text(() => true, 'a string'),
   'pathlib.PurePosixPath': text(() => true, 'a string'),
   'pathlib.WindowsPath': text(() => true, 'a string'),
