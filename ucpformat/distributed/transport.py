@@ -87,16 +87,18 @@ def strided_view(memory: NDArray[np.void], shape: tuple[int, ...], place: Stride
 
 
 def transport(
-    parcels: Iterable[Parcel], group: Group, moved: Moved, *, message_bytes: int = MESSAGE_BYTES
+    parcels: Iterable[Parcel], group: Group, moved: Moved, *, message_bytes: int | None = None
 ) -> None:
     """Send and receive what ``parcels``, the same tensors in the same order on all ranks, say; count it in ``moved``.
 
-    A rank that has no part in a tensor may leave it out. A message is larger than ``message_bytes`` only where one
-    element is.
+    A rank that has no part in a tensor may leave it out. A message is larger than ``message_bytes``, by default
+    `MESSAGE_BYTES`, only where one element is.
 
     Raises:
         Whatever the group raises where a rank is gone, and nothing else.
     """
+    if message_bytes is None:
+        message_bytes = MESSAGE_BYTES
     sends, receives = _by_peer(parcels, message_bytes)
     ranks = list(group.ranks)
     count, mine = len(ranks), ranks.index(group.rank)
