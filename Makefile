@@ -69,6 +69,7 @@ conformance-nightly: $(READY)  ## the same with thousands of generated cases per
 
 bench: $(READY)  ## measure
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks reshard
 
 scale: $(READY)  ## plan a model of 10^12 parameters on 8,192 ranks; results go into docs/scale.md
 	$(BIN)/python -m benchmarks.scale --into docs/scale.md

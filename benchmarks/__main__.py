@@ -1,4 +1,4 @@
-"""``python -m benchmarks save-load`` and ``stall``: see README.md here."""
+"""``python -m benchmarks save-load``, ``stall`` and ``reshard``: see README.md here."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import click
 import torch
 
 from benchmarks.contenders import CONTENDERS
+from benchmarks.reshard import Work, compare_reshard, table
 from benchmarks.save_load import compare
 from benchmarks.stall import measure as measure_stalls
-from benchmarks.tables import markdown, text
+from benchmarks.tables import aligned, markdown, piped, text
 from benchmarks.workloads import WORKLOADS
 
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -117,6 +118,34 @@ def _command(state: str, nbytes: int, repeats: int, names: list[str], torch_thre
     if torch_threads > 1:
         words += ["--torch-threads", str(torch_threads)]
     return shlex.join(["python", "-m", "benchmarks", *words])
+
+
+@main.command("reshard")
+@click.option(
+    "--size", "nbytes", default="512MiB", callback=_bytes, help="Bytes of matrices, such as 256MiB."
+)
+@click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+def reshard(
+    nbytes: int, repeats: int, directory: Path, json_path: Path | None, markdown_path: Path | None
+) -> None:
+    """Read what four ranks saved as each of eight, split otherwise: this library and torch DCP, in turn."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    outcome = compare_reshard(
+        Work(max(1, nbytes // Work(1).nbytes)),
+        repeats=repeats,
+        directory=directory.absolute(),
+        command=f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}",
+        report=lambda line: click.echo(line, err=True),
+    )
+    click.echo(aligned(table(outcome)))
+    if json_path is not None:
+        json_path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
+    if markdown_path is not None:
+        markdown_path.write_text(f"`{outcome.command}`\n\n{piped(table(outcome))}\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from benchmarks.results import Task
 if TYPE_CHECKING:
     from benchmarks.results import Run
 
-__all__ = ["markdown", "text"]
+__all__ = ["aligned", "markdown", "piped", "text"]
 
 Row = Sequence[str]
 
@@ -21,13 +21,13 @@ _MEBIBYTE: Final = 1 << 20
 
 def text(run: Run) -> str:
     """Aligned columns."""
-    return "\n\n".join((_summary(run), _aligned(_medians(run)), _aligned(_ratios(run)))) + "\n"
+    return "\n\n".join((_summary(run), aligned(_medians(run)), aligned(_ratios(run)))) + "\n"
 
 
 def markdown(run: Run) -> str:
     """The same tables, and what each contender is."""
     notes = [f"* `{name}`: {note}" for name, note in run.notes.items()]
-    return "\n\n".join((_summary(run), _piped(_medians(run)), _piped(_ratios(run)), "\n".join(notes))) + "\n"
+    return "\n\n".join((_summary(run), piped(_medians(run)), piped(_ratios(run)), "\n".join(notes))) + "\n"
 
 
 def _summary(run: Run) -> str:
@@ -95,7 +95,8 @@ def _ratio(run: Run, task: Task, other: str) -> str:
     return f"{ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def _aligned(rows: Sequence[Row]) -> str:
+def aligned(rows: Sequence[Row]) -> str:
+    """Columns for a terminal."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -107,7 +108,8 @@ def _aligned(rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _piped(rows: Sequence[Row]) -> str:
+def piped(rows: Sequence[Row]) -> str:
+    """The same for Markdown."""
     head, *body = rows
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *body))
