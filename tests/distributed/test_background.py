@@ -127,6 +127,22 @@ def test_what_changes_after_the_call_is_not_in_the_checkpoint(
                 assert limit is None or reports[number].arena_bytes <= limit
 
 
+@pytest.mark.parametrize("limit", [None, 2048])
+def test_chunks_that_ranks_share_go_to_one_of_them(tmp_path: Path, limit: int | None) -> None:
+    """In storage plain parts travel between the threads that write, from memory that is used again."""
+
+    def work(group: ThreadGroup) -> AsyncReport:
+        local, tensors = owned(group.rank, ROWS)
+        with BackgroundSaver(group, arena_bytes=limit) as saver:
+            options = replace(OPTIONS, storage="plain", chunk_bytes=1040)
+            save = saver.save(tmp_path / "a.ucp", lambda: local, options)
+            spoil(tensors)
+            return save.wait()
+
+    assert len({report.digest for report in together(RANKS, work)}) == 1
+    is_snapshot(tmp_path / "a.ucp", ROWS)
+
+
 def test_only_what_a_rank_writes_is_staged(tmp_path: Path) -> None:
     """A tensor that two ranks have takes each of them the memory of its half."""
     slots: dict[SlotName, Held] = {("w", "value"): ((8 << 20,), None, None)}
