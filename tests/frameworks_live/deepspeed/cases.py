@@ -20,6 +20,7 @@ class Case:
     rule: Literal["adamw", "sgd"] = "adamw"
     zero: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    degrees: tuple[int, ...] = (2, 3, 4)
 
     @property
     def has_options(self) -> bool:
@@ -61,6 +62,8 @@ CASES: dict[str, Case] = {
     "z2-elastic": Case(2, "bfloat16", zero={"elastic_checkpoint": True}),
     "z1-fp16": Case(1, "float16"),
     "z3-fp16": Case(3, "float16"),
+    # ZeRO++: weights held a second time in groups of two ranks, which files show nothing of.
+    "z3-hpz": Case(3, "bfloat16", zero={"zero_hpz_partition_size": 2}, degrees=(4,)),
 }
 
 TARGETS: dict[str, Case] = {

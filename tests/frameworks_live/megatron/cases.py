@@ -36,6 +36,7 @@ CASES: Final = {
     "pp2-plain": Case(2, pp=2, sharding=None, resumed=(2, 2, 1, 1)),
     "ep2": Case(2, ep=2, experts=4, resumed=(4, 1, 1, 4)),
     "dp2-buckets": Case(2, sharding="dp_reshardable", forward=True),
+    "dp2-bf16": Case(2, bf16=True, resumed=(2, 2, 1, 1)),
     "tp2-pp2": Case(4, tp=2, pp=2, by_layer=True, resumed=(2, 1, 2, 1)),
 }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from megatron.core.safe_globals import SAFE_GLOBALS
@@ -15,6 +18,7 @@ from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.processes import launch
+from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.frameworks.torch_dcp.tagged import decode
@@ -54,7 +58,10 @@ def test_every_tensor_is_what_lay_in_memory(saved: tuple[str, Path]) -> None:
         assert held == {atom: set(slots) for atom, slots in wanted.items()}
         for atom, slots in wanted.items():
             for slot, tensor in slots.items():
-                found = torch.from_numpy(checkpoint[atom][slot][...])
+                array = checkpoint[atom][slot][...]
+                is_low = array.dtype.name == "bfloat16"
+                found = torch.from_numpy(array.view(np.int16) if is_low else array)
+                found = found.view(torch.bfloat16) if is_low else found
                 assert found.dtype == tensor.dtype
                 assert torch.equal(found, tensor), (atom, slot)
 
@@ -158,3 +165,35 @@ def test_there_and_back(saved: tuple[str, Path], tmp_path: Path) -> None:
                 # Bytes: what pads a bucket is whatever lay in Megatron's memory.
                 assert one[...].tobytes() == two[...].tobytes()
                 assert one.stored.slot.annotations == two.stored.slot.annotations
+
+
+def as_of_015(folder: Path, out: Path, notes: dict[str, Any]) -> Path:
+    """A copy whose metadata are of the class that Megatron-core had up to 0.15, and 0.16.1 keeps to load them."""
+    from megatron.core.dist_checkpointing.strategies.torch import MCoreMetadata
+
+    shutil.copytree(folder / "ckpt", out)
+    found = pickle.loads((out / ".metadata").read_bytes())
+    made = MCoreMetadata()
+    vars(made).update(vars(found), mcore_data={key: {} for key in found.state_dict_metadata} | notes)
+    (out / ".metadata").write_bytes(pickle.dumps(made))
+    return out
+
+
+def test_the_metadata_of_015(saved: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    source = as_of_015(folder, tmp_path / "old", {})
+    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    with ucp.open(folder / "ucp") as first, ucp.open(tmp_path / "ucp") as second:
+        assert first.state.values == second.state.values
+        assert {name: set(view) for name, view in first.items()} == {
+            name: set(view) for name, view in second.items()
+        }
+    bent = {"output_layer.weight": {"nd_reformulated_orig_global_shape": (32, 16)}}
+    with pytest.raises(UcpError, match="flattened pieces") as refusal:
+        convert_checkpoint(
+            as_of_015(folder, tmp_path / "bent", bent),
+            tmp_path / "no",
+            source_kind="megatron",
+            destination_kind="ucp",
+        )
+    assert refusal.value.code == "UCP-E-SOURCE"

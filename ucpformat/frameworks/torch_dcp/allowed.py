@@ -347,6 +347,9 @@ def _metadata_globals() -> dict[tuple[str, str], object]:
     table: dict[tuple[str, str], object] = {
         (module, name): _instance(name) for module, names in _METADATA_CLASSES.items() for name in names
     }
+    # Megatron-core 0.13 to 0.15 adds a member to the metadata and the plans, under classes of its own.
+    table["megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"] = _instance("Metadata")
+    table["megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"] = _instance("SavePlan")
     encoding = ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
     table[encoding] = Constructor("_MEM_FORMAT_ENCODING", _memory_format)
     item_type = ("torch.distributed.checkpoint.planner", "WriteItemType")

@@ -54,11 +54,23 @@ class _Reader:
                 objects[key] = DcpObject(key, path, (self._place(places, key, None),))
             else:
                 tensors[key] = self._tensor(key, path, self._state(entry, "TensorStorageMetadata"), places)
+        self._check_megatron(state.get("mcore_data") or {})
         known = tensors.keys() | objects.keys()
         for key, _ in places:
             if key not in known:
                 raise error("UCP-E-SOURCE", f"data are stored for {key!r}, which is not listed", at=self._at)
         return Catalogue("dcp", tensors, objects, tuple(places.values()))
+
+    def _check_megatron(self, noted: object) -> None:
+        """What Megatron-core 0.13 to 0.15 notes of tensors: those that it has bent into another shape are not read."""
+        for key, note in self._dict(noted).items():
+            if self._dict(note).get("nd_reformulated_orig_global_shape") is not None:
+                raise error(
+                    "UCP-E-SOURCE",
+                    f"{key!r:.200} is stored in flattened pieces (fully_sharded_model_space); "
+                    "load it in Megatron and save it as fully_reshardable",
+                    at=self._at,
+                )
 
     def _tensor(self, key: str, path: KeyPath | None, state: dict[str, Any], places: _Places) -> DcpTensor:
         properties = self._fields(state.get("properties"), "TensorProperties")
