@@ -17,7 +17,8 @@ import ucpformat
 from tests.geometry.model import local_array
 from tests.geometry.strategies import placed_layouts, shapes
 from ucpformat import Held, UcpError
-from ucpformat.distributed.redistribution import RedistributionReport
+from ucpformat.distributed.local_state import LocalState
+from ucpformat.distributed.redistribution import Destination, RedistributionReport, redistribute_together
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import (
     BufferPlace,
@@ -34,6 +35,7 @@ from ucpformat.geometry import (
     Step,
     lower,
 )
+from ucpformat.writer import AtomSpec, SlotSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MARK = -77.0
@@ -324,9 +326,6 @@ def test_memory_of_the_source_is_no_target() -> None:
 
 def test_a_thread_that_leaves_fails_the_others() -> None:
     def work(group: ThreadGroup) -> Any:
-        def leaving() -> Any:
-            raise KeyboardInterrupt
-
         if group.rank == 1:
             group.all_gather(b"+" + b"\0" * 32)
             raise KeyboardInterrupt
@@ -349,3 +348,54 @@ def test_arrays_that_are_not_dense_are_filled_by_way_of_staging(order: str) -> N
     for one in run_threads(3, work):
         assert isinstance(one, dict), one
         assert np.array_equal(one["w"], np.arange(24.0).reshape(3, 8))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_memory_that_cannot_be_had_is_raised_by_all(side: str) -> None:
+    """Rank 1 has what rank 2 wants; neither lets the other wait."""
+    spec = SlotSpec("float64", (6,))
+
+    def broken() -> Any:
+        raise ValueError("out of memory")
+
+    def work(group: ThreadGroup) -> RedistributionReport:
+        held = LocalState([], {})
+        if group.rank == 1:
+            give = broken if side == "source" else lambda: np.arange(6.0)
+            held = LocalState([AtomSpec("w", {"value": spec})], {("w", "value"): give})
+        take = broken if side == "target" else lambda: np.zeros(6)
+        wanted = {("w", "value"): Destination(spec, take, lambda: None)} if group.rank == 2 else {}
+        return redistribute_together(lambda: held, lambda _: wanted, group)
+
+    found = run_threads(3, work)
+    assert [type(one) for one in found].count(ValueError) == 1
+    assert all("out of memory" in str(one) for one in found), found
+
+
+def test_what_goes_together_is_listed_by_all() -> None:
+    """Factors and entries of their own take one layout, which all of its ranks list."""
+    own = held(DP, (3, 2), LocalOnly())
+    doubled = held(DP, (6,), Scale(Fraction(2)))
+
+    def work(source: Held, target: Held, local: Any) -> Any:
+        return lambda group: ucpformat.redistribute(
+            {"w": local} if group.rank else {}, {"w": source} if group.rank else {}, {"w": target}, group
+        )
+
+    assert refusals(work(own, own, np.zeros(2))) == {("UCP-E-LAYOUT", "w")}
+    assert refusals(work(doubled, held(DP, (6,)), np.zeros(6))) == {("UCP-E-LAYOUT", "w")}
+
+
+def test_parts_of_a_buffer_that_is_not_dense_are_staged_together() -> None:
+    flat = (Flatten(), Concat("g"), Shard("dp", 0, "even"))
+    places = {"a": BufferPlace((0,), (9,)), "b": BufferPlace((4,), (9,))}
+    sizes = {"a": (4,), "b": (4,)}
+
+    def work(group: ThreadGroup) -> Any:
+        buffer = np.full(6, MARK)[::2]
+        state = {name: np.arange(4.0) for name in sizes} if group.rank == 0 else {}
+        target = {name: held(DP, size, *flat, place=places[name]) for name, size in sizes.items()}
+        return ucpformat.redistribute(state, None, target, group, into=dict.fromkeys(sizes, buffer))["a"]
+
+    found = [cell for part in run_threads(3, work) for cell in np.asarray(part).tolist()]
+    assert found == [0, 1, 2, 3, 0, 1, 2, 3, MARK]
