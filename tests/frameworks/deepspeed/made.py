@@ -36,6 +36,8 @@ def make_checkpoint(
     values: Mapping[str, object] | None = None,
     roles: bool = True,
     salts: Mapping[str, int] | None = None,
+    aliases: Mapping[str, str] | None = None,
+    prefix: str = "",
 ) -> Path:
     """Parameters in groups with masters and states, a tied name, a frozen parameter, buffers, values."""
     slots: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
@@ -51,10 +53,12 @@ def make_checkpoint(
         if states:
             slots[name]["step"] = np.array((steps or {}).get(name, 5.0), np.float32)
     generator = np.random.default_rng(3)
-    slots["fixed"] = {"value": generator.standard_normal((3, 5)).astype(low)}
-    slots["table"] = {"value": generator.standard_normal((2, 2)).astype(np.float32)}
-    slots["count"] = {"value": np.array(7)}
+    slots[f"{prefix}fixed"] = {"value": generator.standard_normal((3, 5)).astype(low)}
+    slots[f"{prefix}table"] = {"value": generator.standard_normal((2, 2)).astype(np.float32)}
+    slots[f"{prefix}count"] = {"value": np.array(7)}
     known = {"fixed": "frozen", "table": "buffer", "count": "buffer"} if roles else {}
+    known = {f"{prefix}{name}": role for name, role in known.items()}
+    tied = {"embed.weight": "head.weight"} if aliases is None else aliases
     names = {np.dtype(ml_dtypes.bfloat16): "bfloat16"}
     atoms = [
         AtomSpec(
@@ -63,7 +67,7 @@ def make_checkpoint(
                 slot: SlotSpec(names.get(data.dtype, str(data.dtype)), data.shape)
                 for slot, data in held.items()
             },
-            ("head.weight",) if name == "embed.weight" else (),
+            (tied[name],) if name in tied else (),
             {SOURCE: {"role": known[name]}} if name in known else {},
         )
         for name, held in slots.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,86 @@ def test_a_missing_rank_is_refused(tmp_path: Path) -> None:
     (source / "bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt").unlink()
     with pytest.raises(UcpError, match="zero_pp_rank_1_mp_rank_01_optim_states"):
         converted(source, tmp_path / "out.ucp")
+
+
+def rules(folder: Path, *entries: tuple[list[str], list[dict[str, Any]] | None]) -> str:
+    members = ("read_features", "write_features")
+    document = {
+        "format": "ucp",
+        "format_version": 0,
+        **{name: [] for name in members},
+        "extensions": {},
+        "annotations": {},
+        "kind": "patterns",
+        "parameters": [{"name": "tp"}, {"name": "width", "default": 0}],
+        "meshes": [{"axes": [{"name": "tp", "size": "=tp"}]}],
+        "rules": [
+            {"match": match, "layout": None if steps is None else {"mesh": 0, "steps": steps}}
+            for match, steps in entries
+        ],
+    }
+    path = folder / "rules.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def split(dim: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    return {"kind": "shard", "axis": "tp", "dim": dim, "sizes": list(sizes)}
+
+
+def with_patterns(source: Path, out: Path, patterns: str, parameters: str = "") -> Path:
+    convert_checkpoint(
+        source,
+        out,
+        source_kind="deepspeed",
+        destination_kind="ucp",
+        source_settings={"patterns": patterns, "pattern_parameters": parameters},
+    )
+    return out
+
+
+def test_patterns_stand_in_for_maps(tmp_path: Path) -> None:
+    source = saved(tmp_path, universal_checkpoint_info={})
+    patterns = rules(
+        tmp_path,
+        (["rows"], [split(0, WIDTHS)]),
+        (["columns"], [split(1, COLUMNS)]),
+        (["embed.*"], None),
+        (["**"], []),
+    )
+    whole = with_patterns(source, tmp_path / "out.ucp", patterns, "width=3")
+    shutil.rmtree(tmp_path / "ds")
+    for rank in range(2):
+        for name in (f"{rank}.ucp", f"{rank}.ds"):
+            shutil.rmtree(tmp_path / name)
+    maps = converted(saved(tmp_path), tmp_path / "maps.ucp")
+    with ucpformat.open(whole) as one, ucpformat.open(maps) as other:
+        for name, view in one.items():
+            for slot, item in view.items():
+                assert item.read().tobytes() == other[name][slot].read().tobytes(), (name, slot)
+
+
+@pytest.mark.parametrize(
+    ("entries", "code"),
+    [
+        ([(["**"], [])], "UCP-E-SOURCE"),
+        ([(["rows"], [])], "UCP-E-SOURCE"),
+        ([(["columns"], [])], "UCP-E-UNMATCHED"),
+        ([(["**"], [split(0, (1, 1, 1))])], "UCP-E-LAYOUT"),
+    ],
+)
+def test_patterns_that_do_not_fit(
+    tmp_path: Path, entries: list[tuple[list[str], list[dict[str, Any]]]], code: str
+) -> None:
+    source = saved(tmp_path, universal_checkpoint_info={})
+    with pytest.raises(UcpError) as refusal:
+        with_patterns(source, tmp_path / "out.ucp", rules(tmp_path, *entries))
+    assert refusal.value.code == code
+
+
+@pytest.mark.parametrize(("patterns", "parameters"), [("none.json", ""), ("none", ""), ("llama", "heads=x")])
+def test_patterns_that_are_not_there(tmp_path: Path, patterns: str, parameters: str) -> None:
+    source = saved(tmp_path, universal_checkpoint_info={})
+    with pytest.raises(UcpError) as refusal:
+        with_patterns(source, tmp_path / "out.ucp", patterns, parameters)
+    assert refusal.value.code == "UCP-E-PATTERN"

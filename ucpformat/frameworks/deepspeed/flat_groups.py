@@ -125,9 +125,10 @@ def _placed(
 
 def _used(placed: Sequence[Placed], shapes: Shapes, part_size: int, rank: int) -> int:
     """Elements of a rank's part before the padding of the tail."""
-    end = max(
+    ends = (
         place.offsets[0] + math.prod(shape) for (_, place), shape in zip(placed, shapes.values(), strict=True)
     )
+    end = max(ends, default=0)
     return max(0, min(part_size, end - rank * part_size))
 
 
