@@ -136,7 +136,10 @@ def check_crc(source: ByteSource, record: ZipRecord) -> None:
     """
     start = record_start(source, record)
     crc = 0
+    block = memoryview(bytearray(min(_BLOCK, record.length)))  # one for all: it stays in the processor's cache
     for offset in range(0, record.length, _BLOCK):
-        crc = zlib.crc32(source.read(start + offset, min(_BLOCK, record.length - offset)), crc)
+        part = block[: record.length - offset]
+        source.read_into(start + offset, part)
+        crc = zlib.crc32(part, crc)
     if crc != record.crc:
         raise _damaged(source, f"the bytes of record {record.name!r} do not match their checksum")
