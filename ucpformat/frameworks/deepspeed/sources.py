@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.strided import element_view
+from ucpformat.frameworks.torch_dcp.strided import element_view, slabs
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box, BoxIndex, Piece
 
@@ -26,6 +26,8 @@ __all__ = [
     "sample_shape",
     "window",
 ]
+
+_CAST_BYTES: Final = 4 << 20  # cast at a time: no array of a whole chunk, nor one that leaves the cache
 
 ReadBox = Callable[[Box, npt.NDArray[np.generic]], None]
 
@@ -109,10 +111,12 @@ class CastSource:
 
     def __call__(self, box: Box, out: npt.NDArray[np.generic]) -> None:
         """Fill ``out`` with a box."""
-        data = np.empty(box.shape, self.dtype)
-        self.inner(box, data)
-        with np.errstate(over="ignore", invalid="ignore"):
-            out[...] = data.astype(out.dtype)
+        for offset, shape in slabs(box.shape, self.dtype.itemsize, _CAST_BYTES):
+            part = Box(tuple(map(int.__add__, box.offset, offset)), shape)
+            data = np.empty(shape, self.dtype)
+            self.inner(part, data)
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.copyto(window(out, Box(offset, shape)), data, casting="unsafe")
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,9 @@ def check_crc(source: ByteSource, record: ZipRecord) -> None:
     """
     start = record_start(source, record)
     crc = 0
-    block = memoryview(bytearray(min(_BLOCK, record.length)))  # one for all: it stays in the processor's cache
+    block = memoryview(
+        bytearray(min(_BLOCK, record.length))
+    )  # one for all: it stays in the processor's cache
     for offset in range(0, record.length, _BLOCK):
         part = block[: record.length - offset]
         source.read_into(start + offset, part)
