@@ -46,7 +46,7 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, eac
 	set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest -q tests/frameworks_live/$$name; done
 
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
-	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/test_matrix.py tests/frameworks/torch_dcp_plugin
+	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
 
 check: $(READY)  ## style, types, layers, and every test with the coverage thresholds
 	$(BIN)/ruff check .

@@ -10,11 +10,11 @@ SPEC.md is the format.
 from importlib.metadata import version
 
 from ucpformat.errors import Problem, UcpError
-from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
-from ucpformat.frameworks.live_redistribution import redistribute
-from ucpformat.frameworks.local_tensors import Held
-from ucpformat.frameworks.per_rank import PerRank
-from ucpformat.frameworks.state_dict import load, save
+from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
+from ucpformat.frameworks.live.local_tensors import Held
+from ucpformat.frameworks.live.per_rank import PerRank
+from ucpformat.frameworks.live.redistribution import redistribute
+from ucpformat.frameworks.live.state_dict import load, save
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.compressor import Compressor

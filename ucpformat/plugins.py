@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.content import AtomContent, Content, SlotContent
-from ucpformat.frameworks.conversion import Job, SlotSource
-from ucpformat.frameworks.foreign import (
+from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
+from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.kinds.foreign import (
     ExportOptions,
     ExportPlan,
     ForeignKind,

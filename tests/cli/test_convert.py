@@ -8,7 +8,7 @@ import pytest
 import ucpformat
 from tests.cli.conftest import Make, Ucp
 from tests.frameworks.torch_dcp.cases import DcpCase
-from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.kinds.conversion import detect_kind
 from ucpformat.frameworks.torch_dcp import DcpDirectory
 
 pytestmark = pytest.mark.distributed

@@ -19,8 +19,8 @@ import torch.distributed.tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import ucpformat as ucp
-import ucpformat.frameworks.device_copier
-import ucpformat.frameworks.torch_layouts
+import ucpformat.frameworks.live.device_copier
+import ucpformat.frameworks.live.torch_layouts
 
 FAILED = 3
 

@@ -20,7 +20,7 @@ from ucpformat import Held, Layout, Mesh, MeshAxis, Shard
 from ucpformat.distributed.local_state import SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.frameworks.live_state import live_state
+from ucpformat.frameworks.live.state import live_state
 from ucpformat.model.root import Storage
 
 

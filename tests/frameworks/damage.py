@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.frameworks.jobs import whole
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.conversion import Job
+from ucpformat.frameworks.converting.job import Job
 
 
 @st.composite

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype, dtype_of
 from ucpformat.model.state import StateDocument

@@ -24,8 +24,8 @@ from tests.frameworks.torch_dcp.cases import ALL_CASES, Case, DcpCase
 from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.comparison import compare
 from ucpformat.errors import REGISTRY, UcpError
-from ucpformat.frameworks.conversion import run_job
-from ucpformat.frameworks.kinds import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.frameworks.converting.job import run_job
+from ucpformat.frameworks.kinds.conversion import ConversionReport, convert_checkpoint, detect_kind
 from ucpformat.frameworks.torch_dcp import DcpDirectory
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, import_dcp
 from ucpformat.model.root import Storage

@@ -19,7 +19,7 @@ from tests.builders import result_or_refusal
 from tests.frameworks.torch_dcp.make import odd_objects
 from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
-from ucpformat.frameworks import live_objects
+from ucpformat.frameworks.live import objects as live_objects
 from ucpformat.frameworks.torch_dcp.revive import revive
 from ucpformat.frameworks.torch_dcp.tagged import RESTORE, decode, encode
 from ucpformat.jsonio import JsonValue

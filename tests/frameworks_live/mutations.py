@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import torch
 
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import Kind, convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import Kind, convert_checkpoint
 
 GONE = object()
 

@@ -11,13 +11,13 @@ import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
 from ucpformat.frameworks.converting.engine import EngineOptions
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
-from ucpformat.frameworks.registry import UCP, registry
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.registry import UCP, registry
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.pool import PoolKind
-    from ucpformat.frameworks.kinds import ConversionReport
+    from ucpformat.frameworks.kinds.conversion import ConversionReport
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
     from ucpformat.model.root import Storage
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import error
-from ucpformat.frameworks.local_tensors import Held
-from ucpformat.frameworks.torch_group import group_of
+from ucpformat.frameworks.live.local_tensors import Held
+from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.geometry import Flatten, Layout, Mesh, MeshAxis, Shard
 from ucpformat.integrations.random_states import fill_random_states, random_states
 from ucpformat.reader import open_checkpoint

@@ -14,8 +14,8 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
 from ucpformat.errors import error
-from ucpformat.frameworks.state_dict import load
-from ucpformat.frameworks.torch_group import group_of
+from ucpformat.frameworks.live.state_dict import load
+from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.integrations.random_states import fill_random_states, random_states
 from ucpformat.manager import CheckpointManager
 

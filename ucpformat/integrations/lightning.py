@@ -16,7 +16,7 @@ from lightning.fabric.plugins import CheckpointIO
 
 from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import error
-from ucpformat.frameworks.state_dict import load, save
+from ucpformat.frameworks.live.state_dict import load, save
 from ucpformat.manager.run_directory import place_at
 
 __all__ = ["UcpCheckpointIO", "named_states", "numbered_states"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ucpformat.frameworks.state_dict import load
+from ucpformat.frameworks.live.state_dict import load
 
 if TYPE_CHECKING:
     import os

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live_values import is_tensor
-from ucpformat.frameworks.local_tensors import Held
-from ucpformat.frameworks.state_paths import dotted, flatten
-from ucpformat.frameworks.stateful import unwrapped
-from ucpformat.frameworks.torch_layouts import layout_of
+from ucpformat.frameworks.live.local_tensors import Held
+from ucpformat.frameworks.live.stateful import unwrapped
+from ucpformat.frameworks.live.torch_layouts import layout_of
+from ucpformat.frameworks.live.values import is_tensor
+from ucpformat.frameworks.state.paths import dotted, flatten
 from ucpformat.geometry import Layout, Shard
 
 __all__ = ["block_layouts"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ucpformat.distributed.group import agreed, another, decided, reply_of
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
-from ucpformat.frameworks.state_dict import load, save_state
-from ucpformat.frameworks.torch_group import group_of
+from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
+from ucpformat.frameworks.live.state_dict import load, save_state
+from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from ucpformat.frameworks.local_tensors import Held
+    from ucpformat.frameworks.live.local_tensors import Held
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage
 

@@ -11,10 +11,10 @@ import numpy as np
 
 import ucpformat
 from ucpformat.comparison import compare
-from ucpformat.frameworks.conversion import run_job
 from ucpformat.frameworks.converting.engine import EngineOptions
-from ucpformat.frameworks.kinds import ConversionReport, convert_checkpoint
-from ucpformat.frameworks.rewriting import rewrite_job
+from ucpformat.frameworks.converting.job import run_job
+from ucpformat.frameworks.converting.rewriting import rewrite_job
+from ucpformat.frameworks.kinds.conversion import ConversionReport, convert_checkpoint
 
 CHUNK = 4096
 BATCH = 8192

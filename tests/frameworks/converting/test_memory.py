@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.conversion import Job, SlotSource
 from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for, workers_within
 from ucpformat.geometry import Box
 from ucpformat.model.compressor import Compressor

@@ -11,8 +11,8 @@ import pytest
 
 from tests.frameworks.converting.jobs import assert_same, make, rewrite
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.conversion import Job
 from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.converting.pool import Pool, process_pool, run_tasks
 from ucpformat.model.state import StateDocument
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Shapes = Mapping[str, tuple[int, ...]]

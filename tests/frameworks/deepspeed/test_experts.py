@@ -14,7 +14,7 @@ import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.revive import tensor_from_bytes
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor

@@ -10,7 +10,7 @@ import torch
 import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 SHAPES = {
     "tied_modules.embed.weight": (7, 3),

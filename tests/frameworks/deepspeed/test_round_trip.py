@@ -16,7 +16,7 @@ import ucpformat
 from tests.frameworks.deepspeed.made import GROUPS, SHAPES, make_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 
 
 def to_deepspeed(source: Path, out: Path, kind: str = "deepspeed", **chosen: str) -> Path:

@@ -16,7 +16,7 @@ from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.deepspeed.affine import affine_description
 from ucpformat.frameworks.deepspeed.autotp import split_steps
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.geometry import Layout, Mesh, MeshAxis, lower
 
 WIDTHS = (3, 2)

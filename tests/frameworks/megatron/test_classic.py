@@ -12,7 +12,7 @@ import torch
 
 import ucpformat
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
 
 LAYERS, WIDTH, VOCABULARY = 4, 6, 8

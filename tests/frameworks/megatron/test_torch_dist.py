@@ -17,7 +17,7 @@ import torch
 
 import ucpformat as ucp
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.exporter import GROUPS
 from ucpformat.frameworks.megatron.importer import import_torch_dist
 from ucpformat.frameworks.megatron.torch_dist import COMMON, CONFIG, CONFIGURATION, assign, is_sharded_object

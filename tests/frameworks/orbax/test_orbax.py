@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import job_of, whole
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.casting import cast_job
-from ucpformat.frameworks.content import Content
-from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.converting.casting import cast_job
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.kinds.conversion import detect_kind
 from ucpformat.frameworks.orbax.exporter import export_orbax
 from ucpformat.frameworks.orbax.importer import detect, import_orbax
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument

@@ -17,7 +17,7 @@ from safetensors.numpy import save, save_file
 from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import whole
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.kinds.conversion import detect_kind
 from ucpformat.frameworks.safetensors.directory import detect
 from ucpformat.frameworks.safetensors.importer import import_safetensors
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 import ucpformat as ucp
 from tests.frameworks.jobs import job_of, whole
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.content import Content
-from ucpformat.frameworks.conversion import run_job
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.converting.job import run_job
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.safetensors.exporter import export_safetensors
 from ucpformat.frameworks.safetensors.importer import import_safetensors
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES

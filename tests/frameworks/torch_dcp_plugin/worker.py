@@ -20,13 +20,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import ucpformat
 from tests.frameworks.training_jobs import differences, make_job
 from tests.processes import join, leave
+from ucpformat.frameworks.live.torch_layouts import layout_of
 from ucpformat.frameworks.torch_dcp_plugin import (
     UcpLoadPlanner,
     UcpSavePlanner,
     UcpStorageReader,
     UcpStorageWriter,
 )
-from ucpformat.frameworks.torch_layouts import layout_of
 from ucpformat.geometry import extract, lower
 
 JOBS = ["fsdp_tp", "hsdp", "ep"]

@@ -25,8 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.geometry.model import local_array
 from tests.geometry.moves import moved
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.torch_fsdp import flat_parameters
-from ucpformat.frameworks.torch_layouts import box_description, boxed_holdings, boxes_of, layout_of
+from ucpformat.frameworks.live.torch_fsdp import flat_parameters
+from ucpformat.frameworks.live.torch_layouts import box_description, boxed_holdings, boxes_of, layout_of
 from ucpformat.geometry import (
     BlockRule,
     Blocks,

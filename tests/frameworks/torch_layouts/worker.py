@@ -23,9 +23,9 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from tests.geometry.moves import moved
 from tests.processes import join, leave
-from ucpformat.frameworks.local_tensors import Held
-from ucpformat.frameworks.torch_fsdp import flat_parameters
-from ucpformat.frameworks.torch_layouts import layout_of
+from ucpformat.frameworks.live.local_tensors import Held
+from ucpformat.frameworks.live.torch_fsdp import flat_parameters
+from ucpformat.frameworks.live.torch_layouts import layout_of
 from ucpformat.geometry import Lowering, lower
 
 SHAPES = [(12, 24), (7, 3), (5, 6), (1, 2)]

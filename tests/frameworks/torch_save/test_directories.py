@@ -18,7 +18,7 @@ from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import whole
 from tests.frameworks.torch_save.test_files import RAN, Malicious, training_state
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.kinds.conversion import detect_kind
 from ucpformat.frameworks.torch_save.directories import detect, import_directory
 
 

@@ -20,8 +20,8 @@ import ucpformat as ucp
 from tests.frameworks.damage import damaged, outcome
 from tests.frameworks.jobs import job_of, whole
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.content import Content
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_save.exporter import export_torch_save
 from ucpformat.frameworks.torch_save.importer import detect, import_torch_save

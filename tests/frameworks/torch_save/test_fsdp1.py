@@ -9,7 +9,7 @@ import torch
 
 from tests.frameworks.jobs import whole
 from tests.processes import launch
-from ucpformat.frameworks.kinds import detect_kind
+from ucpformat.frameworks.kinds.conversion import detect_kind
 from ucpformat.frameworks.torch_save.directories import import_directory
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]

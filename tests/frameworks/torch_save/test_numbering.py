@@ -13,7 +13,7 @@ import ucpformat as ucp
 from tests.frameworks.jobs import whole
 from tests.frameworks.torch_save.test_files import same
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.torch_save.importer import import_torch_save
 
 

@@ -14,8 +14,8 @@ import ucpformat
 from tests.frameworks_live.deepspeed.cases import CASES
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.model import Net, groups_of
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
-from ucpformat.frameworks.live_objects import WITH_TORCH
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.frameworks.live.objects import WITH_TORCH
 from ucpformat.model.values import decode
 
 pytestmark = pytest.mark.distributed

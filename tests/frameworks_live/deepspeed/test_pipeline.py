@@ -21,7 +21,7 @@ from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, 
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 
 pytestmark = pytest.mark.distributed
 

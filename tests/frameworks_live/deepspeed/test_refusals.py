@@ -14,7 +14,7 @@ import torch
 
 from tests.frameworks_live.deepspeed.conftest import Library
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -16,7 +16,7 @@ from tests.frameworks_live.deepspeed.make_tp import DEGREE, STAGES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.processes import launch
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

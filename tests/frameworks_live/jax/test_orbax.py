@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ucpformat as ucp
 from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import whole
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.orbax.importer import import_orbax
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -22,7 +22,7 @@ from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.model.values import decode
 
 pytestmark = pytest.mark.distributed

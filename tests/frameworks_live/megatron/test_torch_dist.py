@@ -19,7 +19,7 @@ from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.processes import launch
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.frameworks.torch_dcp.tagged import decode
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.protocol import (
 from tests.geometry.model import counter, local_array
 from tests.geometry.moves import moved
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.torch_layouts import box_description, boxed_holdings, boxes_of
+from ucpformat.frameworks.live.torch_layouts import box_description, boxed_holdings, boxes_of
 from ucpformat.geometry import (
     Blocks,
     Flatten,

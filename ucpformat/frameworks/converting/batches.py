@@ -11,7 +11,7 @@ from ucpformat.model.names import assign_keys
 from ucpformat.writer import slot_place
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job, SlotSource
+    from ucpformat.frameworks.converting.job import Job, SlotSource
     from ucpformat.storage.chunk_writer import SlotPlace
 
 __all__ = ["Batch", "Cut", "Run", "batch_size", "batches", "cut_job"]

@@ -35,7 +35,7 @@ from ucpformat.storage.workers import worker_count
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.converting.order import Recipe
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability, Store

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
-from ucpformat.frameworks.foreign import ImportOptions, Lost
-from ucpformat.frameworks.losses import without
-from ucpformat.frameworks.registry import UCP, check_settings, registry
-from ucpformat.frameworks.rewriting import checkpoint_job, rewrite_job
+from ucpformat.frameworks.converting.losses import without
+from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_job
+from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
+from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.converting.job import Job
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability

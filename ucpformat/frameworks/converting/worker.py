@@ -28,8 +28,8 @@ from ucpformat.storage.slot_writer import raw_bytes
 from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job
     from ucpformat.frameworks.converting.batches import Batch
+    from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.converting.order import Order
     from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
     from ucpformat.storage.store import Store

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.frameworks.conversion import SlotSource
+from ucpformat.frameworks.converting.job import SlotSource
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import Scalar, partition_source
 from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.zero import Placed
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box
 from ucpformat.writer import AtomSpec, SlotSpec

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.stage_outlines import pipeline_settings
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.state.origins import SOURCE
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.content import Content
+    from ucpformat.frameworks.converting.content import Content
 
 __all__ = ["DeepSpeedSettings"]
 

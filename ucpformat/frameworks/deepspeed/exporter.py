@@ -20,13 +20,13 @@ from ucpformat.frameworks.deepspeed.outlines import Group, Outline, Range
 from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, write_archive
 from ucpformat.frameworks.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
-from ucpformat.frameworks.foreign import ExportPlan
+from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ucpformat.frameworks.content import Content, SlotContent
+    from ucpformat.frameworks.converting.content import Content, SlotContent
 
 __all__ = ["export_deepspeed"]
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.frameworks.conversion import Job
+from ucpformat.frameworks.converting.job import Job
+from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.experts import ExpertRanks, add_unpartitioned_experts, with_experts
@@ -26,7 +27,6 @@ from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
-from ucpformat.frameworks.shard_patterns import ShardPatterns
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:

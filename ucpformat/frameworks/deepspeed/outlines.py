@@ -12,8 +12,8 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor
-from ucpformat.frameworks.foreign import Lost
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.kinds.foreign import Lost
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.model.dtype import dtype
@@ -22,7 +22,7 @@ from ucpformat.model.values import NamedValue, decode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.content import AtomContent, Content, SlotContent
+    from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
 
 __all__ = ["Group", "Outline", "Range", "live"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 

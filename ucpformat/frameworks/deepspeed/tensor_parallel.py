@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.affine import AffineHoldings, affine_holdings
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import mapping, refused
 from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, window
 from ucpformat.frameworks.deepspeed.states import ModelStates
-from ucpformat.frameworks.shard_patterns import ShardPatterns
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 
 __all__ = ["merged_draft", "shard_source"]

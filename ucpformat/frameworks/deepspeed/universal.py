@@ -24,11 +24,11 @@ from ucpformat.frameworks.deepspeed.out_values import (
 )
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.torch_writer import write_archive
-from ucpformat.frameworks.foreign import ExportPlan
+from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.content import Content
+    from ucpformat.frameworks.converting.content import Content
 
 __all__ = ["LATEST", "export_universal"]
 

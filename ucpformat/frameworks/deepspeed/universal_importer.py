@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.conversion import Job
+from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.conversion import Job
+from ucpformat.frameworks.converting.job import Job
+from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import mapping, member, refused
@@ -32,8 +33,7 @@ from ucpformat.frameworks.megatron.classic_optimizer import (
 )
 from ucpformat.frameworks.megatron.classic_run import Place, Run
 from ucpformat.frameworks.megatron.torch_dist import COMMON_GLOBALS
-from ucpformat.frameworks.origins import SOURCE
-from ucpformat.frameworks.shard_patterns import ShardPatterns
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor

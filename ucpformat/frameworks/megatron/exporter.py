@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.foreign import ExportPlan, Lost
-from ucpformat.frameworks.map_choice import apply_maps
+from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
@@ -24,8 +24,8 @@ from ucpformat.frameworks.megatron.torch_dist import (
     is_sharded_object,
     state_key,
 )
-from ucpformat.frameworks.origins import SOURCE, group_origin, key_path, slot_path
-from ucpformat.frameworks.state_groups import expand_groups
+from ucpformat.frameworks.state.groups import expand_groups
+from ucpformat.frameworks.state.origins import SOURCE, group_origin, key_path, slot_path
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, flush_directory, write_dcp
 from ucpformat.frameworks.torch_dcp.exporter import SlotReader
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
@@ -34,7 +34,7 @@ from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.model import values
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.content import Content
+    from ucpformat.frameworks.converting.content import Content
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["GROUPS", "export_torch_dist"]

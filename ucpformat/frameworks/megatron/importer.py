@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
@@ -17,7 +17,7 @@ from ucpformat.frameworks.megatron.torch_dist import (
     check_configuration,
     is_sharded_object,
 )
-from ucpformat.frameworks.origins import slot_annotations, state_annotations
+from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, Once, TensorSource, grid_layout

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.megatron.enums import enum_globals
-from ucpformat.frameworks.state_names import Assignment
+from ucpformat.frameworks.state.names import Assignment
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals

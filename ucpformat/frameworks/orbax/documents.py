@@ -20,7 +20,7 @@ from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
 from ucpformat.geometry import Layout, Mesh, MeshAxis, lower, named_sharding_steps
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.state_paths import StatePath
+    from ucpformat.frameworks.state.paths import StatePath
     from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.frameworks.foreign import ExportPlan, Lost
-from ucpformat.frameworks.fresh_files import fresh_files
+from ucpformat.frameworks.converting.fresh_files import fresh_files
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.orbax.arrays import array_spec, tensorstore, translated
 from ucpformat.frameworks.orbax.documents import (
     ARRAYS,
@@ -28,16 +28,16 @@ from ucpformat.frameworks.orbax.documents import (
     STRINGS,
 )
 from ucpformat.frameworks.orbax.importer import RANDOM_KEY
-from ucpformat.frameworks.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
-from ucpformat.frameworks.state_groups import expand_groups
-from ucpformat.frameworks.state_paths import NumberKey, StatePath, dotted
+from ucpformat.frameworks.state.groups import expand_groups
+from ucpformat.frameworks.state.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.state.paths import NumberKey, StatePath, dotted
 from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype_of
 from ucpformat.model.values import decode
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.content import Content, SlotContent
-    from ucpformat.frameworks.fresh_files import FreshFiles
+    from ucpformat.frameworks.converting.content import Content, SlotContent
+    from ucpformat.frameworks.converting.fresh_files import FreshFiles
 
 __all__ = ["export_orbax"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.frameworks.conversion import Job, SlotSource
-from ucpformat.frameworks.foreign import Lost
+from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.orbax.arrays import Arrays
 from ucpformat.frameworks.orbax.documents import (
     ARRAY_TYPES,
@@ -27,8 +27,8 @@ from ucpformat.frameworks.orbax.documents import (
     read_tree,
     sharding_layouts,
 )
-from ucpformat.frameworks.origins import SOURCE, state_annotations
-from ucpformat.frameworks.state_paths import dotted, path_to_json
+from ucpformat.frameworks.state.origins import SOURCE, state_annotations
+from ucpformat.frameworks.state.paths import dotted, path_to_json
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
 from ucpformat.geometry import Box
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ucpformat.frameworks.orbax.arrays import ArraySource
     from ucpformat.frameworks.orbax.documents import OrbaxLeaf
-    from ucpformat.frameworks.state_paths import StatePath
+    from ucpformat.frameworks.state.paths import StatePath
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["KIND", "RANDOM_KEY", "detect", "import_orbax"]

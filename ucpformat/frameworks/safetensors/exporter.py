@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.casting import cast_job
-from ucpformat.frameworks.foreign import ExportPlan, Lost
-from ucpformat.frameworks.fresh_files import fresh_file, fresh_files
-from ucpformat.frameworks.map_choice import apply_maps
-from ucpformat.frameworks.origins import SOURCE
+from ucpformat.frameworks.converting.casting import cast_job
+from ucpformat.frameworks.converting.fresh_files import fresh_file, fresh_files
+from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.converting.weights import weights_alone
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.safetensors.directory import SUFFIX
 from ucpformat.frameworks.safetensors.importer import INDEX_METADATA, KIND, METADATA, STEP
 from ucpformat.frameworks.safetensors.tensors import FOUR_BITS, STORED_NAMES
 from ucpformat.frameworks.safetensors.write import OutTensor, index_document, shards, write_file
-from ucpformat.frameworks.weights import weights_alone
+from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.model.values import decode
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.content import Content
-    from ucpformat.frameworks.conversion import Job, ReadBox
+    from ucpformat.frameworks.converting.content import Content
+    from ucpformat.frameworks.converting.job import Job, ReadBox
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.state import StateDocument
     from ucpformat.writer import SlotSpec

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.conversion import Job, SlotSource
-from ucpformat.frameworks.foreign import Lost
-from ucpformat.frameworks.map_choice import apply_maps
-from ucpformat.frameworks.origins import SOURCE, state_annotations
+from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.safetensors.directory import companions, find_weights
 from ucpformat.frameworks.safetensors.tensors import StoredTensor
+from ucpformat.frameworks.state.origins import SOURCE, state_annotations
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import encode
 from ucpformat.writer import AtomSpec, SlotSpec

@@ -20,7 +20,7 @@ from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import ReadBox
+    from ucpformat.frameworks.converting.job import ReadBox
 
 __all__ = ["OutTensor", "index_document", "shards", "write_file"]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.frameworks.foreign import ExportPlan
-from ucpformat.frameworks.origins import alias_paths, group_origin, key_path, slot_path, value_paths
-from ucpformat.frameworks.state_groups import expand_groups
+from ucpformat.frameworks.kinds.foreign import ExportPlan
+from ucpformat.frameworks.state.groups import expand_groups
+from ucpformat.frameworks.state.origins import alias_paths, group_origin, key_path, slot_path, value_paths
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, write_dcp
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.items import KeyPath
@@ -25,7 +25,7 @@ from ucpformat.geometry import Box
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.content import AtomContent, Content, SlotContent
+    from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["SlotReader", "export_dcp"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.conversion import Job, SlotSource
-from ucpformat.frameworks.origins import slot_annotations, state_annotations
-from ucpformat.frameworks.state_groups import gather_groups
-from ucpformat.frameworks.state_names import recognise
+from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.state.groups import gather_groups
+from ucpformat.frameworks.state.names import recognise
+from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard

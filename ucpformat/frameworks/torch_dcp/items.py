@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ucpformat.errors import error
-from ucpformat.frameworks.state_paths import KeyPath
+from ucpformat.frameworks.state.paths import KeyPath
 from ucpformat.frameworks.torch_dcp.cover import cover_problem
 
 __all__ = ["Catalogue", "DcpObject", "DcpTensor", "Fragment", "KeyPath", "Location", "check_covers"]

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
-from ucpformat.frameworks.local_tensors import local_tensor
+from ucpformat.frameworks.live.local_tensors import local_tensor
 from ucpformat.geometry import row_major_strides
 
 __all__ = ["UcpLoadPlanner", "UcpSavePlanner"]

@@ -25,11 +25,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live_objects import WITH_TORCH
-from ucpformat.frameworks.live_values import destination_of, tensor_dtype, to_torch
-from ucpformat.frameworks.loading import stored_slots, stored_values
-from ucpformat.frameworks.origins import key_path
-from ucpformat.frameworks.state_paths import dotted
+from ucpformat.frameworks.live.loading import stored_slots, stored_values
+from ucpformat.frameworks.live.objects import WITH_TORCH
+from ucpformat.frameworks.live.values import destination_of, tensor_dtype, to_torch
+from ucpformat.frameworks.state.origins import key_path
+from ucpformat.frameworks.state.paths import dotted
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.geometry import Box
 from ucpformat.model.values import decode

@@ -20,10 +20,10 @@ from torch.futures import Future
 
 from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.errors import error
-from ucpformat.frameworks.local_tensors import local_tensor
-from ucpformat.frameworks.origins import slot_annotations
-from ucpformat.frameworks.state_documents import state_document
-from ucpformat.frameworks.state_names import recognise
+from ucpformat.frameworks.live.local_tensors import local_tensor
+from ucpformat.frameworks.state.documents import state_document
+from ucpformat.frameworks.state.names import recognise
+from ucpformat.frameworks.state.origins import slot_annotations
 from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
@@ -37,7 +37,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, Sl
 
 if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName
-    from ucpformat.frameworks.state_paths import KeyPath
+    from ucpformat.frameworks.state.paths import KeyPath
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.root import Storage

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.foreign import Lost
+from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.safetensors.tensors import StoredTensor as RawTensor
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
@@ -26,8 +26,8 @@ from ucpformat.frameworks.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.frameworks.torch_save.leaves import Leaves, TensorLeaf
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job
-    from ucpformat.frameworks.state_paths import StatePath
+    from ucpformat.frameworks.converting.job import Job
+    from ucpformat.frameworks.state.paths import StatePath
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
 
 __all__ = ["KIND", "detect", "import_directory"]

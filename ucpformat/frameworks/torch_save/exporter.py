@@ -13,10 +13,10 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
-from ucpformat.frameworks.foreign import ExportPlan, Lost
-from ucpformat.frameworks.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
-from ucpformat.frameworks.state_groups import expand_groups
-from ucpformat.frameworks.state_paths import NumberKey, StatePath, build, dotted
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
+from ucpformat.frameworks.state.groups import expand_groups
+from ucpformat.frameworks.state.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.state.paths import NumberKey, StatePath, build, dotted
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.tagged import decode
@@ -27,7 +27,7 @@ from ucpformat.geometry import chunk_grid
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.content import Content, SlotContent
+    from ucpformat.frameworks.converting.content import Content, SlotContent
 
 __all__ = ["export_torch_save"]
 

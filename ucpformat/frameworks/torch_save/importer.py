@@ -21,7 +21,7 @@ from ucpformat.frameworks.torch_dcp.zip_records import zip_records
 from ucpformat.frameworks.torch_save.leaves import Leaves
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import Job
+    from ucpformat.frameworks.converting.job import Job
 
 __all__ = ["KIND", "TORCH_SAVE_GLOBALS", "detect", "import_torch_save", "models_in"]
 

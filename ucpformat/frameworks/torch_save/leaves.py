@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.conversion import Job, SlotSource
+from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.deepspeed.sources import Whole
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.origins import SOURCE, alias_annotations, key_path, slot_annotations
-from ucpformat.frameworks.state_documents import state_document
-from ucpformat.frameworks.state_names import recognise
-from ucpformat.frameworks.state_paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.frameworks.state.documents import state_document
+from ucpformat.frameworks.state.names import recognise
+from ucpformat.frameworks.state.origins import SOURCE, alias_annotations, key_path, slot_annotations
+from ucpformat.frameworks.state.paths import KeyPath, StatePath, dotted, flatten
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.frameworks.torch_save.numbering import (
@@ -26,8 +26,8 @@ from ucpformat.frameworks.torch_save.numbering import (
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.conversion import ReadBox
-    from ucpformat.frameworks.foreign import Lost
+    from ucpformat.frameworks.converting.job import ReadBox
+    from ucpformat.frameworks.kinds.foreign import Lost
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["NUMBERED", "Leaves", "TensorLeaf"]

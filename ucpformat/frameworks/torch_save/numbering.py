@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ucpformat.errors import error
-from ucpformat.frameworks.state_paths import NumberKey, StatePath, dotted
+from ucpformat.frameworks.state.paths import NumberKey, StatePath, dotted
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue

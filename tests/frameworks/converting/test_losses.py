@@ -1,0 +1,175 @@
+"""What a conversion may lose: nothing, unless it is named; and one foreign kind from another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ucpformat
+from tests.frameworks.deepspeed.made import make_checkpoint
+from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.losses import without
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.frameworks.kinds.foreign import Lost
+from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
+from ucpformat.writer import AtomSpec, SlotSpec
+
+
+def job() -> Job:
+    slot = SlotSpec("float32", (2,))
+    atoms = [
+        AtomSpec("a.w", {"value": slot, "exp_avg": slot}, aliases=("tied",)),
+        AtomSpec("a.b", {"value": slot}),
+        AtomSpec("table", {"value": slot}),
+    ]
+    sources = [
+        SlotSource(atom.name, name, lambda box, out: out.fill(1)) for atom in atoms for name in atom.slots
+    ]
+    optimizers = {"optim": Optimizer((ParameterGroup(("a.w", "a.b"), {"lr": 0.1}), ParameterGroup((), {})))}
+    state = StateDocument({"rng": 1, "epoch": 2}, optimizers, {})
+    return Job(atoms, sources, state, blobs={"code": ("text/plain", b"x")})
+
+
+def names(found: Job) -> set[str]:
+    slots = {f"{source.atom}/{source.slot}" for source in found.sources}
+    assert slots == {f"{atom.name}/{slot}" for atom in found.atoms for slot in atom.slots}
+    return slots
+
+
+def test_nothing_is_left_out_unless_asked_for() -> None:
+    whole = job()
+    assert without(whole, ()) == (whole, ())
+
+
+def test_globs_leave_out_slots_values_optimizers_and_blobs(tmp_path: Path) -> None:
+    found, lost = without(job(), ["a.*/exp_*", "values/r*", "blobs/*", "table/*"])
+    assert names(found) == {"a.w/value", "a.b/value"}
+    assert set(found.state.values) == {"epoch"}
+    assert not found.blobs
+    assert {loss.what for loss in lost} == {"a.w/exp_avg", "values/rng", "blobs/code", "table/value"}
+    assert all(loss.why.startswith("--drop ") for loss in lost)
+    Engine(found, tmp_path / "c", EngineOptions(durability="none")).run()
+    assert ucpformat.validate(tmp_path / "c") == []
+
+
+def test_what_is_gone_is_named_nowhere(tmp_path: Path) -> None:
+    """An alias goes with its value, a parameter out of its group, a group stays where it stood."""
+    found, _ = without(job(), ["a.w/value", "a.b/*"])
+    assert names(found) == {"a.w/exp_avg", "table/value"}
+    assert found.atoms[0].aliases == ()
+    assert [group.atoms for group in found.state.optimizers["optim"].groups] == [("a.w",), ()]
+    Engine(found, tmp_path / "c", EngineOptions(durability="none")).run()
+    assert ucpformat.validate(tmp_path / "c") == []
+    found, _ = without(job(), ["optimizers/optim"])
+    assert not found.state.optimizers
+
+
+def test_a_glob_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(UcpError, match=r"--drop values/nothing matches nothing"):
+        without(job(), ["values/*", "values/nothing"])
+
+
+def test_what_an_importer_cannot_carry_is_refused_or_allowed() -> None:
+    lossy = replace(job(), dropped=[Lost("callbacks/early", "it is code")])
+    with pytest.raises(UcpError, match=r"callbacks/early would be lost: it is code; allow it with --drop"):
+        without(lossy, ())
+    _, lost = without(lossy, ["callbacks/*"])
+    assert lost == (Lost("callbacks/early", "--drop callbacks/*"),)
+
+
+@pytest.mark.parametrize(("first", "second"), [("1", "3"), ("3", "1"), ("2", "2")])
+def test_deepspeed_changes_its_stage_without_a_copy_in_between(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    source = make_checkpoint(tmp_path / "a.ucp")
+    saved, direct = tmp_path / "saved", tmp_path / "direct"
+    convert_checkpoint(
+        source,
+        saved,
+        source_kind="ucp",
+        destination_kind="deepspeed",
+        settings={"stage": first, "world_size": "4"},
+    )
+    report = convert_checkpoint(
+        saved,
+        direct,
+        source_kind="deepspeed",
+        destination_kind="deepspeed",
+        settings={"stage": second, "world_size": "3"},
+    )
+    assert report.tensors > 0
+    assert len(list((direct / "global_step5").glob("*optim_states.pt"))) == 3
+    convert_checkpoint(direct, tmp_path / "b.ucp", source_kind="deepspeed", destination_kind="ucp")
+    with ucpformat.open(source) as one, ucpformat.open(tmp_path / "b.ucp") as other:
+        assert set(one) == set(other)
+        for name, atom in one.items():
+            for slot, view in atom.items():
+                assert np.array_equal(view.read(), other[name][slot].read()), (name, slot)
+
+
+def test_members_of_flat_buffers_can_be_dropped(tmp_path: Path) -> None:
+    source, saved = make_checkpoint(tmp_path / "a.ucp"), tmp_path / "saved"
+    convert_checkpoint(source, saved, source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(
+        saved,
+        tmp_path / "b.ucp",
+        source_kind="deepspeed",
+        destination_kind="ucp",
+        drop=["*/exp_avg", "up.*/master"],
+    )
+    assert ucpformat.validate(tmp_path / "b.ucp") == []
+    with ucpformat.open(tmp_path / "b.ucp") as checkpoint:
+        assert not any("exp_avg" in atom for atom in checkpoint.values())
+        assert any("exp_avg_sq" in atom for atom in checkpoint.values())
+
+
+def test_deepspeed_refuses_what_its_files_cannot_hold(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "a.ucp")
+    from ucpformat.frameworks.converting.job import run_job
+    from ucpformat.frameworks.converting.rewriting import rewrite_job
+
+    with ucpformat.open(source) as checkpoint:
+        whole = rewrite_job(checkpoint)
+        slot = SlotSpec("float32", (2,))
+        more = replace(
+            whole,
+            atoms=[*whole.atoms, AtomSpec("lonely", {"exp_avg": slot})],
+            sources=[*whole.sources, SlotSource("lonely", "exp_avg", lambda box, out: out.fill(0))],
+            blobs={"code": ("text/plain", b"x")},
+        )
+        run_job(more, tmp_path / "b.ucp")
+    for kind in ("deepspeed", "ds-universal"):
+        with pytest.raises(UcpError, match=r"lonely/exp_avg \(DeepSpeed keeps .*blobs/code"):
+            convert_checkpoint(tmp_path / "b.ucp", tmp_path / "c", source_kind="ucp", destination_kind=kind)
+        assert not (tmp_path / "c").exists()
+    report = convert_checkpoint(
+        tmp_path / "b.ucp",
+        tmp_path / "c",
+        source_kind="ucp",
+        destination_kind="deepspeed",
+        drop=["lonely/*", "blobs/*"],
+    )
+    assert {loss.what for loss in report.dropped} == {"lonely/exp_avg", "blobs/code"}
+    assert (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("kind", ["deepspeed", "ds-universal", "dcp", "megatron"])
+def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, kind: str) -> None:
+    source = make_checkpoint(tmp_path / "a.ucp")
+    dry = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind, dry_run=True)
+    assert not (tmp_path / "out").exists()
+    wet = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind)
+    assert dry == wet
+    with pytest.raises(UcpError, match="only writing ucp can be resumed"):
+        convert_checkpoint(
+            source,
+            tmp_path / "more",
+            source_kind="ucp",
+            destination_kind=kind,
+            engine=EngineOptions(resume=True),
+        )

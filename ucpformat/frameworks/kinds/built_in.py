@@ -1,0 +1,181 @@
+"""The kinds that come with ucpformat; pyproject.toml declares them as any plug-in declares its own.
+
+Modules are imported when a function is called: torch, or what a kind needs, is not loaded for the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.frameworks.kinds.file_kinds import MAPS
+from ucpformat.frameworks.kinds.foreign import (
+    ExportOptions,
+    ExportPlan,
+    ForeignKind,
+    ImportOptions,
+    Path,
+    Setting,
+)
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.converting.content import Content
+    from ucpformat.frameworks.converting.job import Job
+
+__all__ = ["DCP", "DEEPSPEED", "DEEPSPEED_UNIVERSAL", "MEGATRON", "MEGATRON_CLASSIC"]
+
+
+def _detect_dcp(path: Path) -> bool:
+    from ucpformat.frameworks.torch_dcp.directory import detect
+
+    return detect(path)
+
+
+def _plan_dcp(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.torch_dcp.importer import import_dcp
+
+    return import_dcp(path, foreign_objects=options.foreign_objects, shard_count=options.shard_count)
+
+
+def _export_dcp(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.torch_dcp.exporter import export_dcp
+
+    return export_dcp(content, path, progress=options.progress)
+
+
+DCP: Final = ForeignKind(
+    "dcp",
+    _detect_dcp,
+    _plan_dcp,
+    _export_dcp,
+    title="torch.distributed.checkpoint, in all its directory formats; written as one file",
+)
+
+
+def _detect_deepspeed(path: Path) -> bool:
+    from ucpformat.frameworks.deepspeed.directory import detect
+
+    return detect(path)
+
+
+def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.deepspeed.importer import import_deepspeed
+
+    return import_deepspeed(path, options.settings)
+
+
+def _export_deepspeed(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.deepspeed.exporter import export_deepspeed
+
+    return export_deepspeed(content, path, settings=options.settings, progress=options.progress)
+
+
+_PATTERNS: Final = (
+    Setting(
+        "patterns", "how tensor-parallel ranks split tensors: a ready-made pattern document, or a file *.json"
+    ),
+    Setting("pattern_parameters", "its parameters beside tp, NAME=INTEGER,NAME=INTEGER"),
+)
+_TAG: Final = Setting("tag", "name of the directory of the save, such as global_step100")
+
+DEEPSPEED: Final = ForeignKind(
+    "deepspeed",
+    _detect_deepspeed,
+    _plan_deepspeed,
+    _export_deepspeed,
+    import_settings=_PATTERNS,
+    title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-1 to 3 for a chosen number of ranks out",
+    export_settings=(
+        Setting("stage", "ZeRO stage, 1 to 3; left out, that of the source"),
+        Setting("world_size", "data-parallel ranks to write for; left out, those of the source"),
+        _TAG,
+        Setting("sub_group_size", "elements per rank in a sub-group of ZeRO-3"),
+        Setting("round_robin", "true for the order of round_robin_gradients"),
+        Setting(
+            "buffers", "names of the buffers, NAME,NAME, where the source does not tell them from parameters"
+        ),
+        Setting(
+            "pipeline",
+            "first layer of each stage, 0,4; left out, those of the source; empty for a plain module",
+        ),
+        Setting("ties", "stages that hold tied weights, NAME:0,3;NAME:0,3, where they are not known"),
+    ),
+)
+
+
+def _detect_universal(path: Path) -> bool:
+    from ucpformat.frameworks.deepspeed.universal import universal_folder
+
+    return universal_folder(path) is not None
+
+
+def _plan_universal(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.deepspeed.universal_importer import import_universal
+
+    return import_universal(path)
+
+
+def _export_universal(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.deepspeed.universal import export_universal
+
+    return export_universal(content, path, settings=options.settings, progress=options.progress)
+
+
+DEEPSPEED_UNIVERSAL: Final = ForeignKind(
+    "ds-universal",
+    _detect_universal,
+    _plan_universal,
+    _export_universal,
+    title="DeepSpeed's universal checkpoints, for load_universal of either dialect",
+    export_settings=(_TAG,),
+    before=("deepspeed",),
+)
+
+
+def _detect_megatron(path: Path) -> bool:
+    from ucpformat.frameworks.megatron.torch_dist import detect
+
+    return detect(path)
+
+
+def _plan_megatron(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.megatron.importer import import_torch_dist
+
+    return import_torch_dist(path, foreign_objects=options.foreign_objects)
+
+
+def _export_megatron(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
+    from ucpformat.frameworks.megatron.exporter import export_torch_dist
+
+    return export_torch_dist(content, path, settings=options.settings, progress=options.progress)
+
+
+def _detect_classic(path: Path) -> bool:
+    from ucpformat.frameworks.megatron.classic_directory import detect
+
+    return detect(path)
+
+
+def _plan_classic(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.megatron.classic_importer import import_classic
+
+    return import_classic(path, options.settings)
+
+
+MEGATRON_CLASSIC: Final = ForeignKind(
+    "megatron-classic",
+    _detect_classic,
+    _plan_classic,
+    title="Megatron-LM's mp_rank_* directories",
+    import_settings=_PATTERNS,
+)
+
+
+MEGATRON: Final = ForeignKind(
+    "megatron",
+    _detect_megatron,
+    _plan_megatron,
+    _export_megatron,
+    title="Megatron-core's torch_dist",
+    export_settings=MAPS,
+    before=("dcp",),
+)

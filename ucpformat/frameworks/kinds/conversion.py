@@ -1,0 +1,151 @@
+"""Telling kinds of checkpoints apart, and conversion between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.order import Recipe, url_of
+from ucpformat.frameworks.kinds.foreign import ExportOptions, ImportOptions, Lost
+from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.store import open_store
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.root import Storage
+
+__all__ = ["ConversionReport", "Kind", "convert_checkpoint", "detect_kind"]
+
+Kind = str
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a conversion carried, or would: tensors, their logical bytes, other values; the root digest of a ucp result.
+
+    ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was allowed to be.
+    """
+
+    tensors: int
+    nbytes: int
+    objects: int
+    digest: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    dropped: Sequence[Lost] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
+
+
+def detect_kind(path: str | os.PathLike[str]) -> Kind:
+    """The kind of the checkpoint at ``path``.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known.
+    """
+    if not os.path.isfile(path):
+        store = open_store(path)
+        try:
+            if store.size(ROOT_KEY) is not None:
+                return UCP
+        finally:
+            store.close()
+    for kind in registry().in_order():
+        if kind.detect(path):
+            return kind.name
+    broken = "".join(
+        f"; the kind {entry.name!r} of {entry.distribution!r} cannot be used: {entry.broken}"
+        for entry in registry().broken()
+    )
+    raise error(
+        "UCP-E-SOURCE",
+        f"no checkpoint of a known kind ({', '.join(registry().names)}) lies here; check the path, "
+        f"or say --from{broken}",
+        at=str(path),
+    )
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    source_kind: Kind,
+    destination_kind: Kind,
+    storage: Storage = "packed",
+    compressor: Compressor | None = None,
+    foreign_objects: ForeignObjects = "refuse",
+    shard_count: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    source_settings: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    dry_run: bool = False,
+    engine: EngineOptions | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    expect: Callable[[int], None] = lambda _: None,
+) -> ConversionReport:
+    """Convert a checkpoint; the destination must not exist.
+
+    ``settings`` are those of the destination's kind, ``source_settings`` those of the source's (`Setting`).
+    ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME`` and ``blobs/NAME``: what they match is
+    left out. A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is written
+    (its storage is ``storage``).
+    ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH`` where the destination cannot hold what ``drop`` does not match, and for settings;
+            what the importer, the reader, the exporter and the writer raise.
+    """
+    recipe = Recipe(
+        url_of(source),
+        source_kind,
+        ImportOptions(foreign_objects, shard_count, dict(source_settings or {})),
+        tuple(drop),
+        compressor,
+        is_rewritten=destination_kind == UCP,
+    )
+    with recipe.open() as opened:
+        job = opened.job
+        expect(job.nbytes)
+        if destination_kind == UCP:
+            check_settings(UCP, (), settings or {}, "written")
+            objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs)
+            digest = None
+            if not dry_run:
+                options = replace(engine or EngineOptions(), storage=storage)
+                digest = Engine(job, destination, options, recipe, progress).run()
+            return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, opened.dropped)
+        kind = registry().kind(destination_kind)
+        if kind.export is None:
+            raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
+        if engine is not None and engine.resume:
+            raise error(
+                "UCP-E-MISMATCH", f"only writing ucp can be resumed, {destination_kind} is written anew"
+            )
+        check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
+        plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
+        _refuse_losses(plan.dropped, kind.name)
+        if not dry_run:
+            plan.write()
+        return ConversionReport(
+            len(job.sources), job.nbytes, plan.objects, None, plan.renamed, opened.dropped, plan.cast
+        )
+
+
+def _refuse_losses(lost: Sequence[Lost], kind: Kind) -> None:
+    if not lost:
+        return
+    named = "; ".join(f"{one.what} ({one.why})" for one in lost[:_NAMED])
+    rest = f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    raise error(
+        "UCP-E-MISMATCH",
+        f"{kind} cannot hold {named}{rest}; allow what may be lost with --drop GLOB, such as "
+        f"--drop '{lost[0].what}'",
+    )
+
+
+_NAMED = 5

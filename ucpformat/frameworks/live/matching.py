@@ -1,0 +1,265 @@
+"""What of a state goes where in a checkpoint, and what does not fit, in words that say what to do.
+
+Nothing is read here but the index: a state is compared before any of it is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+from ucpformat.distributed.opaque import OPAQUE_MEDIA, opaque_value
+from ucpformat.errors import MismatchError, error
+from ucpformat.frameworks.live.local_tensors import Held, LocalTensor, local_tensor
+from ucpformat.frameworks.live.objects import WITH_TORCH, WITHOUT_TORCH
+from ucpformat.frameworks.live.per_rank import Ask, PerRank, own_value
+from ucpformat.frameworks.live.tensor_parts import DESCRIPTION, taken_apart, told
+from ucpformat.frameworks.live.values import destination_of, is_tensor, to_torch
+from ucpformat.frameworks.state.groups import expand_groups
+from ucpformat.frameworks.state.origins import alias_paths, group_origin, slot_path, value_paths
+from ucpformat.frameworks.state.paths import StatePath, dotted, flatten
+from ucpformat.geometry import Partial, Scale
+from ucpformat.jsonio import equal
+from ucpformat.model.values import PerRankValues, decode
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.values import Restore
+    from ucpformat.reader import Checkpoint
+    from ucpformat.views import SlotView
+
+__all__ = ["LoadOptions", "Match", "match_state", "stored_slots", "stored_values"]
+
+_T = TypeVar("_T")
+_EXTRA_STATE: Final = "_extra_state"  # the key that torch.nn.Module gives what get_extra_state returns
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What is asked for beyond filling a state with what has its names, shapes and data types; see `load`."""
+
+    layouts: Mapping[str, Held]
+    only: Callable[[str], bool]
+    rename: Callable[[str], str]
+    cast: bool
+    strict: bool
+    read_once: bool = False
+    place: tuple[int, int] = (0, 1)
+    """This process's position in the group, and the size of that."""
+    per_rank: Callable[[str], Ask | None] = lambda _: None
+
+
+def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
+    """The items by path; ``UCP-E-NAME`` where two have one."""
+    found: dict[StatePath, _T] = {}
+    for path, item in items:
+        if path in found:
+            raise error("UCP-E-NAME", f"two parts of the checkpoint would be the state's {dotted(path)!r}")
+        found[path] = item
+    return found
+
+
+def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
+    """Slots by the paths that they had, or would have, in a state dict."""
+
+    def found() -> Iterator[tuple[StatePath, SlotView]]:
+        for view in checkpoint.values():
+            for name, slot in view.items():
+                yield slot_path(view.atom.name, name, slot.stored.slot.annotations), slot
+            for path in alias_paths(view.atom) if "value" in view else ():
+                yield path, view["value"]
+
+    return by_path(found())
+
+
+def stored_values(checkpoint: Checkpoint) -> dict[StatePath, JsonValue]:
+    """Encoded values, opaque bytes and parameter groups by path; pickles that an importer kept are not among them."""
+
+    def found() -> Iterator[tuple[StatePath, JsonValue]]:
+        state = checkpoint.state
+        nested = value_paths(state)
+        for name, value in state.values.items():
+            yield nested.get(name, (name,)), value
+        for name, blob in state.blobs.items():
+            if blob.media_type == OPAQUE_MEDIA:
+                yield nested.get(name, (name,)), opaque_value(checkpoint.blob(name))
+        for name, optimizer in state.optimizers.items():
+            yield from expand_groups(optimizer, group_origin(state, name)).values()
+
+    return by_path(found())
+
+
+@dataclass(slots=True)
+class Match:
+    """What this rank reads and replaces, what does not fit, and what the checkpoint has beyond that.
+
+    ``problems`` are (name in the state, what is wrong, None), or, for what is missing, (name, "", name that the
+    checkpoint would have). ``stored`` are all names of the checkpoint.
+    """
+
+    tensors: list[tuple[str, SlotView, LocalTensor]] = field(default_factory=list)
+    values: list[tuple[StatePath, object]] = field(default_factory=list)
+    problems: list[tuple[str, str, str | None]] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    stored: frozenset[str] = frozenset()
+
+
+def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, options: LoadOptions) -> Match:
+    """Compare what ``rank`` has of a state with a checkpoint.
+
+    Raises:
+        UcpError: for tensors that nothing can be read into, as `local_tensor` and `destination_of`.
+    """
+    slots_by_path, values_by_path = stored_slots(checkpoint), stored_values(checkpoint)
+    stored = _Stored(
+        {dotted(path): slot for path, slot in slots_by_path.items()},
+        {dotted(path): value for path, value in values_by_path.items()},
+    )
+    restore = WITH_TORCH if "torch" in sys.modules else WITHOUT_TORCH
+    match = Match(stored=frozenset((*stored.slots, *stored.values)))
+    asked: set[str] = set()
+    tops: set[str] = set()
+    for path, leaf in flatten(state, is_tensor).items():
+        name = dotted(path)
+        source = options.rename(name)
+        asked.add(source)
+        if not options.only(name):
+            continue
+        tops.add(dotted(path[:1]))
+        if is_tensor(leaf):
+            asked.update(_match_tensor(match, stored, path, leaf, source, rank, options))
+        else:
+            _match_value(match, stored, path, leaf, source, restore, options)
+    # Whoever leaves out a whole entry asks for a part; whoever leaves out a part of one does not.
+    match.unexpected = [
+        name
+        for path in (*slots_by_path, *values_by_path)
+        if (name := dotted(path)) not in asked and dotted(path[:1]) in tops and options.only(name)
+    ]
+    return match
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the checkpoint has, by dotted names."""
+
+    slots: Mapping[str, SlotView]
+    values: Mapping[str, JsonValue]
+
+    def kind_of(self, name: str) -> str | None:
+        """What it has under a name, in words."""
+        if name in self.slots:
+            return f"a tensor {_said(self.slots[name])}"
+        if f"{name}.{DESCRIPTION}" in self.values:
+            return told(self.values[f"{name}.{DESCRIPTION}"])
+        return "a value that is no tensor" if name in self.values else None
+
+
+def _match_value(
+    match: Match,
+    stored: _Stored,
+    path: StatePath,
+    leaf: object,
+    source: str,
+    restore: Restore,
+    options: LoadOptions,
+) -> None:
+    name = dotted(path)
+    if source in stored.values:
+        encoded = stored.values[source]
+        value = decode(encoded, at=name, restore=restore)
+        if isinstance(value, PerRankValues) or isinstance(leaf, PerRank):
+            try:
+                value = own_value(value, encoded, leaf, options.per_rank(name), options.place, at=name)
+            except MismatchError as refusal:
+                match.problems.append((name, refusal.message, None))
+                return
+        match.values.append((path, value))
+    elif kind := stored.kind_of(source):
+        match.problems.append((name, f"is no tensor, the checkpoint has {kind}", None))
+    else:
+        match.problems.append((name, "", source))
+
+
+def _match_tensor(
+    match: Match,
+    stored: _Stored,
+    path: StatePath,
+    leaf: Any,
+    source: str,
+    rank: int,
+    options: LoadOptions,
+) -> list[str]:
+    """Returns the names in the checkpoint that this asks for beyond ``source``."""
+    name = dotted(path)
+    taken = taken_apart(path, leaf, options.layouts)
+    described = next(iter(taken.descriptions.values()), None)
+    its_own = f"{source}.{DESCRIPTION}"
+    if described is None and source not in stored.slots and (kind := stored.kind_of(source)):
+        match.problems.append((name, f"is a tensor, the checkpoint has {kind}", None))
+        return [*_below(source, stored)]
+    if described is not None and its_own not in stored.values and source in stored.slots:
+        match.problems.append(
+            (name, f"is {told(described)}, the checkpoint has {stored.kind_of(source)}", None)
+        )
+        return []
+    if described is not None and its_own in stored.values and not equal(stored.values[its_own], described):
+        match.problems.append(
+            (name, f"is {told(described)}, the checkpoint has {told(stored.values[its_own])}", None)
+        )
+        return [*_below(source, stored)]
+    for one in taken.tensors:
+        part, origin = name + one.part, source + one.part
+        if origin not in stored.slots:
+            match.problems.append((part, "", origin))
+            continue
+        slot = stored.slots[origin]
+        tensor = local_tensor(one.tensor, rank=rank, held=one.held or options.layouts.get(part), at=part)
+        if tensor is None:
+            continue
+        if tensor.on_host:
+            destination_of(tensor.local, at=part)
+        problem = _misfit(tensor, slot, cast=options.cast and not one.part)
+        if problem is not None and _is_extra_state(path, tensor, slot):
+            match.values.append((path, to_torch(slot.read(), slot.dtype.name)))
+        elif problem is None:
+            match.tensors.append((part, slot, tensor))
+        else:
+            match.problems.append((part, problem, None))
+    return [its_own, *(source + one.part for one in taken.tensors)]
+
+
+def _is_extra_state(path: StatePath, tensor: LocalTensor, slot: SlotView) -> bool:
+    """Whether these are bytes of a module's own making, which may be more or fewer than in the checkpoint."""
+    return (
+        str(path[-1]).endswith(_EXTRA_STATE)
+        and not isinstance(tensor.local, np.ndarray)
+        and tensor.layout is None
+        and tensor.dtype == slot.dtype.name == "uint8"
+        and len(tensor.shape) == len(slot.shape) == 1
+    )
+
+
+def _below(name: str, stored: _Stored) -> Iterator[str]:
+    for table in (stored.slots, stored.values):
+        yield from (other for other in table if other.startswith(f"{name}."))
+
+
+def _said(slot: SlotView) -> str:
+    return f"{slot.dtype.name}{list(slot.shape)}"
+
+
+def _misfit(tensor: LocalTensor, slot: SlotView, *, cast: bool) -> str | None:
+    if tensor.shape != slot.shape or (tensor.dtype != slot.dtype.name and not cast):
+        remedy = "; cast=True converts" if tensor.shape == slot.shape else ""
+        return f"is {tensor.dtype}{list(tensor.shape)}, the checkpoint has {_said(slot)}{remedy}"
+    if tensor.in_buffer and tensor.dtype != slot.dtype.name:
+        return f"is a part of a buffer of {tensor.dtype}, into which {slot.dtype.name} cannot be cast"
+    steps = () if tensor.layout is None else tensor.layout.steps
+    if any(isinstance(step, Partial | Scale) for step in steps):
+        return "its layout has a pending reduction or a factor, which nothing can be read into"
+    return None

@@ -1,0 +1,42 @@
+"""Objects of a state dict as a state document: parameter groups where they are recognised, values elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpformat.frameworks.state.groups import gather_groups
+from ucpformat.frameworks.state.origins import state_annotations
+from ucpformat.model.state import StateDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ucpformat.frameworks.state.names import Names
+    from ucpformat.frameworks.state.paths import KeyPath, StatePath
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["state_document"]
+
+
+def state_document(
+    kind: str,
+    encoded: Mapping[str, JsonValue],
+    paths: Mapping[str, StatePath],
+    key_paths: Mapping[str, KeyPath | None],
+    names: Names,
+    atoms: frozenset[str],
+) -> StateDocument:
+    """The document of encoded objects, by dotted name; ``kind`` says what they were taken from."""
+    values = dict(encoded)
+    optimizers = {}
+    origins = {}
+    for optimizer in names.optimizers:
+        gathered = gather_groups(optimizer, values, key_paths, atoms)
+        if gathered is not None:
+            optimizers[optimizer.name] = gathered
+            origins[optimizer.name] = (optimizer.path, optimizer.form)
+            for group in optimizer.groups:
+                for _, key in group.options:
+                    del values[key]
+    annotations = state_annotations(kind, origins, {name: paths[name] for name in values})
+    return StateDocument(values, optimizers, {}, annotations)
