@@ -14,6 +14,7 @@ import click
 import torch
 
 from benchmarks.contenders import CONTENDERS
+from benchmarks.plots import draw
 from benchmarks.reshard import Work, compare_reshard, table
 from benchmarks.save_load import compare
 from benchmarks.stall import measure as measure_stalls
@@ -55,6 +56,9 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), help="Draw the rates here, as .svg or .png."
+)
 def save_load(
     state_name: str,
     nbytes: int,
@@ -64,6 +68,7 @@ def save_load(
     directory: Path,
     json_path: Path | None,
     markdown_path: Path | None,
+    plot_path: Path | None,
 ) -> None:
     """Save a GPT-like state and load it again: the raw limits, this library, and its peers, in turn."""
     warnings.simplefilter("ignore")
@@ -86,6 +91,8 @@ def save_load(
         json_path.write_text(json.dumps(run.to_json(), indent=1) + "\n")
     if markdown_path is not None:
         markdown_path.write_text(markdown(run))
+    if plot_path is not None:
+        draw(run, plot_path)
 
 
 @main.command()

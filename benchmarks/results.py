@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from benchmarks.facts import Facts
     from benchmarks.measure import Footprint, Reading
 
-__all__ = ["Ratio", "Run", "Series", "Task"]
+__all__ = ["Ratio", "Run", "Series", "Task", "quartiles"]
 
 SCHEMA = "ucpformat-benchmark-1"
 
@@ -54,7 +54,8 @@ class Ratio(NamedTuple):
     high: float
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Where the middle half of the values begins and ends."""
     ordered = sorted(values)
     quarter = len(ordered) // 4
     return ordered[quarter], ordered[-1 - quarter]
@@ -84,7 +85,7 @@ class Run:
         """How many times faster a contender did a task than ``other``, round by round."""
         pairs = zip(self.series[task].readings, self.series[Task(other, task.what)].readings, strict=True)
         values = [theirs.seconds / ours.seconds for ours, theirs in pairs]
-        return Ratio(median(values), *_quartiles(values))
+        return Ratio(median(values), *quartiles(values))
 
     def to_json(self) -> dict[str, Any]:
         """Everything that was read, so that other statistics can be had from it."""

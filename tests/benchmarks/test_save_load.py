@@ -15,6 +15,7 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.contenders.base import Contender
 from benchmarks.contenders.raw import RawLimit
 from benchmarks.measure import Reading, footprint, measured
+from benchmarks.plots import draw
 from benchmarks.results import Run, Series, Task
 from benchmarks.save_load import compare
 from benchmarks.workloads import WORKLOADS, gpt_shapes, workload
@@ -159,3 +160,19 @@ def test_the_command_writes_tables_and_every_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--size", "many"], ["--only", "nobody"], ["--repeats", "0"]])
 def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, ["save-load", *arguments]).exit_code == 2
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_run_is_drawn_the_same_each_time(tmp_path: Path, suffix: str) -> None:
+    readings = {"raw": [1.0, 2.0, 3.0], "ucp-packed": [2.0, 2.0, 2.0], "torch-dcp": [4.0, 5.0, 9.0]}
+    series = {
+        Task(name, what): Series([Reading(seconds, seconds, 0) for seconds in found])
+        for name, found in readings.items()
+        for what in ("save", "load")
+    }
+    run = Run("", {}, MIB, 1, dict.fromkeys(readings, ""), series, {})
+    draw(run, tmp_path / f"a{suffix}")
+    draw(run, tmp_path / f"b{suffix}")
+    first = (tmp_path / f"a{suffix}").read_bytes()
+    assert first == (tmp_path / f"b{suffix}").read_bytes()
+    assert first.startswith(b"<?xml" if suffix == ".svg" else b"\x89PNG")
