@@ -88,7 +88,7 @@ def _compare_slots(a: SlotView, b: SlotView, path: str) -> Iterator[Difference]:
     grid = a.stored.grid
     changed = 0
     for chunk in range(grid.count):
-        box = grid.chunk_box(grid.index_of(chunk))
+        box = grid.box_at(chunk)
         changed += not np.array_equal(_bits(a, box), _bits(b, box))
     if changed:
         yield Difference("changed", path, f"other bytes in {changed} of {grid.count} chunks")

@@ -22,6 +22,7 @@ def indices(grid: ChunkGrid) -> list[tuple[int, ...]]:
 @given(grids())
 def test_chunks_tile_the_array(grid: ChunkGrid) -> None:
     parts = [grid.chunk_box(index) for index in indices(grid)]
+    assert parts == [grid.box_at(position) for position in range(grid.count)]
     assert not any(box.is_empty for box in parts)
     assert exact_cover(parts, grid.shape) is None
 

@@ -23,12 +23,11 @@ from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly, SharedChunk, in_waves, shared_chunks
-from ucpformat.geometry import chunk_grid
-from ucpformat.model.dtype import dtype
 from ucpformat.model.names import assign_keys
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
+from ucpformat.storage.slot_form import slot_form
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
@@ -202,8 +201,8 @@ class Saving:
     def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
         """How a slot is cut, and its data type."""
         slot = self._whole.atoms[name[0]].slots[name[1]]
-        kind = dtype(slot.dtype)
-        return chunk_grid(slot.shape, kind.item_bytes, self._options.chunk_bytes), kind
+        kind, grid = slot_form(slot.dtype, slot.shape, self._options.chunk_bytes)
+        return grid, kind
 
     def _commit(self) -> tuple[str, StoredBytes]:
         writer: CheckpointWriter | None = None

@@ -120,7 +120,7 @@ def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[Slot
                 continue
             units = shared.setdefault(one.holders, [])
             for chunk in slot.grid.chunks_for(one.box):
-                part = slot.grid.chunk_box(slot.grid.index_of(chunk)).intersect(one.box)
+                part = slot.grid.box_at(chunk).intersect(one.box)
                 if part is not None:
                     units.append(_Unit(part.size * slot.item_bytes, order, slot.name, part))
     for holders, units in shared.items():

@@ -55,7 +55,7 @@ class SharedChunk:
     @property
     def box(self) -> Box:
         """The chunk's box of the slot."""
-        return self.slot.grid.chunk_box(self.slot.grid.index_of(self.chunk))
+        return self.slot.grid.box_at(self.chunk)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +79,7 @@ def shared_chunks(
                 parts.setdefault(chunk, []).append(one)
         for chunk in sorted(parts):
             if len({one.rank for one in parts[chunk]}) > 1:
-                box = slot.grid.chunk_box(slot.grid.index_of(chunk))
+                box = slot.grid.box_at(chunk)
                 sizes: dict[int, int] = {}
                 for one in parts[chunk]:
                     sizes[one.rank] = sizes.get(one.rank, 0) + _size(one.box, box)
@@ -139,7 +139,7 @@ class ChunkAssembly:
             return
         box = Box(offset, data.shape)
         for chunk in slot.grid.chunks_for(box):
-            chunk_box = slot.grid.chunk_box(slot.grid.index_of(chunk))
+            chunk_box = slot.grid.box_at(chunk)
             part = box.intersect(chunk_box)
             if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
                 continue
@@ -255,10 +255,7 @@ class _ChunkParcel:
     @property
     def owned(self) -> list[tuple[tuple[int, ...], NDArray[np.void]]]:
         """Where the chunks lie that this rank owns, and their elements."""
-        return [
-            (self._grid.chunk_box(self._grid.index_of(chunk)).offset, data)
-            for chunk, data in self._owned.items()
-        ]
+        return [(self._grid.box_at(chunk).offset, data) for chunk, data in self._owned.items()]
 
     def _miss(self) -> None:
         at = "/".join(self.name)
@@ -318,7 +315,7 @@ class _ChunkParcel:
         """The room for a part of a chunk that this rank owns."""
         box = self._box(copy)
         chunk = self._chunk(box)
-        chunk_box = self._grid.chunk_box(self._grid.index_of(chunk))
+        chunk_box = self._grid.box_at(chunk)
         return self._owned[chunk][selection(box, chunk_box)]
 
 

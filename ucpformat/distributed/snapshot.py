@@ -184,6 +184,6 @@ def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:
                 yield name, piece, kind
                 continue
             for chunk in chunks:
-                part = piece.clip(grid.chunk_box(grid.index_of(chunk)))
+                part = piece.clip(grid.box_at(chunk))
                 if part is not None:
                     yield name, part, kind

@@ -62,6 +62,10 @@ class ChunkGrid:
             ),
         )
 
+    def box_at(self, position: int) -> Box:
+        """Return the cells of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
+        return self.chunk_box(self.index_of(position))
+
     def chunk_start(self, index: tuple[int, ...]) -> int:
         """Return the row-major element offset of the first cell of a chunk.
 

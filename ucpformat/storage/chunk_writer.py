@@ -232,7 +232,7 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
     if place.compressor is not None:
         message = "a compressed slot takes whole chunks only; save it without a compressor"
         raise error("UCP-E-STORE", message, at=place.prefix())
-    lines = runs(box, place.grid.chunk_box(place.grid.index_of(chunk)).shape)
+    lines = runs(box, place.grid.box_at(chunk).shape)
     if lines.count != 1:
         return _Encoded(data, block_checksums([data]), box, start, None)
     # Rows, and parts of flat buffers: one run of the logical tensor.

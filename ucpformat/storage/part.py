@@ -58,7 +58,7 @@ class StoredSlot:
 
     def chunk_box(self, chunk: int) -> Box:
         """The chunk's box of the slot, clipped to the shape."""
-        return self.grid.chunk_box(self.grid.index_of(chunk))
+        return self.grid.box_at(chunk)
 
     def logical_start(self, chunk: int) -> int:
         """First byte of a chunk within the slot's logical bytes."""

@@ -112,7 +112,7 @@ def _pieces(slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> Iterable[
 def _piece(slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> ChunkPiece:
     """What ``data``, which is ``box`` of the slot, holds of a chunk."""
     place = slot.place
-    chunk_box = place.grid.chunk_box(place.grid.index_of(chunk))
+    chunk_box = place.grid.box_at(chunk)
     part = chunk_box.intersect(box)
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
         raise AssertionError(f"chunk {chunk} has nothing of {box}")

@@ -60,7 +60,7 @@ class WrittenSlot:
             segments = [stored.segment for stored in written if stored.segment is not None]
             boxes = [segment.box for segment in segments if segment.box is not None]
             if boxes:
-                fault = exact_cover(boxes, grid.chunk_box(grid.index_of(chunk)).shape)
+                fault = exact_cover(boxes, grid.box_at(chunk).shape)
                 if fault is not None:
                     raise error(
                         "UCP-E-COVER", f"what was written of chunk {key} does not tile it: {fault}", at=at

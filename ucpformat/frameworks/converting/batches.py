@@ -77,10 +77,7 @@ def batches(places: Sequence[SlotPlace], size: int) -> Iterator[Batch]:
         while first < grid.count:
             stop = min(grid.count, first + max(1, (size - held) // max(chunk_bytes, 1)))
             runs.append(Run(slot, first, stop))
-            held += sum(
-                grid.chunk_box(grid.index_of(chunk)).size * place.dtype.item_bytes
-                for chunk in range(first, stop)
-            )
+            held += sum(grid.box_at(chunk).size * place.dtype.item_bytes for chunk in range(first, stop))
             first = stop
             if held >= size or len(runs) == _MAX_RUNS:
                 yield Batch(number, tuple(runs), held)

@@ -8,12 +8,11 @@ that nobody gives are taken from the model's ``config.json``, where there is one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.mapped import mapped_job
-from ucpformat.frameworks.kinds.setting_values import named_integers
+from ucpformat.frameworks.kinds.setting_values import named_document, named_integers
 from ucpformat.jsonio import loads
 from ucpformat.patterns import atom_map_names, load_atom_map, parse_atom_map
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["CONFIG", "apply_maps"]
 
 CONFIG: Final = "config.json"
-_SUFFIX: Final = ".json"
 
 # Names of transformers' configurations (PretrainedConfig.attribute_map and its models) for what maps ask for.
 _IN_CONFIG: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,7 +52,7 @@ def apply_maps(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[str]]:
         name, colon, side = text.rpartition(":")
         if side not in ("left", "right"):
             name, colon, side = text, "", ""
-        document = _document(name)
+        document = named_document(name, "the atom map", atom_map_names(), load_atom_map, parse_atom_map)
         known = [entry.name for entry in document.parameters.entries]
         unused -= set(known)
         parameters = _from_config(job, known) | {key: given[key] for key in known if key in given}
@@ -93,21 +91,6 @@ def _fitting(
     # What is missing altogether says less than what almost fits.
     chosen = next((refusal for refusal in refusals if refusal.code != "UCP-E-UNMATCHED"), refusals[0])
     raise error(chosen.code, f"the map {name!r} fits neither way: {chosen.message}", at=chosen.at)
-
-
-def _document(name: str) -> AtomMapDocument:
-    if not name.endswith(_SUFFIX):
-        return load_atom_map(name)
-    try:
-        content = Path(name).read_bytes()
-    except OSError as problem:
-        known = ", ".join(atom_map_names())
-        raise error(
-            "UCP-E-PATTERN",
-            f"the atom map cannot be read ({problem.strerror}); ready-made are {known}",
-            at=name,
-        ) from None
-    return parse_atom_map(content, at=name)
 
 
 def _from_config(job: Job, names: list[str]) -> dict[str, int]:

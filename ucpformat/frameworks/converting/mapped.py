@@ -7,7 +7,7 @@ have at most twice its elements.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.blocks import slot_blocks
 from ucpformat.frameworks.converting.job import Job, SlotSource
-from ucpformat.geometry import Box, Strided, chunk_grid, clipped_move, source_boxes
+from ucpformat.geometry import Box, Strided, clipped_move, source_boxes
 from ucpformat.model.dtype import dtype
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.patterns import AtomMapDocument, AtomMapping, MappedSlot, Settings, apply_atom_map
-from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, SlotSpec
+from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,23 +122,17 @@ def _check_equal(
         specs = [slots[name][slot] for name, _ in keys]
         same = (specs[0].dtype, specs[0].shape) == (specs[1].dtype, specs[1].shape) and all(
             a.tobytes() == b.tobytes()
-            for a, b in zip(
-                *(_boxes(spec, sources[key]) for spec, key in zip(specs, keys, strict=True)), strict=True
+            for (_, a), (_, b) in zip(
+                *(
+                    slot_blocks(spec.dtype, spec.shape, sources[key])
+                    for spec, key in zip(specs, keys, strict=True)
+                ),
+                strict=True,
             )
         )
         if not same:
             message = f"{one!r} and {other!r} are to be one, and their slots {slot!r} hold different elements"
             raise error("UCP-E-MISMATCH", message)
-
-
-def _boxes(spec: SlotSpec, read: ReadBox) -> Iterator[NDArray[np.generic]]:
-    kind = dtype(spec.dtype)
-    grid = chunk_grid(spec.shape, kind.item_bytes, DEFAULT_CHUNK_BYTES)
-    for chunk in range(grid.count):
-        box = grid.chunk_box(grid.index_of(chunk))
-        data = np.empty(box.shape, kind.numpy)
-        read(box, data)
-        yield data
 
 
 def _tied(

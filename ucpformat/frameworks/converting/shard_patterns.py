@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.kinds.setting_values import named_integers
-from ucpformat.geometry import Lowering, lower
+from ucpformat.frameworks.kinds.setting_values import named_document, named_integers
+from ucpformat.geometry import Lowering, element_count, lower
 from ucpformat.patterns import Patterns, load_patterns, parse_patterns, pattern_names, resolve
 
 __all__ = ["ShardPatterns"]
@@ -50,7 +49,8 @@ class ShardPatterns:
             return None
         numbers = [int(match) for name in names for match in _NUMBER.findall(name)]
         parameters = named_integers(settings.get("pattern_parameters", ""), at="pattern_parameters")
-        return cls(_document(chosen), parameters, degree, 1 + max(numbers, default=0))
+        document = named_document(chosen, "the patterns", pattern_names(), load_patterns, parse_patterns)
+        return cls(document, parameters, degree, 1 + max(numbers, default=0))
 
     def lowering(self, name: str, slot: str, shards: Sequence[tuple[int, ...]], at: str) -> Lowering | None:
         """Where each rank's shard lies in the whole tensor; None where the patterns say that no rank holds it.
@@ -95,26 +95,4 @@ def _wholes(shards: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     found = [
         (*first[:dim], sum(shard[dim] for shard in shards), *first[dim + 1 :]) for dim in range(len(first))
     ]
-    return sorted({*found, first}, key=lambda shape: (-_size(shape), shape))
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
-
-
-def _document(name: str) -> Patterns:
-    if not name.endswith(".json"):
-        return load_patterns(name)
-    try:
-        content = Path(name).read_bytes()
-    except OSError as problem:
-        known = ", ".join(pattern_names())
-        raise error(
-            "UCP-E-PATTERN",
-            f"the patterns cannot be read ({problem.strerror}); ready-made are {known}",
-            at=name,
-        ) from None
-    return parse_patterns(content, at=name)
+    return sorted({*found, first}, key=lambda shape: (-element_count(shape), shape))

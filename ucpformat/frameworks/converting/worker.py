@@ -185,7 +185,7 @@ class _Copying:
 
     def copy(self, slot: int, chunk: int) -> None:
         source, place = self._workshop.cut.sources[slot], self._workshop.cut.places[slot]
-        box = place.grid.chunk_box(place.grid.index_of(chunk))
+        box = place.grid.box_at(chunk)
         nbytes = box.size * place.dtype.item_bytes
         data = self._array(nbytes, is_kept=nbytes < _SMALL).view(place.dtype.numpy).reshape(box.shape)
         source.read(box, data)

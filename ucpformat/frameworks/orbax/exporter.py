@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.blocks import slot_blocks
 from ucpformat.frameworks.converting.fresh_files import fresh_files
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.orbax.arrays import array_spec, tensorstore, translated
@@ -31,9 +31,9 @@ from ucpformat.frameworks.orbax.importer import RANDOM_KEY
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
 from ucpformat.frameworks.state.paths import NumberKey, StatePath, dotted
-from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype_of
 from ucpformat.model.values import decode
+from ucpformat.storage.slot_form import slot_form
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content, SlotContent
@@ -200,7 +200,7 @@ def _write(
     context = store.Context()
     metadata = []
     for name, slot in tree.slots.items():
-        chunk = tuple(map(min, chunk_grid(slot.shape, slot.dtype.item_bytes, _CHUNK).chunk_shape, slot.shape))
+        chunk = tuple(map(min, slot_form(slot.dtype.name, slot.shape, _CHUNK)[1].chunk_shape, slot.shape))
         spec = array_spec(files.root, name, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
         array = _created(store, context, spec, name, slot.dtype.name, slot.shape, chunk)
         _copy(array, slot, name, progress)
@@ -257,12 +257,8 @@ def _created(
 
 
 def _copy(array: Any, slot: SlotContent, name: str, progress: Callable[[int], None]) -> None:
-    grid = chunk_grid(slot.shape, slot.dtype.item_bytes, _CHUNK)
-    for number in range(grid.count):
-        box = grid.chunk_box(grid.index_of(number))
-        data = np.empty(box.shape, slot.dtype.numpy)
-        slot.read_box(box, data)
+    for box, data in slot_blocks(slot.dtype.name, slot.shape, slot.read_box, _CHUNK):
         where = tuple(slice(start, stop) for start, stop in zip(box.offset, box.stop, strict=True))
         with translated(name):
             array[where].write(data).result()
-        progress(math.prod(box.shape) * slot.dtype.item_bytes)
+        progress(data.nbytes)

@@ -10,21 +10,19 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.blocks import slot_blocks
 from ucpformat.frameworks.safetensors.tensors import FOUR_BITS, packed_nibbles
-from ucpformat.geometry import chunk_grid
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import ReadBox
 
 __all__ = ["OutTensor", "index_document", "shards", "write_file"]
-
-_BLOCK_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,8 @@ class OutTensor:
 
     def blocks(self) -> Iterator[memoryview]:
         """Its bytes in order, a block of at most 8 MiB, or one element, at a time."""
-        kind = dtype(self.dtype)
-        grid = chunk_grid(self.shape, kind.item_bytes, _BLOCK_BYTES)
         rest = np.empty(0, np.uint8)
-        for chunk in range(grid.count if math.prod(self.shape) else 0):
-            box = grid.chunk_box(grid.index_of(chunk))
-            data = np.empty(box.shape, kind.numpy)
-            self.read(box, data)
+        for _, data in slot_blocks(self.dtype, self.shape, self.read):
             block: Any = data.reshape(-1).view(np.uint8)
             if self.dtype == FOUR_BITS:
                 whole = np.concatenate([rest, block])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.blocks import slot_blocks
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.state.groups import expand_groups
@@ -22,7 +22,6 @@ from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.tagged import decode
 from ucpformat.frameworks.torch_save.leaves import NUMBERED
 from ucpformat.frameworks.torch_save.numbering import PARAMS, STATE
-from ucpformat.geometry import chunk_grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export_torch_save"]
 
-_BLOCK_BYTES: Final = 8 << 20
 _TYPES: Final = {zarr for zarr, _ in TORCH_DTYPES.values()}
 
 
@@ -144,11 +142,7 @@ class _Blocks:
     progress: Callable[[int], None]
 
     def __call__(self) -> Iterator[NDArray[np.uint8]]:
-        grid = chunk_grid(self.slot.shape, self.slot.dtype.item_bytes, _BLOCK_BYTES)
-        for chunk in range(grid.count if math.prod(self.slot.shape) else 0):
-            box = grid.chunk_box(grid.index_of(chunk))
-            data = np.empty(box.shape, self.slot.dtype.numpy)
-            self.slot.read_box(box, data)
+        for _, data in slot_blocks(self.slot.dtype.name, self.slot.shape, self.slot.read_box):
             block = data.reshape(-1).view(np.uint8)
             yield block
             self.progress(block.nbytes)
