@@ -115,7 +115,7 @@ def blank_root(forged: Forgery) -> bytes:
 @pytest.mark.parametrize(
     ("code", "change"),
     [
-        pytest.param("UCP-E-LIMIT", lambda text: text + b" " * MIB, id="over 1 MiB"),
+        pytest.param("UCP-E-LIMIT", lambda text: text + b" " * (4 * MIB), id="over 4 MiB"),
         pytest.param("UCP-E-LIMIT", lambda text: nested(400_000), id="deep"),
         pytest.param("UCP-E-LIMIT", lambda text: text[:-1] + b',"x":' + nested(64) + b"}", id="a little too deep"),
         pytest.param("UCP-E-JSON", lambda text: text[:-1] + b',"format":"ucp"}', id="a member twice"),

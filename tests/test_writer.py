@@ -37,7 +37,7 @@ from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, chunk_grid
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.envelope import Extension
-from ucpformat.model.root import Storage
+from ucpformat.model.root import MAX_ROOT_BYTES, Storage
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.reader import open_checkpoint
 from ucpformat.validate import validate
@@ -329,7 +329,7 @@ def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) 
 
 def test_a_root_over_its_limit_is_not_published(tmp_path: Path) -> None:
     """UCP-D-015, UCP-S-006."""
-    writer = CheckpointWriter(tmp_path / "c", [], annotations={"org.example": "x" * (1 << 20)})
+    writer = CheckpointWriter(tmp_path / "c", [], annotations={"org.example": "x" * MAX_ROOT_BYTES})
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         writer.commit()
     assert not (tmp_path / "c").exists()

@@ -132,11 +132,11 @@ def bad_commit_cases() -> Iterator[Case]:
     )
     yield case(
         "limits/root",
-        "A root document of more than a MiB",
+        "A root document of more than 4 MiB",
         ("UCP-D-015", "UCP-R-002"),
         "UCP-E-LIMIT",
         lambda _: None,
-        setup=[{"pad": "ucp.json", "to": 2**20 + 1}],
+        setup=[{"pad": "ucp.json", "to": 2**22 + 1}],
         at="ucp.json",
     )
     for name, length in {"index0": 2**28 + 1, "table0": 2**30 + 1, "state": 2**28 + 1}.items():

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 ROOT_KEY: Final = "ucp.json"
-MAX_ROOT_BYTES: Final = 1 << 20
+MAX_ROOT_BYTES: Final = 4 << 20
 MAX_DOCUMENT_BYTES: Final = 1 << 28
 MAX_TABLE_BYTES: Final = 1 << 30
 MIN_CHUNK_BYTES: Final = 16
@@ -260,7 +260,7 @@ class Root:
     def seal(self) -> bytes:
         """The content of the root document, with its root digest.
 
-        Raises ``UCP-E-LIMIT``: it would be over 1 MiB: make fewer and larger parts.
+        Raises ``UCP-E-LIMIT``: it would be over 4 MiB: make fewer and larger parts.
         """
         value = self.to_json()
         value["digest"] = _UNSEALED
@@ -269,7 +269,7 @@ class Root:
         data = _render(value)
         if len(data) > MAX_ROOT_BYTES:
             message = (
-                f"the root document would have {len(data)} bytes, over 1 MiB: make fewer and larger parts"
+                f"the root document would have {len(data)} bytes, over 4 MiB: make fewer and larger parts"
             )
             raise error("UCP-E-LIMIT", message, at=ROOT_KEY)
         return data

@@ -20,7 +20,7 @@ from ucp_conformance.resources import schema_validator
 __all__ = ["Collected", "atom_problems", "document", "fetch", "open_root", "references", "unique_names"]
 
 ROOT: Final = "ucp.json"
-MOST_ROOT: Final = 1 << 20
+MOST_ROOT: Final = 4 << 20
 MOST_DOCUMENT: Final = 1 << 28
 MOST_TABLE: Final = 1 << 30
 KNOWN_FEATURES: Final = frozenset({"blosc", "zstd"})

@@ -12,7 +12,7 @@ import {checkMesh} from './mesh.mjs';
 import {ROOT_KEY, compareUtf8, foldKey, isKey, isName} from './names.mjs';
 
 /** Longest root document (UCP-D-015). */
-export const MAX_ROOT = 1 << 20;
+export const MAX_ROOT = 4 << 20;
 /** Longest other JSON document, and longest table (SPEC section 19). */
 export const MAX_DOCUMENT = 256 * 2 ** 20;
 export const MAX_TABLE = 2 ** 30;

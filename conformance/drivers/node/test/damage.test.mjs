@@ -156,7 +156,7 @@ test('other crafted directories', (t) => {
   assert.deepEqual(codesOf(validate(join(directory, 'nothing'))), ['UCP-E-NOT-FOUND']);
   assert.deepEqual(root('{"a":1,"a":2}'), ['UCP-E-JSON']);
   assert.deepEqual(root('['.repeat(100)), ['UCP-E-LIMIT']);
-  assert.deepEqual(root(' '.repeat(2 ** 20 + 1)), ['UCP-E-LIMIT']);
+  assert.deepEqual(root(' '.repeat(2 ** 22 + 1)), ['UCP-E-LIMIT']);
   assert.deepEqual(root('[1]'), ['UCP-E-FORMAT']);
 });
 
