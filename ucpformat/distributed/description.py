@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ucpformat.collector import paused
 from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.errors import error
@@ -126,62 +127,89 @@ def merged(descriptions: Iterable[tuple[bytes, Sequence[int]]]) -> Described:
     Raises:
         UcpError: ``UCP-E-MISMATCH``, with name and ranks, where ranks contradict one another.
     """
-    whole = Described()
-    digests: dict[str, str] = {}
-    options: tuple[Any, int] | None = None
-    for data, ranks in descriptions:
-        found = json.loads(data)
-        if options is not None and options[0] != found["options"]:
-            message = f"ranks {options[1]} and {ranks[0]} save with different options: give all the same"
+    merger = _Merger()
+    # Of many ranks these are many megabytes of small objects, in which there is nothing to collect.
+    with paused():
+        for data, ranks in descriptions:
+            merger.add(json.loads(data), ranks)
+    return merger.whole
+
+
+class _Merger:
+    """Puts descriptions together one by one. Equal layouts, and equal sets of ranks, become one object each.
+
+    So the work for an atom does not grow with the number of ranks, nor do comparisons of what several atoms have.
+    """
+
+    def __init__(self) -> None:
+        self.whole = Described()
+        self._options: tuple[Any, int] | None = None
+        self._digests: dict[str, str] = {}
+        self._layouts: dict[Layout, Layout] = {}
+        self._unions: dict[tuple[frozenset[int], frozenset[int]], frozenset[int]] = {}
+
+    def add(self, found: Any, ranks: Sequence[int]) -> None:
+        whole, first = self.whole, ranks[0]
+        if self._options is not None and self._options[0] != found["options"]:
+            message = f"ranks {self._options[1]} and {first} save with different options: give all the same"
             raise error("UCP-E-MISMATCH", message)
-        options = (found["options"], ranks[0])
-        layouts = [layout_from(layout) for layout in found["layouts"]]
+        self._options = (found["options"], first)
+        layouts = [self._layouts.setdefault(one, one) for one in map(layout_from, found["layouts"])]
+        together = frozenset(ranks)
         for atom in found["atoms"]:
-            _add_atom(whole, atom, layouts, frozenset(ranks))
+            self._add_atom(atom, layouts, together, first)
         for name, digest in found["values"].items():
-            owner = whole.owners.setdefault(name, ranks[0])
-            if digests.setdefault(name, digest) != digest:
+            owner = whole.owners.setdefault(name, first)
+            if self._digests.setdefault(name, digest) != digest:
                 raise error(
                     "UCP-E-MISMATCH",
-                    f"the value differs between ranks {owner} and {ranks[0]}; "
+                    f"the value differs between ranks {owner} and {first}; "
                     "give all ranks the same, or each a name of its own",
                     at=name,
                 )
         for name, value in found["optimizers"].items():
-            _add_optimizer(whole, name, Optimizer.from_json(value, at=name), ranks[0])
+            _add_optimizer(whole, name, Optimizer.from_json(value, at=name), first)
         _fill(whole.annotations, found["annotations"])
-    return whole
 
-
-def _add_atom(whole: Described, atom: Any, layouts: Sequence[Layout], ranks: frozenset[int]) -> None:
-    name, slots, aliases, annotations = atom
-    known = whole.atoms.get(name, AtomSpec(name, {}, (), annotations))
-    specs = dict(known.slots)
-    for slot, (kind, extents, number, place, compressor, notes) in slots.items():
-        layout = None if number is None else layouts[number]
-        spec = SlotSpec(
-            kind,
-            tuple(extents),
-            layout,
-            None if compressor is None else Compressor.from_json(compressor, at=name),
-            notes,
-            None if place is None else place_from(place),
-        )
-        other = specs.setdefault(slot, spec)
-        if (other.dtype, other.shape, other.compressor) != (spec.dtype, spec.shape, spec.compressor):
-            raise error(
-                "UCP-E-MISMATCH",
-                f"rank {min(ranks)} has {spec.dtype}{list(spec.shape)}, "
-                f"another has {other.dtype}{list(other.shape)}",
-                at=f"{name}/{slot}",
+    def _add_atom(self, atom: Any, layouts: Sequence[Layout], ranks: frozenset[int], first: int) -> None:
+        name, slots, aliases, annotations = atom
+        known = self.whole.atoms.get(name)
+        specs = {} if known is None else dict(known.slots)
+        for slot, (kind, extents, number, place, compressor, notes) in slots.items():
+            spec = SlotSpec(
+                kind,
+                tuple(extents),
+                None if number is None else layouts[number],
+                None if compressor is None else Compressor.from_json(compressor, at=name),
+                notes,
+                None if place is None else place_from(place),
             )
-        sources = whole.sources.setdefault((name, slot), [])
-        alike = [one for one in sources if (one.layout, one.place) == (layout, spec.place)]
-        for one in alike:
-            sources.remove(one)
-        sources.append(Source(layout, spec.place, ranks.union(*(one.ranks for one in alike))))
-    also = tuple(sorted({*known.aliases, *aliases}))
-    whole.atoms[name] = replace(known, slots=specs, aliases=also)
+            other = specs.setdefault(slot, spec)
+            if (other.dtype, other.shape, other.compressor) != (spec.dtype, spec.shape, spec.compressor):
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"rank {first} has {spec.dtype}{list(spec.shape)}, "
+                    f"another has {other.dtype}{list(other.shape)}",
+                    at=f"{name}/{slot}",
+                )
+            self._add_source((name, slot), spec, ranks)
+        if known is None:
+            self.whole.atoms[name] = AtomSpec(name, specs, tuple(sorted(set(aliases))), annotations)
+        else:
+            also = tuple(sorted({*known.aliases, *aliases}))
+            self.whole.atoms[name] = AtomSpec(name, specs, also, known.annotations)
+
+    def _add_source(self, name: SlotName, spec: SlotSpec, ranks: frozenset[int]) -> None:
+        sources = self.whole.sources.setdefault(name, [])
+        for number, one in enumerate(sources):
+            if one.layout is spec.layout and one.place == spec.place:
+                pair = (one.ranks, ranks)
+                if pair not in self._unions:
+                    self._unions[pair] = one.ranks | ranks
+                del sources[number]
+                ranks = self._unions[pair]
+                break
+        sources.append(Source(spec.layout, spec.place, ranks))
 
 
 def _add_optimizer(whole: Described, name: str, optimizer: Optimizer, rank: int) -> None:

@@ -22,7 +22,7 @@ from ucpformat.geometry import (
 if TYPE_CHECKING:
     from ucpformat.distributed.description import Source
 
-__all__ = ["is_whole", "plain_holdings", "united"]
+__all__ = ["is_whole", "map_of", "plain_holdings", "united"]
 
 
 def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdings:
@@ -41,6 +41,14 @@ def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdin
         )
         raise error("UCP-E-LAYOUT", message, at=at)
     return lowering
+
+
+def map_of(holdings: Holdings, rank: int) -> LocalMap | None:
+    """What one rank holds; of a layout, without a look at what others do."""
+    if isinstance(holdings, Lowering):
+        coordinate = holdings.layout.mesh.find(rank)
+        return None if coordinate is None else holdings.at(coordinate)
+    return next((region.local_map for region in holdings.regions() if rank in region.holders), None)
 
 
 def is_whole(source: Source, lowering: Lowering) -> bool:

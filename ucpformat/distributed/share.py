@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ucpformat.distributed.holdings import plain_holdings
+from ucpformat.collector import paused
+from ucpformat.distributed.holdings import map_of, plain_holdings
 from ucpformat.geometry import (
     Box,
     ChunkGrid,
@@ -83,13 +84,14 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
             pieces[slot.name] = held[key]
             yield slot
 
-    return [
-        Portion(name, clipped)
-        for name, one in _assigned(noted(), rank)
-        if one.rank == rank
-        for piece in pieces[name]
-        if (clipped := piece.clip(one.box)) is not None
-    ]
+    with paused():
+        return [
+            Portion(name, clipped)
+            for name, one in _assigned(noted(), rank)
+            if one.rank == rank
+            for piece in pieces[name]
+            if (clipped := piece.clip(one.box)) is not None
+        ]
 
 
 def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dict[SlotName, list[Assigned]]:
@@ -98,8 +100,9 @@ def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dic
     Raises as `portions`.
     """
     found: dict[SlotName, list[Assigned]] = {}
-    for name, one in _assigned(slots, only):
-        found.setdefault(name, []).append(one)
+    with paused():
+        for name, one in _assigned(slots, only):
+            found.setdefault(name, []).append(one)
     return found
 
 
@@ -173,7 +176,7 @@ def _pieces(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
     for source in slot.sources:
         if rank in source.ranks:
             holdings = plain_holdings(source, shape, at="/".join(slot.name))
-            own = next((region for region in holdings.regions() if rank in region.holders), None)
+            own = map_of(holdings, rank)
             if own is not None:
-                pieces = seen_in(own.local_map.pieces, holdings.view, shape)
+                pieces = seen_in(own.pieces, holdings.view, shape)
     return pieces

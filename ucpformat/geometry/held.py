@@ -29,7 +29,7 @@ def held_boxes(sources: Iterable[tuple[Holdings, frozenset[int]]]) -> tuple[Held
     """
     found: dict[Box, set[int]] = {}
     for holdings, ranks in sources:
-        for region in holdings.regions():
+        for region in holdings.filled():
             holders = ranks.intersection(region.holders)
             if holders:
                 pieces: tuple[Piece, ...] = seen_in(region.local_map.pieces, holdings.view, holdings.shape)
