@@ -13,6 +13,7 @@ from typing import Final
 import click
 import torch
 
+from benchmarks.compression import command as compression
 from benchmarks.contenders import CONTENDERS
 from benchmarks.plots import draw
 from benchmarks.reshard import Work, compare_reshard, table
@@ -30,6 +31,9 @@ def main(context: click.Context) -> None:
     """Measure; without a command, save-load."""
     if context.invoked_subcommand is None:
         context.invoke(save_load)
+
+
+main.add_command(compression)
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:

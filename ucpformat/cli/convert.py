@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -13,6 +14,7 @@ from ucpformat.cli.report import format_option, human_bytes, printable, progress
 from ucpformat.frameworks.converting.engine import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.kinds.registry import UCP, registry
+from ucpformat.model.compression_rule import AUTO, Compression
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["convert"]
 
-_COMPRESSORS = {
+_COMPRESSORS: Mapping[str, Compression] = {
+    AUTO: AUTO,
     "gzip": Compressor("gzip", {"level": 5}),
     "zstd": Compressor("zstd", {"level": 1, "checksum": False}),
 }
@@ -74,7 +77,8 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.option(
     "--compressor",
     type=click.Choice(sorted(_COMPRESSORS)),
-    help="Compress all chunks. [default: as a universal SOURCE does, else no]",
+    help="Compress all chunks, or with `auto` those of large floats, each as pays best. "
+    "[default: as a universal SOURCE does, else no]",
 )
 @click.option(
     "--foreign-objects",

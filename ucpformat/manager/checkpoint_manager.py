@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ucpformat.frameworks.live.local_tensors import Held
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["CheckpointManager"]
@@ -114,7 +114,7 @@ class CheckpointManager:
         layouts: Mapping[str, Held] | None = None,
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        compressor: Compressor | None = None,
+        compressor: Compression | None = None,
     ) -> AsyncSave:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 

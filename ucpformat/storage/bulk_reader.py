@@ -46,7 +46,7 @@ class _Run(NamedTuple):
     offset: int
     target: memoryview
     tail: int
-    checksums: bytes
+    checksums: NDArray[np.uint32]
     first_block: int
 
     @property

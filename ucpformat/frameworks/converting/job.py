@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ucpformat.frameworks.kinds.foreign import Lost
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["Job", "SlotSource", "run_job"]
@@ -73,7 +73,7 @@ def run_job(
     url: str | os.PathLike[str],
     *,
     storage: Storage = "packed",
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
     memory: int = DEFAULT_MEMORY,

@@ -16,11 +16,12 @@ from ucpformat.frameworks.converting.losses import without
 from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_job
 from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
+from ucpformat.model.compression_rule import compressor_of
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import Job
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability
 
@@ -43,7 +44,7 @@ class Recipe:
     kind: str
     options: ImportOptions
     drop: tuple[str, ...] = ()
-    compressor: Compressor | None = None
+    compressor: Compression | None = None
     is_rewritten: bool = True
     """Whether a universal checkpoint is to be one again, which takes its write features."""
 
@@ -72,15 +73,19 @@ class Recipe:
         return Opened(compressed(job, self.compressor), dropped)
 
 
-def compressed(job: Job, compressor: Compressor | None) -> Job:
-    """The job with all slots compressed so, if a compressor is given."""
+def compressed(job: Job, compressor: Compression | None) -> Job:
+    """The job with its slots compressed so, if a compressor is given."""
     if compressor is None:
         return job
     return replace(
         job,
         atoms=[
             replace(
-                atom, slots={name: replace(slot, compressor=compressor) for name, slot in atom.slots.items()}
+                atom,
+                slots={
+                    name: replace(slot, compressor=compressor_of(compressor, slot.dtype, slot.shape))
+                    for name, slot in atom.slots.items()
+                },
             )
             for atom in job.atoms
         ],

@@ -18,7 +18,7 @@ from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["ConversionReport", "Kind", "convert_checkpoint", "detect_kind"]
@@ -77,7 +77,7 @@ def convert_checkpoint(
     source_kind: Kind,
     destination_kind: Kind,
     storage: Storage = "packed",
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
     foreign_objects: ForeignObjects = "refuse",
     shard_count: int | None = None,
     settings: Mapping[str, str] | None = None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.local_state import LocalState
     from ucpformat.frameworks.live.local_tensors import Held
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["AsyncReport", "AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
@@ -63,7 +63,7 @@ class AsyncSaver:
         layouts: Mapping[str, Held] | None = None,
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        compressor: Compressor | None = None,
+        compressor: Compression | None = None,
         step: int | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
         when_busy: WhenBusy = "wait",
@@ -118,7 +118,7 @@ def async_save(
     layouts: Mapping[str, Held] | None = None,
     storage: Storage = "packed",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     when_busy: WhenBusy = "wait",

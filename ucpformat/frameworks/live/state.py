@@ -15,6 +15,7 @@ from ucpformat.frameworks.state.documents import state_document
 from ucpformat.frameworks.state.names import Assignment, recognise
 from ucpformat.frameworks.state.origins import alias_annotations, key_path, slot_annotations
 from ucpformat.frameworks.state.paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.values import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
 
 __all__ = ["live_state"]
 
@@ -33,7 +34,7 @@ def live_state(
     *,
     rank: int = 0,
     layouts: Mapping[str, Held] | None = None,
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
 ) -> LocalState:
     """What this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
 
@@ -77,7 +78,7 @@ def live_state(
             tensor.dtype,
             tensor.shape,
             tensor.layout,
-            compressor,
+            compressor_of(compressor, tensor.dtype, tensor.shape),
             slot_annotations(paths[name]),
             tensor.place,
         )

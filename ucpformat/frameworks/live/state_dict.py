@@ -30,7 +30,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["load", "save", "save_state"]
@@ -44,7 +44,7 @@ def save(
     layouts: Mapping[str, Held] | None = None,
     storage: Storage = "packed",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     report: Callable[[SaveReport], None] | None = None,
@@ -82,7 +82,7 @@ def save_state(
     *,
     group: object = None,
     layouts: Mapping[str, Held] | None = None,
-    compressor: Compressor | None = None,
+    compressor: Compression | None = None,
 ) -> SaveReport:
     """As `save`, and says what this rank wrote."""
     together = group_of(group)

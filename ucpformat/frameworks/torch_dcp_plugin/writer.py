@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ucpformat.distributed.receipts import Receipt
+from ucpformat.distributed.receipts import Receipt, stored_chunks
 from ucpformat.errors import error
 from ucpformat.frameworks.live.local_tensors import local_tensor
 from ucpformat.frameworks.state.documents import state_document
@@ -29,6 +29,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import TorchArchive
+from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.frameworks.state.paths import KeyPath
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
     from ucpformat.storage.chunk_writer import SlotPlace
     from ucpformat.storage.store import Durability, Store
@@ -90,7 +91,7 @@ class UcpStorageWriter(StorageWriter):
         *,
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        compressor: Compressor | None = None,
+        compressor: Compression | None = None,
         step: int | None = None,
         workers: int | None = None,
         durability: Durability = "fsync",
@@ -188,7 +189,7 @@ class UcpStorageWriter(StorageWriter):
             packs = pieces.finish()
             store.flush()
             names = tuple(items)
-            receipt = Receipt(packs, pieces.ledger.entries, self._values(plan.items, planner))
+            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values(plan.items, planner))
             results.append(WriteResult(MetadataIndex(_RECEIPT), 0, _Written(names, receipt.pack(names))))
         except BaseException:
             if pieces is not None:
@@ -213,7 +214,8 @@ class UcpStorageWriter(StorageWriter):
         name = str(kind).removeprefix("torch.")
         if name not in TORCH_DTYPES:
             raise error("UCP-E-DTYPE", f"{kind} has no data type in this format", at=key)
-        return SlotSpec(name, tuple(size), compressor=self._compressor)
+        shape = tuple(size)
+        return SlotSpec(name, shape, compressor=compressor_of(self._compressor, name, shape))
 
     def _write(self, items: Sequence[Any], planner: Any, pieces: PieceWriter) -> list[WriteResult]:
         results = []
