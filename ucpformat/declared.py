@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import chunk_grid
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["AtomSpec", "Declared", "SlotSpec", "slot_place"]
+__all__ = ["AtomSpec", "Declared", "SlotSpec", "has_notes", "slot_place"]
+
+
+_NO_ANNOTATIONS: Final[Mapping[str, JsonValue]] = {}
+
+
+def _no_annotations() -> Mapping[str, JsonValue]:
+    """One mapping for all: an empty one for each of 10,000 slots makes the cycle collector run more often."""
+    return _NO_ANNOTATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class SlotSpec:
     shape: tuple[int, ...]
     layout: Layout | None = None
     compressor: Compressor | None = None
-    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    annotations: Mapping[str, JsonValue] = field(default_factory=_no_annotations)
     place: BufferPlace | None = None
 
 
@@ -45,7 +54,7 @@ class AtomSpec:
     name: str
     slots: Mapping[str, SlotSpec]
     aliases: tuple[str, ...] = ()
-    annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    annotations: Mapping[str, JsonValue] = field(default_factory=_no_annotations)
 
 
 class Declared(Mapping[str, AtomSpec]):
@@ -57,16 +66,14 @@ class Declared(Mapping[str, AtomSpec]):
     """
 
     def __init__(self, atoms: Iterable[AtomSpec]) -> None:
-        specs = sorted(atoms, key=lambda spec: spec.name)
+        specs = sorted(atoms, key=attrgetter("name"))
         self.keys_of = assign_keys(spec.name for spec in specs)
         self._atoms = {spec.name: spec for spec in specs}
-        for spec in specs:
-            if not spec.slots:
-                raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
-            for name, slot in spec.slots.items():
-                if slot.compressor is not None:
-                    Compressor.from_json(slot.compressor.to_json(), at=f"{spec.name}/{name}")
-        if not all(map(_is_sound, specs)):
+        self._slots = [(spec.name, *item) for spec in specs for item in _slots_of(spec)]
+        for atom, name, slot in self._slots:
+            if slot.compressor is not None:
+                Compressor.from_json(slot.compressor.to_json(), at=f"{atom}/{name}")
+        if not self._is_sound():
             found = [
                 self.atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
                 for spec in specs
@@ -89,17 +96,28 @@ class Declared(Mapping[str, AtomSpec]):
         return Atom(spec.name, self.keys_of[spec.name], ordered, spec.aliases, spec.annotations)
 
     def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
-        """Where every slot goes."""
+        """Where every slot goes, in the order of table rows."""
+        keys = self.keys_of
         return {
-            (spec.name, name): slot_place(self.keys_of[spec.name], spec.name, name, slot, chunk_bytes)
-            for spec in self._atoms.values()
-            for name, slot in sorted(spec.slots.items())
+            (atom, name): slot_place(keys[atom], atom, name, slot, chunk_bytes)
+            for atom, name, slot in self._slots
         }
 
+    def compressors(self) -> Iterator[Compressor | None]:
+        """That of every slot."""
+        return (slot.compressor for _, _, slot in self._slots)
+
+    def _is_sound(self) -> bool:
+        """Whether nothing can be wrong with atoms whose names have been given keys, as with most."""
+        for spec in self._atoms.values():
+            if spec.aliases or (len(spec.slots) > 1 and len({*map(str.lower, spec.slots)}) < len(spec.slots)):
+                return False
+        # The slots of a model repeat few names, types and shapes.
+        forms = {(name, slot.dtype, slot.shape) for _, name, slot in self._slots}
+        return not any(slot_problems(*form) for form in forms)
+
     def _check_spread(self) -> None:
-        slots = [
-            (spec.name, name, slot) for spec in self._atoms.values() for name, slot in spec.slots.items()
-        ]
+        slots = self._slots
         if all(slot.layout is None and slot.place is None for _, _, slot in slots):
             return
         spread = [
@@ -110,11 +128,15 @@ class Declared(Mapping[str, AtomSpec]):
             raise relocated(fault.refusal, f"{atom}/{name}")
 
 
-def _is_sound(spec: AtomSpec) -> bool:
-    """Whether nothing can be wrong with an atom whose name has been given a key, as with most."""
-    if spec.aliases or len({name.lower() for name in spec.slots}) < len(spec.slots):
-        return False
-    return not any(slot_problems(name, slot.dtype, slot.shape) for name, slot in spec.slots.items())
+def _slots_of(spec: AtomSpec) -> list[tuple[str, SlotSpec]]:
+    if not spec.slots:
+        raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
+    return sorted(spec.slots.items()) if len(spec.slots) > 1 else list(spec.slots.items())
+
+
+def has_notes(spec: AtomSpec) -> bool:
+    """Whether an atom holds values that are a caller's own: annotations, and the settings of compressors."""
+    return bool(spec.annotations) or any(slot.annotations or slot.compressor for slot in spec.slots.values())
 
 
 def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:

@@ -13,6 +13,7 @@ import json
 import math
 import re
 from contextlib import nullcontext
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ucpformat.collector import paused
@@ -32,6 +33,7 @@ __all__ = [
     "equal",
     "loads",
     "pointer",
+    "quoted",
 ]
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -117,6 +119,11 @@ def dumps_canonical(value: JsonValue) -> bytes:
         raise error("UCP-E-JSON", "a string holds a lone surrogate, which UTF-8 cannot express") from None
     except ValueError as problem:
         raise error("UCP-E-JSON", f"the value is not JSON: {problem}") from None
+
+
+def quoted(text: str) -> str:
+    """``text`` as a JSON string, as `dumps_canonical` writes it."""
+    return encode_basestring(text)
 
 
 def pointer(at: str, *parts: str | int) -> str:

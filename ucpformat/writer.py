@@ -10,14 +10,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.collector import paused
-from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place
+from ucpformat.declared import AtomSpec, Declared, SlotSpec, has_notes, slot_place
 from ucpformat.errors import error
 from ucpformat.jsonio import dumps_canonical, loads
-from ucpformat.model.atom import IndexPart, Slot
 from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Envelope, Extension
 from ucpformat.model.features import READ_FEATURES, needed_features
 from ucpformat.model.packs import Pack, PackList
+from ucpformat.model.part_text import atom_text, part_text, slot_text
 from ucpformat.model.reference import DocumentRef
 from ucpformat.model.root import (
     MAX_CHUNK_BYTES,
@@ -33,6 +33,7 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import OWN_OBJECT, TableBuilder
 from ucpformat.model.values import Extend, encode
+from ucpformat.storage.ledger import content_of, segments_of
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.chunk_writer import StoredChunk
+    from ucpformat.storage.ledger import Entry
     from ucpformat.storage.store import Durability, Store
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
@@ -124,7 +126,6 @@ class CheckpointWriter:
             workers=worker_count(workers),
             progress=progress,
         )
-        self._slots = self.pieces.slots
         self._packs: list[Pack] | None = None
         self._committed = False
         self._data_bytes = 0
@@ -149,11 +150,11 @@ class CheckpointWriter:
 
     def grid(self, atom: str, slot: str) -> ChunkGrid:
         """How a slot is cut: writers that stream do best to write chunk by chunk."""
-        return self._slots[atom, slot].place.grid
+        return self.pieces.places[atom, slot].grid
 
     def dtype(self, atom: str, slot: str) -> DType:
         """Data type of a declared slot."""
-        return self._slots[atom, slot].place.dtype
+        return self.pieces.places[atom, slot].dtype
 
     def write(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
@@ -174,9 +175,7 @@ class CheckpointWriter:
         """As `write`, in the background: ``data`` must not change before `commit` returns."""
         self.pieces.submit(atom, slot, data, offset)
 
-    def admit(
-        self, packs: Sequence[Pack], stored: Iterable[tuple[tuple[str, str], int, StoredChunk]]
-    ) -> None:
+    def admit(self, packs: Sequence[Pack], stored: Iterable[Entry]) -> None:
         """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
 
         The containers of segments count ``packs``. Nothing is written here any more afterwards.
@@ -184,11 +183,7 @@ class CheckpointWriter:
         packed = self._finished()
         first = len(packed)
         packed.extend(packs)
-        for slot, chunk, one in stored:
-            segment = one.segment
-            if segment is not None and segment.container != OWN_OBJECT:
-                segment = segment._replace(container=first + segment.container)
-            self._slots[slot].add(chunk, one._replace(segment=segment))
+        self.pieces.ledger.extend((slot, chunk, _shifted(one, first)) for slot, chunk, one in stored)
 
     def flush(self) -> None:
         """Make what was written durable: a commit has less to do then. Nothing is written here any more."""
@@ -248,8 +243,10 @@ class CheckpointWriter:
         self._document_bytes += len(data)
         return DocumentRef.to(key, data)
 
-    def _json_document(self, key: str, value: JsonValue, *, is_ours: bool = False) -> DocumentRef:
-        data = dumps_canonical(value)
+    def _json_document(self, key: str, value: JsonValue) -> DocumentRef:
+        return self._checked_document(key, dumps_canonical(value), is_ours=False)
+
+    def _checked_document(self, key: str, data: bytes, *, is_ours: bool) -> DocumentRef:
         # What callers give may nest too deep, or hold numbers that no reader takes; no reader takes what is too
         # long, either.
         if not is_ours or len(data) > MAX_DOCUMENT_BYTES:
@@ -285,18 +282,17 @@ class CheckpointWriter:
     def _root(self, packs: list[Pack]) -> Root:
         layouts: dict[Layout, int] = {}
         parts: list[Part] = []
-        features: set[str] = set()
         specs = list(self._atoms.values())
+        written = self.pieces.ledger.by_slot()
         for first in range(0, len(specs), _ATOMS_PER_PART):
-            index, table = self._part(specs[first : first + _ATOMS_PER_PART], layouts)
-            features.update(needed_features(index.atoms))
-            parts.append(self._part_entry(len(parts), index, table))
+            some = specs[first : first + _ATOMS_PER_PART]
+            parts.append(self._part(len(parts), some, written, layouts))
         meshes = dict.fromkeys(layout.mesh for layout in layouts)
         state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
         prefix = f"index/{self._attempt}"
         return Root(
             envelope=Envelope(
-                read_features=tuple(sorted(features)),
+                read_features=tuple(sorted(needed_features(self._atoms.compressors()))),
                 extensions=self._extensions,
                 annotations=self._annotations,
             ),
@@ -313,39 +309,45 @@ class CheckpointWriter:
             progress=Progress(self._step) if self._step is not None else None,
         )
 
-    def _part(self, specs: list[AtomSpec], layouts: dict[Layout, int]) -> tuple[IndexPart, TableBuilder]:
+    def _part(
+        self,
+        number: int,
+        specs: Sequence[AtomSpec],
+        written: Mapping[tuple[str, str], Sequence[tuple[int, StoredChunk]]],
+        layouts: dict[Layout, int],
+    ) -> Part:
         table = TableBuilder()
         atoms = []
+        is_ours = not any(map(has_notes, specs))
         for spec in specs:
             slots = []
             for name, slot in sorted(spec.slots.items()):  # in the order of table rows
-                progress = self._slots[spec.name, name]
-                for segments in progress.finished(spec.name):
+                place = self.pieces.places[spec.name, name]
+                found = written.get((spec.name, name), ())
+                for segments in segments_of(place, found, atom=spec.name):
                     table.add_chunk(segments)
-                    self._data_bytes += sum(segment.length for segment in segments)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
                 slots.append(
-                    Slot(
+                    slot_text(
                         name,
                         slot.dtype,
                         slot.shape,
-                        layout,
-                        slot.compressor,
-                        progress.content(),
-                        slot.annotations,
-                        slot.place,
+                        layout=layout,
+                        place=slot.place,
+                        compressor=slot.compressor,
+                        content=content_of(place, found),
+                        annotations=slot.annotations,
                     )
                 )
-            atoms.append(self._atoms.atom(spec, slots))
-        return IndexPart(tuple(atoms)), table
-
-    def _part_entry(self, number: int, index: IndexPart, table: TableBuilder) -> Part:
+            key = self._atoms.keys_of[spec.name]
+            atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
+        self._data_bytes += table.nbytes
         prefix = f"index/{self._attempt}-{number}"
         return Part(
-            index.atoms[0].name,
-            index.atoms[-1].name,
-            len(index.atoms),
-            self._json_document(f"{prefix}.json", index.to_json(), is_ours=not index.has_annotations()),
+            specs[0].name,
+            specs[-1].name,
+            len(specs),
+            self._checked_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=is_ours),
             self._document(f"{prefix}.bin", table.build()),
         )
 
@@ -360,3 +362,11 @@ class CheckpointWriter:
         with suppress(Exception):
             self._store.discard()
         self._store.close()
+
+
+def _shifted(one: StoredChunk, packs: int) -> StoredChunk:
+    """A stored chunk whose container counts ``packs`` more before its own."""
+    segment = one.segment
+    if segment is None or segment.container == OWN_OBJECT:
+        return one
+    return one._replace(segment=segment._replace(container=packs + segment.container))

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.model.atom import Atom, Slot
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.envelope import Envelope
 from ucpformat.model.features import FEATURES, feature_set_problems, needed_features, negotiate
@@ -21,16 +20,13 @@ compressor_names = st.lists(st.none() | st.sampled_from(sorted(COMPRESSORS)))
 feature_sets = st.frozensets(st.sampled_from(["blosc", "unheard-of", "zstd"])).map(sorted).map(tuple)
 
 
-def atoms(names: list[str | None]) -> list[Atom]:
-    return [
-        Atom("w", "w", (Slot("value", "int8", (), compressor=COMPRESSORS[name] if name else None),))
-        for name in names
-    ]
+def compressors(names: list[str | None]) -> list[Compressor | None]:
+    return [COMPRESSORS[name] if name else None for name in names]
 
 
 @given(compressor_names)
 def test_needed_features_are_the_compressors_beyond_gzip(names: list[str | None]) -> None:
-    assert needed_features(atoms(names)) == {name for name in names if name in {"zstd", "blosc"}}
+    assert needed_features(compressors(names)) == {name for name in names if name in {"zstd", "blosc"}}
 
 
 @given(compressor_names, feature_sets, feature_sets)
@@ -38,7 +34,7 @@ def test_exactly_the_needed_features_are_declared(
     names: list[str | None], read: tuple[str, ...], write: tuple[str, ...]
 ) -> None:
     """UCP-D-009, UCP-V-001."""
-    needed = needed_features(atoms(names))
+    needed = needed_features(compressors(names))
     envelope = Envelope(read_features=read, write_features=write)
     problems = list(feature_set_problems(envelope, needed, at="ucp.json"))
     assert (problems == []) == (set(read) == needed and not write)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,22 +14,18 @@ import numpy as np
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.model.table import Segment
-from ucpformat.storage.checksum import Cut
 from ucpformat.storage.chunk_writer import StoredChunk
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.written import WrittenSlot
+    from ucpformat.storage.ledger import Entry
 
-__all__ = ["Receipt", "stored_chunks"]
+__all__ = ["Receipt"]
 
-_HEADER_BYTES: Final = 8
+_LENGTH_BYTES: Final = 8
 _NONE: Final = -1
-
-Stored = tuple["SlotName", int, StoredChunk]
+_COLUMNS: Final = 10  # of an entry: see `_row`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Receipt:
     """
 
     packs: Sequence[Pack]
-    stored: Sequence[Stored]
+    stored: Sequence[Entry]
     values: Mapping[str, JsonValue]
     entries: Mapping[str, list[JsonValue]] = field(default_factory=dict)
 
@@ -52,24 +50,29 @@ class Receipt:
             },
             separators=(",", ":"),
         ).encode()
-        numbers: list[int] = []
         place = {name: index for index, name in enumerate(slots)}
-        for name, chunk, one in self.stored:
-            numbers += (place[name], chunk)
-            _put(numbers, one)
-        body = np.array(numbers, "<i8").tobytes()
-        return len(header).to_bytes(_HEADER_BYTES, "little") + header + body
+        rows = np.array([_row(place[name], chunk, one) for name, chunk, one in self.stored], "<i8")
+        words: list[int] = []
+        checksums: list[bytes] = []
+        for _, _, one in self.stored:
+            if one.segment is not None:
+                checksums.append(one.segment.checksums)
+                if one.segment.box is not None:
+                    words += (*one.segment.box.offset, *one.segment.box.shape)
+            checksums.append(one.cuts or b"")
+        body = (header, rows.tobytes(), np.array(words, "<i8").tobytes(), b"".join(checksums))
+        return b"".join((*(len(part).to_bytes(_LENGTH_BYTES, "little") for part in body), *body))
 
     @classmethod
     def unpack(cls, data: bytes, slots: Sequence[SlotName]) -> Receipt:
         """What `pack` was made of."""
-        stop = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
-        header = json.loads(data[_HEADER_BYTES:stop])
-        numbers = _Numbers(np.frombuffer(data[stop:], "<i8"))
-        stored = []
-        while numbers.left:
-            name, chunk = slots[numbers.one()], numbers.one()
-            stored.append((name, chunk, _get(numbers)))
+        lengths = np.frombuffer(data, "<i8", 4).tolist()
+        edges = np.cumsum([4 * _LENGTH_BYTES, *lengths]).tolist()
+        header = json.loads(data[edges[0] : edges[1]])
+        rows = np.frombuffer(data[edges[1] : edges[2]], "<i8").reshape(-1, _COLUMNS)
+        words = iter(np.frombuffer(data[edges[2] : edges[3]], "<i8").tolist())
+        checksums = BytesIO(data[edges[3] : edges[4]])
+        stored = [_entry(slots, row, words, checksums) for row in rows.tolist()]
         return cls(
             [Pack(key, length) for key, length in header["packs"]],
             stored,
@@ -78,62 +81,21 @@ class Receipt:
         )
 
 
-def stored_chunks(slots: Mapping[SlotName, WrittenSlot]) -> Iterator[Stored]:
-    """Everything that a writer has stored."""
-    for name, slot in slots.items():
-        for chunk, written in slot.written.items():
-            for one in written:
-                yield name, chunk, one
+def _row(slot: int, chunk: int, one: StoredChunk) -> tuple[int, ...]:
+    """An entry as numbers; box and checksums, of which these count the words and bytes, stand elsewhere."""
+    cuts = _NONE if one.cuts is None else len(one.cuts)
+    if one.segment is None:
+        return (slot, chunk, one.start, one.size, cuts, _NONE, 0, 0, _NONE, 0)
+    container, offset, length, box, checksums = one.segment
+    ndim = _NONE if box is None else box.ndim
+    return (slot, chunk, one.start, one.size, cuts, container, offset, length, ndim, len(checksums))
 
 
-def _put(numbers: list[int], one: StoredChunk) -> None:
-    numbers.append(one.start)
-    if one.cuts is None:
-        numbers.append(_NONE)
-    else:
-        numbers.append(len(one.cuts))
-        for crc, length in one.cuts:
-            numbers += (crc, length)
-    segment = one.segment
-    if segment is None:
-        numbers.append(_NONE)
-        return
-    numbers += (segment.container, segment.offset, segment.length)
-    if segment.box is None:
-        numbers.append(_NONE)
-    else:
-        numbers += (segment.box.ndim, *segment.box.offset, *segment.box.shape)
-    numbers.append(len(segment.checksums))
-    numbers += segment.checksums.tolist()
-
-
-class _Numbers:
-    """Reads numbers one by one."""
-
-    def __init__(self, values: NDArray[np.int64]) -> None:
-        self._values = values
-        self._position = 0
-
-    @property
-    def left(self) -> bool:
-        return self._position < self._values.size
-
-    def one(self) -> int:
-        return self.many(1)[0]
-
-    def many(self, count: int) -> list[int]:
-        start, self._position = self._position, self._position + count
-        found: list[int] = self._values[start : self._position].tolist()
-        return found
-
-
-def _get(numbers: _Numbers) -> StoredChunk:
-    start, count = numbers.one(), numbers.one()
-    cuts = None if count == _NONE else tuple(Cut(*numbers.many(2)) for _ in range(count))
-    container = numbers.one()
-    if container == _NONE:
-        return StoredChunk(None, start, cuts)
-    offset, length, ndim = numbers.many(3)
-    box = None if ndim == _NONE else Box(tuple(numbers.many(ndim)), tuple(numbers.many(ndim)))
-    checksums = np.array(numbers.many(numbers.one()), np.uint32)
-    return StoredChunk(Segment(container, offset, length, box, checksums), start, cuts)
+def _entry(slots: Sequence[SlotName], row: Sequence[int], words: Iterator[int], checksums: BytesIO) -> Entry:
+    slot, chunk, start, size, cuts, container, offset, length, ndim, count = row
+    segment = None
+    if container != _NONE:
+        box = None if ndim == _NONE else Box(tuple(islice(words, ndim)), tuple(islice(words, ndim)))
+        segment = Segment(container, offset, length, box, checksums.read(count))
+    crcs = None if cuts == _NONE else checksums.read(cuts)
+    return slots[slot], chunk, StoredChunk(segment, start, size, crcs)

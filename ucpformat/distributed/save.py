@@ -19,7 +19,7 @@ from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of,
 from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
 from ucpformat.distributed.own_values import Owners, announced, entry_of, owners_of, whole_of
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
-from ucpformat.distributed.receipts import Receipt, stored_chunks
+from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly, SharedChunk, in_waves, shared_chunks
@@ -305,7 +305,7 @@ class Saving:
             self._write(pieces)
             packs = pieces.finish()
             self._store.flush()
-            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values(), self._entries())
+            receipt = Receipt(packs, pieces.ledger.entries, self._values(), self._entries())
             return receipt.pack(self._names)
         finally:
             for pieces in made:

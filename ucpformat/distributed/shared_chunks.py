@@ -206,7 +206,7 @@ class ChunkAssembly:
         try:
             for parcel in parcels:
                 for offset, data in parcel.owned if self._failure is None else ():
-                    kind = self._target.slots[parcel.name].place.dtype
+                    kind = self._target.places[parcel.name].dtype
                     self._submit(parcel.name, offset, data.view(kind.numpy))
             if self._failure is None:
                 self._target.drain()

@@ -307,13 +307,6 @@ class IndexPart:
                         f"the root has {layouts} layouts, and none with the index {slot.layout}",
                     )
 
-    def has_annotations(self) -> bool:
-        """Whether it holds values that are a caller's own: annotations, and the settings of compressors."""
-        return any(
-            atom.annotations or any(slot.annotations or slot.compressor for slot in atom.slots)
-            for atom in self.atoms
-        )
-
     def to_json(self) -> dict[str, JsonValue]:
         """The JSON object that `from_json` reads."""
         return {"atoms": [atom.to_json() for atom in self.atoms]}

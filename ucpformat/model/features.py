@@ -11,7 +11,7 @@ from ucpformat.jsonio import pointer
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.atom import Atom
+    from ucpformat.model.compressor import Compressor
     from ucpformat.model.envelope import Envelope
 
 __all__ = ["FEATURES", "READ_FEATURES", "Feature", "feature_set_problems", "needed_features", "negotiate"]
@@ -34,12 +34,10 @@ FEATURES: Final = (
 READ_FEATURES: Final = frozenset(feature.name for feature in FEATURES if feature.kind == "read")
 
 
-def needed_features(atoms: Iterable[Atom]) -> frozenset[str]:
-    """The features that ``atoms`` need; those of a checkpoint are the union over its parts."""
-    compressors = {
-        slot.compressor.name for atom in atoms for slot in atom.slots if slot.compressor is not None
-    }
-    return frozenset(compressors & READ_FEATURES)
+def needed_features(compressors: Iterable[Compressor | None]) -> frozenset[str]:
+    """The features that slots with these compressors, or none, need."""
+    names = {compressor.name for compressor in compressors if compressor is not None}
+    return frozenset(names & READ_FEATURES)
 
 
 def feature_set_problems(envelope: Envelope, needed: frozenset[str], *, at: str) -> Iterator[Problem]:

@@ -48,14 +48,15 @@ _ROW: Final = np.dtype(
 class Segment(NamedTuple):
     """A run of stored bytes that holds a chunk, or a box of it in the chunk's coordinates.
 
-    ``offset`` and ``length`` in bytes of the container; ``checksums`` one CRC-32C per 1 MiB of `covered` bytes.
+    ``offset`` and ``length`` in bytes of the container; ``checksums`` one CRC-32C per 1 MiB of `covered` bytes, as
+    they stand in the table: four bytes each, little-endian.
     """
 
     container: int
     offset: int
     length: int
     box: Box | None
-    checksums: NDArray[np.uint32]
+    checksums: bytes
 
     @property
     def covered(self) -> int:
@@ -136,7 +137,7 @@ class ChunkTable:
             values = self.words[word - 1 : word - 1 + 2 * ndim].tolist()
             box = Box(tuple(values[:ndim]), tuple(values[ndim:]))
         crcs = self.checksums[self.first_checksum[row] : self.first_checksum[row + 1]]
-        return Segment(container, offset, length, box, crcs)
+        return Segment(container, offset, length, box, crcs.tobytes())
 
 
 def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> None:
@@ -169,25 +170,36 @@ def _prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.i
 
 
 class TableBuilder:
-    """Collects the chunks of a part in derived order and yields the table's bytes."""
+    """Collects the chunks of a part in derived order, column by column, and yields the table's bytes."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._containers: list[int] = []
+        self._offsets: list[int] = []
+        self._lengths: list[int] = []
+        self._boxes: list[int] = []
         self._words: list[int] = []
         self._counts: list[int] = []
-        self._checksums: list[NDArray[np.uint32]] = []
+        self._checksums: list[bytes] = []
 
     def add_chunk(self, segments: Sequence[Segment]) -> None:
         """Append a chunk; no segments make a zero entry."""
         self._counts.append(len(segments))
-        for segment in segments:
+        for container, offset, length, box, checksums in segments:
             word = 0
-            if segment.box is not None:
+            if box is not None:
                 word = len(self._words) + 1
-                self._words.extend(segment.box.offset)
-                self._words.extend(segment.box.shape)
-            self._rows.append((segment.container, 0, segment.offset, segment.length, word))
-            self._checksums.append(segment.checksums)
+                self._words += box.offset
+                self._words += box.shape
+            self._containers.append(container)
+            self._offsets.append(offset)
+            self._lengths.append(length)
+            self._boxes.append(word)
+            self._checksums.append(checksums)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(self._lengths)
 
     def build(self) -> bytes:
         """The table, ready to be written.
@@ -195,22 +207,25 @@ class TableBuilder:
         Raises:
             InvalidCheckpointError: ``UCP-E-LIMIT`` over 1 GiB (put fewer atoms into a part).
         """
-        checksums = np.concatenate(self._checksums) if self._checksums else np.zeros(0, np.uint32)
+        checksums = b"".join(self._checksums)
+        rows = np.zeros(len(self._lengths), _ROW)
+        rows["container"], rows["offset"] = self._containers, self._offsets
+        rows["length"], rows["box"] = self._lengths, self._boxes
         header = np.zeros(1, _HEADER)
         header["magic"] = _MAGIC
         header["version"] = _VERSION
         header["block"] = BLOCK_BYTES
         header["chunks"] = len(self._counts)
-        header["segments"] = len(self._rows)
+        header["segments"] = rows.size
         header["words"] = len(self._words)
-        header["checksums"] = checksums.size
+        header["checksums"] = len(checksums) // 4
         data = b"".join(
             (
                 header.tobytes(),
-                np.array(self._rows, _ROW).tobytes(),
+                rows.tobytes(),
                 np.array(self._words, "<u8").tobytes(),
                 np.array(self._counts, "<u4").tobytes(),
-                checksums.astype("<u4").tobytes(),
+                checksums,
             )
         )
         if len(data) > MAX_TABLE_BYTES:

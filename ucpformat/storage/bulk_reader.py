@@ -46,7 +46,7 @@ class _Run(NamedTuple):
     offset: int
     target: memoryview
     tail: int
-    checksums: NDArray[np.uint32]
+    checksums: bytes
     first_block: int
 
     @property

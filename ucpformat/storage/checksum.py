@@ -3,33 +3,33 @@
 A chunk's bytes are read once: where its own blocks and the blocks of the slot's logical bytes do not
 coincide, it is cut at both, and the values of the cuts are combined. Combination is multiplication by
 ``x**(8 * length)`` in GF(2)[x] modulo the Castagnoli polynomial, as zlib does for CRC-32.
+
+Several values are kept as the chunk table has them: four bytes each, little-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
 from ucpformat.model.table import BLOCK_BYTES
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 __all__ = [
     "BLOCK_BYTES",
     "ContentDigest",
-    "Cut",
     "Run",
     "block_checksums",
-    "block_digest",
     "checksum_run",
     "combine",
+    "packed",
+    "unpacked",
+    "whole_digest",
     "zero_cuts",
     "zeros_checksum",
 ]
@@ -80,11 +80,20 @@ def zeros_checksum(length: int) -> int:
     return int(crc32c(block[:rest], value))
 
 
-def block_checksums(buffers: Sequence[memoryview]) -> NDArray[np.uint32]:
+def packed(values: Iterable[int]) -> bytes:
+    """Checksums as the chunk table has them."""
+    return b"".join([value.to_bytes(4, "little") for value in values])
+
+
+def unpacked(checksums: bytes) -> tuple[int, ...]:
+    """What `packed` was made of."""
+    return struct.unpack(f"<{len(checksums) // 4}I", checksums)
+
+
+def block_checksums(buffers: Sequence[memoryview]) -> bytes:
     """CRC-32C of each successive 1 MiB of the concatenated ``buffers`` (bytes, contiguous)."""
-    total = sum(buffer.nbytes for buffer in buffers)
-    values = np.zeros(-(-total // BLOCK_BYTES), np.uint32)
-    value = filled = index = 0
+    values: list[int] = []
+    value = filled = 0
     for buffer in buffers:
         start = 0
         while start < buffer.nbytes:
@@ -93,37 +102,29 @@ def block_checksums(buffers: Sequence[memoryview]) -> NDArray[np.uint32]:
             filled += stop - start
             start = stop
             if filled == BLOCK_BYTES:
-                values[index] = value
-                index += 1
+                values.append(value)
                 value = filled = 0
     if filled:
-        values[index] = value
-    return values
-
-
-class Cut(NamedTuple):
-    """The checksum of ``length`` logical bytes that lie within one block."""
-
-    crc: int
-    length: int
+        values.append(value)
+    return packed(values)
 
 
 class Run(NamedTuple):
     """What one pass over a run of bytes yields.
 
     ``blocks``: CRC-32C per 1 MiB counted from the run's start. ``total``: that of the whole run.
-    ``cuts``: the run cut at multiples of 1 MiB counted from the start of the slot.
+    ``cuts``: those of the run cut at multiples of 1 MiB counted from the start of the slot.
     """
 
-    blocks: NDArray[np.uint32]
+    blocks: bytes
     total: int
-    cuts: tuple[Cut, ...]
+    cuts: bytes
 
-    def extended(self, tail: Sequence[memoryview], length: int) -> NDArray[np.uint32]:
+    def extended(self, tail: Sequence[memoryview], length: int) -> bytes:
         """``blocks`` of this run of ``length`` bytes with ``tail`` behind it; the run is not read again."""
         filled = length % BLOCK_BYTES
         if filled == 0:
-            return np.concatenate((self.blocks, block_checksums(tail)))
+            return self.blocks + block_checksums(tail)
         first: list[memoryview] = []
         rest: list[memoryview] = []
         room = BLOCK_BYTES - filled
@@ -131,22 +132,23 @@ class Run(NamedTuple):
             first.append(buffer[:room])
             rest.append(buffer[room:])
             room -= first[-1].nbytes
-        value = int(self.blocks[-1])
+        (value,) = unpacked(self.blocks[-4:])
         for buffer in first:
             value = crc32c(buffer, value)
-        return np.concatenate((self.blocks[:-1], np.array([value], np.uint32), block_checksums(rest)))
+        return self.blocks[:-4] + packed([value]) + block_checksums(rest)
 
 
 def checksum_run(data: memoryview, logical_start: int) -> Run:
     """Checksums of contiguous bytes that lie ``logical_start`` bytes into their slot, in one pass."""
     size = data.nbytes
     if 0 < size <= BLOCK_BYTES - logical_start % BLOCK_BYTES:
-        crc = int(crc32c(data))
-        return Run(np.array([crc], np.uint32), crc, (Cut(crc, size),))
+        crc = crc32c(data)
+        one = crc.to_bytes(4, "little")
+        return Run(one, crc, one)
     phase = -logical_start % BLOCK_BYTES  # the first logical boundary, counted from the run's start
     edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
     blocks: list[int] = []
-    cuts: list[Cut] = []
+    cuts: list[tuple[int, int]] = []
     total = 0
     for start, stop in pairwise(edges):
         length = stop - start
@@ -157,23 +159,27 @@ def checksum_run(data: memoryview, logical_start: int) -> Run:
         else:
             blocks[-1] = combine(blocks[-1], crc, length)
         if not cuts or (start - phase) % BLOCK_BYTES == 0:
-            cuts.append(Cut(crc, length))
+            cuts.append((crc, length))
         else:
-            cuts[-1] = Cut(combine(cuts[-1].crc, crc, length), cuts[-1].length + length)
-    return Run(np.array(blocks, np.uint32), total, tuple(cuts))
+            cuts[-1] = (combine(cuts[-1][0], crc, length), cuts[-1][1] + length)
+    return Run(packed(blocks), total, packed(crc for crc, _ in cuts))
 
 
-def zero_cuts(size: int, logical_start: int) -> tuple[Cut, ...]:
-    """The cuts of `checksum_run` for ``size`` zero bytes, without the bytes."""
+def _cut_lengths(size: int, logical_start: int) -> list[int]:
+    """The lengths in bytes of the cuts of a run."""
     stop = logical_start + size
     edges = range(logical_start - logical_start % BLOCK_BYTES, stop, BLOCK_BYTES)
-    lengths = (min(stop, edge + BLOCK_BYTES) - max(logical_start, edge) for edge in edges)
-    return tuple(Cut(zeros_checksum(length), length) for length in lengths)
+    return [min(stop, edge + BLOCK_BYTES) - max(logical_start, edge) for edge in edges]
 
 
-def block_digest(crc: int) -> str:
-    """The content digest of a slot that is one run within one block."""
-    return CONTENT_PREFIX + hashlib.sha256(crc.to_bytes(4, "little")).hexdigest()
+def zero_cuts(size: int, logical_start: int) -> bytes:
+    """The cuts of `checksum_run` for ``size`` zero bytes, without the bytes."""
+    return packed(zeros_checksum(length) for length in _cut_lengths(size, logical_start))
+
+
+def whole_digest(cuts: bytes) -> str:
+    """The content digest of a slot that is one run, of these cuts."""
+    return CONTENT_PREFIX + hashlib.sha256(cuts).hexdigest()
 
 
 class ContentDigest:
@@ -187,13 +193,14 @@ class ContentDigest:
         self._position = 0
         self._crc = 0
         self._hash = hashlib.sha256()
-        self._waiting: dict[int, tuple[Cut, ...]] = {}
+        self._waiting: dict[int, tuple[int, bytes]] = {}
 
-    def add(self, logical_start: int, cuts: tuple[Cut, ...]) -> None:
-        """Record the run, of at least one byte, that begins ``logical_start`` bytes into the slot."""
-        self._waiting[logical_start] = cuts
+    def add(self, logical_start: int, size: int, cuts: bytes) -> None:
+        """Record the run of ``size`` > 0 bytes that begins ``logical_start`` bytes into the slot."""
+        self._waiting[logical_start] = (size, cuts)
         while self._position in self._waiting:
-            for crc, length in self._waiting.pop(self._position):
+            size, cuts = self._waiting.pop(self._position)
+            for crc, length in zip(unpacked(cuts), _cut_lengths(size, self._position), strict=True):
                 self._crc = combine(self._crc, crc, length)
                 self._position += length
                 if self._position % BLOCK_BYTES == 0 or self._position == self._size:

@@ -33,7 +33,7 @@ __all__ = ["ChunkReader", "verify_blocks"]
 _INLINE_BYTES = 1 << 22  # less than this is read by the calling thread
 
 
-def verify_blocks(buffers: Sequence[memoryview], checksums: NDArray[np.uint32], first: int, at: str) -> None:
+def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, at: str) -> None:
     """Compare the concatenated buffers, which begin at block ``first`` of a segment, with its checksums.
 
     Raises:
@@ -54,11 +54,12 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: NDArray[np.uint32], 
         _compare(value, checksums, block, at)
 
 
-def _compare(value: int, checksums: NDArray[np.uint32], block: int, at: str) -> None:
-    if value != int(checksums[block]):
+def _compare(value: int, checksums: bytes, block: int, at: str) -> None:
+    recorded = int.from_bytes(checksums[4 * block : 4 * block + 4], "little")
+    if value != recorded:
         raise error(
             "UCP-E-CHECKSUM",
-            f"block {block} has CRC-32C {value:08x}, recorded is {int(checksums[block]):08x}; "
+            f"block {block} has CRC-32C {value:08x}, recorded is {recorded:08x}; "
             "restore this object from a copy, or load another checkpoint",
             at=at,
         )

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
-from crc32c import crc32c
 
 from ucpformat.errors import error
 from ucpformat.geometry import element_count, runs
-from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, OWN_OBJECT, Segment
+from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
-from ucpformat.storage.checksum import Cut, Run, block_checksums, checksum_run, combine, zeros_checksum
+from ucpformat.storage.checksum import Run, block_checksums, checksum_run, combine, zeros_checksum
 from ucpformat.storage.compression import compress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from ucpformat.geometry import Box, ChunkGrid
     from ucpformat.model.compressor import Compressor
@@ -40,8 +36,7 @@ __all__ = [
 _ZEROS: Final = memoryview(bytes(4096))
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlace:
+class SlotPlace(NamedTuple):
     """A slot that is being written: where it goes and how it is cut."""
 
     key: str
@@ -78,13 +73,14 @@ class ChunkPiece(NamedTuple):
 class StoredChunk(NamedTuple):
     """What became of the bytes of one chunk, or of a box of it.
 
-    ``segment`` None is a zero entry. ``cuts`` are the bytes' part of the content digest, from the logical byte
-    ``start`` of the slot on; None for a box that is not one run of the slot.
+    ``segment`` None is a zero entry. ``cuts`` are the part that the ``size`` bytes from the logical byte ``start`` of
+    the slot on have in its content digest (`Run.cuts`); None for a box that is not one run of the slot.
     """
 
     segment: Segment | None
     start: int
-    cuts: tuple[Cut, ...] | None
+    size: int
+    cuts: bytes | None
 
     @property
     def fills_chunk(self) -> bool:
@@ -161,7 +157,7 @@ class PlainChunkWriter:
         start = place.logical_start(chunk)
         run = checksum_run(data, start)
         if _is_zero(run, data):
-            return StoredChunk(None, start, run.cuts)
+            return StoredChunk(None, start, data.nbytes, run.cuts)
         padding = memoryview(
             bytes(element_count(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes)
         )
@@ -177,7 +173,8 @@ class PlainChunkWriter:
         buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
         length = sum(buffer.nbytes for buffer in buffers)
         self._store.create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
-        return StoredChunk(Segment(OWN_OBJECT, 0, length, None, checksums), start, run.cuts)
+        segment = Segment(OWN_OBJECT, 0, length, None, checksums)
+        return StoredChunk(segment, start, data.nbytes, run.cuts)
 
     def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Store chunk by chunk: each is an object."""
@@ -189,13 +186,14 @@ class PlainChunkWriter:
 
 
 class _Encoded(NamedTuple):
-    """A segment that is ready to be stored; without bytes, a zero entry."""
+    """A segment that is ready to be stored; without bytes, a zero entry. ``size`` is that before compression."""
 
     data: memoryview
-    checksums: NDArray[np.uint32]
+    checksums: bytes
     box: Box | None
     start: int
-    cuts: tuple[Cut, ...] | None
+    size: int
+    cuts: bytes | None
 
 
 def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> _Encoded:
@@ -204,28 +202,11 @@ def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) ->
         return _encoded_box(place, chunk, box, data, start)
     run = checksum_run(data, start)
     if _is_zero(run, data):
-        return _Encoded(data[:0], run.blocks[:0], None, start, run.cuts)
+        return _Encoded(data[:0], b"", None, start, data.nbytes, run.cuts)
     if place.compressor is None:
-        return _Encoded(data, run.blocks, None, start, run.cuts)
+        return _Encoded(data, run.blocks, None, start, data.nbytes, run.cuts)
     compressed = memoryview(compress(place.compressor, data))
-    return _Encoded(compressed, block_checksums([compressed]), None, start, run.cuts)
-
-
-def _encoded_many(pieces: Sequence[ChunkPiece]) -> list[_Encoded]:
-    """As `_encoded` one by one. Whole slots of one block share an array: making one for each takes too long."""
-    found = []
-    checksums = np.zeros(len(pieces), np.uint32)
-    for number, piece in enumerate(pieces):
-        place, chunk, box, data = piece
-        size = data.nbytes
-        if chunk or box is not None or place.compressor is not None or not 0 < size <= BLOCK_BYTES:
-            found.append(_encoded(*piece))
-            continue
-        checksums[number] = crc = int(crc32c(data))
-        run = Run(checksums[number : number + 1], crc, (Cut(crc, size),))
-        stored = data[:0] if _is_zero(run, data) else data
-        found.append(_Encoded(stored, run.blocks[: len(stored)], None, 0, run.cuts))
-    return found
+    return _Encoded(compressed, block_checksums([compressed]), None, start, data.nbytes, run.cuts)
 
 
 def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start: int) -> _Encoded:
@@ -234,11 +215,11 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
         raise error("UCP-E-STORE", message, at=place.prefix())
     lines = runs(box, place.grid.box_at(chunk).shape)
     if lines.count != 1:
-        return _Encoded(data, block_checksums([data]), box, start, None)
+        return _Encoded(data, block_checksums([data]), box, start, data.nbytes, None)
     # Rows, and parts of flat buffers: one run of the logical tensor.
     start += lines.first * place.dtype.item_bytes
     run = checksum_run(data, start)
-    return _Encoded(data, run.blocks, box, start, run.cuts)
+    return _Encoded(data, run.blocks, box, start, data.nbytes, run.cuts)
 
 
 class PackedChunkWriter:
@@ -281,7 +262,7 @@ class PackedChunkWriter:
 
     def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Append them all at once."""
-        return self._append(_encoded_many(pieces))
+        return self._append([_encoded(*piece) for piece in pieces])
 
     def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
         """Append segments in one go, with zeros between them where their alignment wants it."""
@@ -289,13 +270,14 @@ class PackedChunkWriter:
         offsets: list[int] = []
         length, widest = 0, 1
         for piece in pieces:
-            alignment = segment_alignment(piece.data.nbytes)
-            gap = -length % alignment if piece.data.nbytes else 0
+            nbytes = piece.data.nbytes
+            alignment = segment_alignment(nbytes)
+            gap = -length % alignment if nbytes else 0
             if gap:
                 buffers.append(_ZEROS[:gap])
             buffers.append(piece.data)
             offsets.append(length + gap)
-            length += gap + piece.data.nbytes
+            length += gap + nbytes
             widest = max(widest, alignment)
         container, base = 0, 0
         if length:
@@ -303,13 +285,12 @@ class PackedChunkWriter:
             base = pack.append(buffers, widest)
         return [
             StoredChunk(
-                Segment(container, base + offset, piece.data.nbytes, piece.box, piece.checksums)
-                if piece.data.nbytes
-                else None,
-                piece.start,
-                piece.cuts,
+                Segment(container, base + offset, data.nbytes, box, checksums) if data.nbytes else None,
+                start,
+                size,
+                cuts,
             )
-            for piece, offset in zip(pieces, offsets, strict=True)
+            for (data, checksums, box, start, size, cuts), offset in zip(pieces, offsets, strict=True)
         ]
 
     def finish(self) -> list[tuple[str, int]]:

@@ -1,12 +1,11 @@
 """One writer of an attempt: boxes of declared slots into a store, in several threads (SPEC section 17.4).
 
-A checkpoint has one such writer for each process that holds some of it. What each has written is in its `slots`;
+A checkpoint has one such writer for each process that holds some of it. What each has written is in its `ledger`;
 whoever commits puts them together.
 """
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,8 +14,8 @@ from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.storage.chunk_writer import ChunkWriter, PackedChunkWriter, PlainChunkWriter
-from ucpformat.storage.slot_writer import SlotWriter
-from ucpformat.storage.written import WrittenSlot
+from ucpformat.storage.ledger import Ledger
+from ucpformat.storage.slot_writer import SlotBox, SlotWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,19 +46,19 @@ class PieceWriter:
         workers: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        lock = threading.Lock()
-        self.slots = {key: WrittenSlot(place, lock) for key, place in places.items()}
+        self.places = places
+        self.ledger = Ledger()
         self._chunks: ChunkWriter
         if storage == "plain":
             self._chunks = PlainChunkWriter(store)
         else:
             self._chunks = PackedChunkWriter(store, name=name, packs=min(2, workers))
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-write")
-        self._slot_writer = SlotWriter(self._chunks, self._executor, progress)
+        self._slot_writer = SlotWriter(self._chunks, self.ledger, self._executor, progress)
 
     def begin(self) -> None:
         """Write what has to stand before chunks; one writer of an attempt does."""
-        self._chunks.begin([slot.place for slot in self.slots.values()])
+        self._chunks.begin(list(self.places.values()))
 
     def write(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
@@ -72,31 +71,31 @@ class PieceWriter:
             UcpError: ``UCP-E-MISMATCH`` where dtype or shape are not those declared; ``UCP-E-STORE`` for a box
                 that cuts chunks, where storage is plain or the slot compressed.
         """
-        self._slot_writer.write(*self._checked(atom, slot, data, offset), data)
+        self._slot_writer.write(self._checked(atom, slot, data, offset))
 
     def submit(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
     ) -> None:
         """As `write`, in the background: ``data`` must not change before `finish` returns."""
-        self._slot_writer.submit(*self._checked(atom, slot, data, offset), data)
+        self._slot_writer.submit(self._checked(atom, slot, data, offset))
 
     def _checked(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None
-    ) -> tuple[WrittenSlot, Box]:
-        target = self.slots.get((atom, slot))
-        at = f"{atom}/{slot}"
-        if target is None:
-            raise error("UCP-E-MISMATCH", "this slot was not declared", at=at)
-        kind = target.place.dtype
+    ) -> SlotBox:
+        name = (atom, slot)
+        place = self.places.get(name)
+        if place is None:
+            raise error("UCP-E-MISMATCH", "this slot was not declared", at=f"{atom}/{slot}")
+        kind, grid = place.dtype, place.grid
         if data.dtype is not kind.numpy and data.dtype != kind.numpy:
-            raise error("UCP-E-MISMATCH", f"the data are {data.dtype}, declared is {kind.name}", at=at)
-        shape = target.place.grid.shape
-        if data.shape == shape and not (offset and any(offset)):
-            return target, target.place.grid.whole
+            message = f"the data are {data.dtype}, declared is {kind.name}"
+            raise error("UCP-E-MISMATCH", message, at=f"{atom}/{slot}")
+        if data.shape == grid.shape and not (offset and any(offset)):
+            return SlotBox(name, place, grid.whole, data)
         box = Box((0,) * data.ndim if offset is None else offset, data.shape)
-        if box.ndim != len(shape) or offset is None or not target.place.grid.whole.contains(box):
-            raise _misfit(at, f"{box}", shape)
-        return target, box
+        if box.ndim != len(grid.shape) or offset is None or not grid.whole.contains(box):
+            raise _misfit(f"{atom}/{slot}", f"{box}", grid.shape)
+        return SlotBox(name, place, box, data)
 
     def drain(self) -> None:
         """Wait for everything submitted; raises the first error of a background write."""

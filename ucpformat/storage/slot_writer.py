@@ -5,10 +5,11 @@ Slots that are small are gathered, because a system call and a task for each wou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ucpformat.collector import paused
 from ucpformat.model.dtype import clear_unused_bits
 from ucpformat.storage.chunk_writer import ChunkPiece
 from ucpformat.storage.selection import selection
@@ -21,53 +22,71 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
-    from ucpformat.storage.written import WrittenSlot
+    from ucpformat.storage.chunk_writer import ChunkWriter, SlotPlace
+    from ucpformat.storage.ledger import Ledger
 
-__all__ = ["SlotWriter", "raw_bytes"]
+__all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 
 _BATCH_BYTES: Final = 1 << 22
 _BATCH_SLOTS: Final = 256
 
 
+class SlotBox(NamedTuple):
+    """A box of a slot, given by its name and its place, and the elements of the box."""
+
+    name: tuple[str, str]
+    place: SlotPlace
+    box: Box
+    data: NDArray[np.generic]
+
+
 class SlotWriter:
-    """Cuts data into chunks and hands them on. ``progress`` is told raw bytes, from any thread."""
+    """Cuts data into chunks, hands them on, and enters into ``ledger`` what became of them.
+
+    ``progress`` is told raw bytes, from any thread.
+    """
 
     def __init__(
-        self, chunks: ChunkWriter, executor: Executor, progress: Callable[[int], None] | None
+        self,
+        chunks: ChunkWriter,
+        ledger: Ledger,
+        executor: Executor,
+        progress: Callable[[int], None] | None,
     ) -> None:
         self._chunks = chunks
+        self._ledger = ledger
         self._executor = executor
         self._progress = progress
         self._pending: list[Future[None]] = []
-        self._batch: list[tuple[WrittenSlot, Box, NDArray[np.generic]]] = []
+        self._batch: list[SlotBox] = []
         self._batch_bytes = 0
 
-    def write(self, slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> None:
+    def write(self, one: SlotBox) -> None:
         """Write a box of a slot; returns when the bytes are handed to the store. Several threads may call this.
 
         Raises:
             StoreError: as `ChunkWriter.write`.
         """
-        chunks = list(slot.place.grid.chunks_for(box))
-        if data.nbytes < _BATCH_BYTES or len(chunks) == 1:
+        chunks = list(one.place.grid.chunks_for(one.box))
+        if one.data.nbytes < _BATCH_BYTES or len(chunks) == 1:
             for chunk in chunks:
-                self._write_chunk(slot, chunk, box, data)
+                self._write_chunk(one, chunk)
             return
-        futures = [self._executor.submit(self._write_chunk, slot, chunk, box, data) for chunk in chunks]
+        futures = [self._executor.submit(self._write_chunk, one, chunk) for chunk in chunks]
         for future in futures:
             future.result()
 
-    def submit(self, slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> None:
-        """Write a box of a slot in the background: ``data`` must not change before `drain` returns."""
-        if data.nbytes >= _BATCH_BYTES:
+    def submit(self, one: SlotBox) -> None:
+        """Write a box of a slot in the background: its data must not change before `drain` returns."""
+        nbytes = one.data.nbytes
+        if nbytes >= _BATCH_BYTES:
             self._pending.extend(
-                self._executor.submit(self._write_chunk, slot, chunk, box, data)
-                for chunk in slot.place.grid.chunks_for(box)
+                self._executor.submit(self._write_chunk, one, chunk)
+                for chunk in one.place.grid.chunks_for(one.box)
             )
             return
-        self._batch.append((slot, box, data))
-        self._batch_bytes += data.nbytes
+        self._batch.append(one)
+        self._batch_bytes += nbytes
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_SLOTS:
             self._send_batch()
 
@@ -83,35 +102,37 @@ class SlotWriter:
         if batch:
             self._pending.append(self._executor.submit(self._write_batch, batch))
 
-    def _write_batch(self, batch: Sequence[tuple[WrittenSlot, Box, NDArray[np.generic]]]) -> None:
-        slots, pieces = [], []
-        for slot, box, data in batch:
-            for piece in _pieces(slot, box, data):
-                slots.append(slot)
-                pieces.append(piece)
-        for slot, piece, stored in zip(slots, pieces, self._chunks.write_many(pieces), strict=True):
-            self._written(slot, piece, stored)
+    def _write_batch(self, batch: Sequence[SlotBox]) -> None:
+        names: list[tuple[str, str]] = []
+        pieces: list[ChunkPiece] = []
+        with paused():
+            for one in batch:
+                for piece in _pieces(one):
+                    names.append(one.name)
+                    pieces.append(piece)
+            self._write_pieces(names, pieces)
 
-    def _write_chunk(self, slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> None:
-        piece = _piece(slot, chunk, box, data)
-        self._written(slot, piece, self._chunks.write(*piece))
+    def _write_chunk(self, one: SlotBox, chunk: int) -> None:
+        self._write_pieces([one.name], [_piece(one, chunk)])
 
-    def _written(self, slot: WrittenSlot, piece: ChunkPiece, stored: StoredChunk) -> None:
-        slot.add(piece.chunk, stored)
+    def _write_pieces(self, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece]) -> None:
+        chunks = [piece.chunk for piece in pieces]
+        self._ledger.extend(zip(names, chunks, self._chunks.write_many(pieces), strict=True))
         if self._progress is not None:
-            self._progress(piece.data.nbytes)
+            for piece in pieces:
+                self._progress(piece.data.nbytes)
 
 
-def _pieces(slot: WrittenSlot, box: Box, data: NDArray[np.generic]) -> Iterable[ChunkPiece]:
-    place = slot.place
+def _pieces(one: SlotBox) -> Iterable[ChunkPiece]:
+    _, place, box, data = one
     if place.grid.count == 1 and data.shape == place.grid.shape:
         return (ChunkPiece(place, 0, None, raw_bytes(data, place.dtype)),)
-    return (_piece(slot, chunk, box, data) for chunk in place.grid.chunks_for(box))
+    return (_piece(one, chunk) for chunk in place.grid.chunks_for(box))
 
 
-def _piece(slot: WrittenSlot, chunk: int, box: Box, data: NDArray[np.generic]) -> ChunkPiece:
-    """What ``data``, which is ``box`` of the slot, holds of a chunk."""
-    place = slot.place
+def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
+    """What a box of a slot has of a chunk."""
+    _, place, box, data = one
     chunk_box = place.grid.box_at(chunk)
     part = chunk_box.intersect(box)
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from ucpformat.model.table import Segment
-    from ucpformat.storage.checksum import Cut
     from ucpformat.storage.part import StoredSlot
     from ucpformat.storage.store import Store
     from ucpformat.validate.findings import Findings
@@ -70,7 +69,7 @@ class _Outcome:
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
         self.problems: list[Problem] = []
-        self.cuts: tuple[Cut, ...] | None = None
+        self.cuts: bytes | None = None
         self.nbytes = 0
 
 
@@ -85,7 +84,7 @@ def _collect(
     findings.extend(outcome.problems)
     progress(outcome.nbytes)
     if outcome.cuts is not None:
-        content.add(stored.logical_start(outcome.chunk), outcome.cuts)
+        content.add(stored.logical_start(outcome.chunk), stored.raw_bytes(outcome.chunk), outcome.cuts)
     if outcome.chunk == stored.grid.count - 1:
         _check_content(stored, content, findings)
 

@@ -73,8 +73,10 @@ def check_semantics(store: Store, documents: Documents, findings: Findings) -> C
     names = _check_names(checked, findings)
     if checked.complete:
         _check_references(checked, names, findings)
-        atoms = (atom for part in checked.parts for atom in part.index.atoms)
-        findings.extend(feature_set_problems(root.envelope, needed_features(atoms), at=ROOT_KEY))
+        compressors = (
+            slot.compressor for part in checked.parts for atom in part.index.atoms for slot in atom.slots
+        )
+        findings.extend(feature_set_problems(root.envelope, needed_features(compressors), at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
         _check_layouts(checked, findings)
     for stored in checked.slots():

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ucpformat.distributed.receipts import Receipt, stored_chunks
+from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.frameworks.live.local_tensors import local_tensor
 from ucpformat.frameworks.state.documents import state_document
@@ -189,7 +189,7 @@ class UcpStorageWriter(StorageWriter):
             packs = pieces.finish()
             store.flush()
             names = tuple(items)
-            receipt = Receipt(packs, list(stored_chunks(pieces.slots)), self._values(plan.items, planner))
+            receipt = Receipt(packs, pieces.ledger.entries, self._values(plan.items, planner))
             results.append(WriteResult(MetadataIndex(_RECEIPT), 0, _Written(names, receipt.pack(names))))
         except BaseException:
             if pieces is not None:

@@ -1,0 +1,34 @@
+"""Receipts come out as they went in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat.distributed.receipts import Receipt
+from ucpformat.geometry import Box
+from ucpformat.model.packs import Pack
+from ucpformat.model.table import OWN_OBJECT, Segment
+from ucpformat.storage.chunk_writer import StoredChunk
+
+SLOTS = [("a", "value"), ("b", "exp_avg"), ("b", "value")]
+INTEGERS = st.integers(0, 2**53 - 1)
+CHECKSUMS = st.integers(0, 5).flatmap(lambda count: st.binary(min_size=4 * count, max_size=4 * count))
+BOXES = st.lists(st.tuples(INTEGERS, INTEGERS), max_size=3).map(
+    lambda pairs: Box(tuple(first for first, _ in pairs), tuple(extent for _, extent in pairs))
+)
+SEGMENTS = st.builds(
+    Segment, st.sampled_from([0, 1, OWN_OBJECT]), INTEGERS, INTEGERS, st.none() | BOXES, CHECKSUMS
+)
+CHUNKS = st.builds(StoredChunk, st.none() | SEGMENTS, INTEGERS, INTEGERS, st.none() | CHECKSUMS)
+
+
+@given(
+    st.lists(st.builds(Pack, st.text(max_size=5), INTEGERS), max_size=2),
+    st.lists(st.tuples(st.sampled_from(SLOTS), INTEGERS, CHUNKS), max_size=6),
+)
+def test_receipts_survive_the_way(
+    packs: list[Pack], stored: list[tuple[tuple[str, str], int, StoredChunk]]
+) -> None:
+    receipt = Receipt(packs, stored, {"epoch": 3, "ü": [1.5, None]}, {"seed": [[0, 1]]})
+    assert Receipt.unpack(receipt.pack(SLOTS), SLOTS) == receipt

@@ -1,0 +1,87 @@
+"""What has been written of slots, and whether that is all of each, once (SPEC sections 11.3 and 16.4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.geometry import exact_cover
+from ucpformat.storage.checksum import ContentDigest, whole_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ucpformat.model.table import Segment
+    from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
+
+__all__ = ["Entry", "Ledger", "content_of", "segments_of"]
+
+Entry = tuple[tuple[str, str], int, "StoredChunk"]
+"""Names of atom and slot, a chunk of the slot, and what became of it or of a box of it."""
+
+
+class Ledger:
+    """Entries in the order in which they come in, from any thread."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Record what became of chunks, or of boxes of them."""
+        self.entries += list(entries)  # in one step, whatever other threads do
+
+    def by_slot(self) -> dict[tuple[str, str], list[tuple[int, StoredChunk]]]:
+        """What was written of each slot of which anything was, chunk by chunk in the order of entries."""
+        found: dict[tuple[str, str], list[tuple[int, StoredChunk]]] = {}
+        for name, chunk, stored in self.entries:
+            if name in found:
+                found[name].append((chunk, stored))
+            else:
+                found[name] = [(chunk, stored)]
+        return found
+
+
+def content_of(place: SlotPlace, written: Sequence[tuple[int, StoredChunk]]) -> str | None:
+    """The content digest (SPEC 11.3) of a slot all of which was written; None where boxes are no runs of it."""
+    if len(written) == 1 and (cuts := written[0][1].cuts) is not None:
+        return whole_digest(cuts)  # as with most slots
+    digest = ContentDigest(place.nbytes)
+    for _, (_, start, size, cuts) in written:
+        if cuts is None:
+            return None
+        digest.add(start, size, cuts)
+    return digest.value()
+
+
+def segments_of(
+    place: SlotPlace, written: Sequence[tuple[int, StoredChunk]], *, atom: str
+) -> list[list[Segment]]:
+    """Segments per chunk in order, or ``UCP-E-COVER`` where something was not written or written twice."""
+    by_chunk: dict[int, list[StoredChunk]] = {}
+    for chunk, stored in written:
+        by_chunk.setdefault(chunk, []).append(stored)
+    return [
+        _segments_of_chunk(place, chunk, by_chunk.get(chunk, ()), atom) for chunk in range(place.grid.count)
+    ]
+
+
+def _segments_of_chunk(
+    place: SlotPlace, chunk: int, written: Sequence[StoredChunk], atom: str
+) -> list[Segment]:
+    segments = [stored.segment for stored in written if stored.segment is not None]
+    if len(written) == 1 and written[0].fills_chunk:
+        return segments
+    at = f"{atom}/{place.slot}"
+    key = place.grid.key(place.grid.index_of(chunk))
+    if not written:
+        raise error("UCP-E-COVER", f"chunk {key} was never written", at=at)
+    boxes = [segment.box for segment in segments if segment.box is not None]
+    if boxes:
+        fault = exact_cover(boxes, place.grid.box_at(chunk).shape)
+        if fault is not None:
+            message = f"what was written of chunk {key} does not tile it: {fault}"
+            raise error("UCP-E-COVER", message, at=at)
+        segments.sort(key=lambda segment: segment.box.offset if segment.box is not None else ())
+    if len(written) > max(1, len(boxes)):
+        raise error("UCP-E-COVER", f"chunk {key} was written more than once", at=at)
+    return segments
