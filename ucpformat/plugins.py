@@ -5,6 +5,7 @@ from __future__ import annotations
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
 from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.kinds.foreign import (
     ExportOptions,
     ExportPlan,
@@ -31,6 +32,8 @@ __all__ = [
     "Job",
     "Lost",
     "Optimizer",
+    "OutFile",
+    "OutFiles",
     "ParameterGroup",
     "Path",
     "Setting",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
-from ucpformat.frameworks.converting.engine import EngineOptions
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.kinds.registry import UCP, registry
 from ucpformat.model.compression_rule import AUTO, Compression

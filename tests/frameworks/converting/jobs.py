@@ -11,8 +11,8 @@ import numpy as np
 
 import ucpformat
 from ucpformat.comparison import compare
-from ucpformat.frameworks.converting.engine import EngineOptions
 from ucpformat.frameworks.converting.job import run_job
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.rewriting import rewrite_job
 from ucpformat.frameworks.kinds.conversion import ConversionReport, convert_checkpoint
 

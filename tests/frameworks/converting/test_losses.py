@@ -11,9 +11,10 @@ import pytest
 import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.losses import without
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
@@ -165,11 +166,3 @@ def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "out").exists()
     wet = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind)
     assert dry == wet
-    with pytest.raises(UcpError, match="only writing ucp can be resumed"):
-        convert_checkpoint(
-            source,
-            tmp_path / "more",
-            source_kind="ucp",
-            destination_kind=kind,
-            engine=EngineOptions(resume=True),
-        )

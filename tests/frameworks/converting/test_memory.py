@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for, workers_within
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.geometry import Box
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.state import StateDocument

@@ -11,8 +11,9 @@ import pytest
 
 from tests.frameworks.converting.jobs import assert_same, make, rewrite
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.pool import Pool, process_pool, run_tasks
 from ucpformat.model.state import StateDocument
 

@@ -20,7 +20,9 @@ from tests.frameworks.jobs import job_of, whole
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.casting import cast_job
 from ucpformat.frameworks.converting.content import Content
-from ucpformat.frameworks.kinds.conversion import detect_kind
+from ucpformat.frameworks.converting.engine import Engine
+from ucpformat.frameworks.converting.options import EngineOptions
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.orbax.exporter import export_orbax
 from ucpformat.frameworks.orbax.importer import detect, import_orbax
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
@@ -265,3 +267,16 @@ def test_damaged_files_are_refused_or_read(
     found = outcome(lambda: import_orbax(folder, settings={}))
     assert found is None or found.code.startswith("UCP-E-")
     detect(folder)
+
+
+def test_it_is_not_resumed(tmp_path: Path) -> None:
+    Engine(job_of({"w": {"value": np.ones(2)}}), tmp_path / "a", EngineOptions(durability="none")).run()
+    with pytest.raises(UcpError, match="cannot be resumed"):
+        convert_checkpoint(
+            tmp_path / "a",
+            tmp_path / "b",
+            source_kind="ucp",
+            destination_kind="orbax",
+            engine=EngineOptions(resume=True),
+        )
+    assert not (tmp_path / "b").exists()

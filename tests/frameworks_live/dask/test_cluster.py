@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.frameworks.converting.jobs import BATCH, assert_same, make
 from ucpformat.cli import main
-from ucpformat.frameworks.converting.engine import EngineOptions
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]

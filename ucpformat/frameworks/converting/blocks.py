@@ -9,14 +9,15 @@ import numpy as np
 
 from ucpformat.geometry import Box
 from ucpformat.storage.slot_form import slot_form
+from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BLOCK_BYTES", "slot_blocks"]
 
-BLOCK_BYTES: Final = 8 << 20
-"""What an exporter holds of a tensor at a time, unless its destination asks for other blocks."""
+BLOCK_BYTES: Final = DEFAULT_CHUNK_BYTES
+"""What an exporter holds of a tensor at a time: most often a chunk of a universal checkpoint, which is read once."""
 
 
 def slot_blocks(

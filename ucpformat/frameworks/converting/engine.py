@@ -10,62 +10,32 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.frameworks.converting import journal
 from ucpformat.frameworks.converting.batches import Batch, batch_size, batches, cut_job
-from ucpformat.frameworks.converting.memory import DEFAULT_MEMORY, workers_within
+from ucpformat.frameworks.converting.memory import workers_within
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Order, job_digest, url_of
-from ucpformat.frameworks.converting.pool import (
-    Pool,
-    PoolKind,
-    dask_pool,
-    mpi_pool,
-    process_pool,
-    run_tasks,
-    thread_pool,
-)
+from ucpformat.frameworks.converting.pool import Pool, open_pool, run_tasks
 from ucpformat.frameworks.converting.worker import Workshop, convert_batch, copy_batch
 from ucpformat.storage.store import open_store
-from ucpformat.storage.workers import worker_count
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.converting.order import Recipe
-    from ucpformat.model.root import Storage
-    from ucpformat.storage.store import Durability, Store
+    from ucpformat.storage.store import Store
 
 __all__ = ["Engine", "EngineOptions"]
 
 _SLOT_SECONDS: Final = 3e-4  # of Python, which threads share, for a chunk
 _BYTES_PER_SECOND: Final = 1e9  # of everything else, which they do not
 _WORTH_PROCESSES: Final = 5.0  # seconds of Python: starting processes costs one or two
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to write. ``memory``: bytes of buffers over all workers.
-
-    ``pool`` says where tasks run, left out: threads, or processes where Python has much to do. ``dask`` is the address
-    of a scheduler, ``executor`` anything that runs picklable calls; both come before ``pool``.
-    ``resume`` goes on with what an attempt has left that was interrupted, and leaves as much where this one fails.
-    """
-
-    storage: Storage = "packed"
-    durability: Durability = "fsync"
-    memory: int = DEFAULT_MEMORY
-    workers: int | None = None
-    pool: PoolKind | None = None
-    dask: str | None = None
-    executor: Executor | None = None
-    resume: bool = False
-    batch_bytes: int | None = None
-    """What a task copies; left out, a sixty-fourth of all, within 32 MiB and 1 GiB."""
 
 
 class Engine:
@@ -99,51 +69,41 @@ class Engine:
         """
         with self._pool() as pool:
             if not self._options.resume:
-                return self._write(pool, self._order(secrets.token_hex(4), pool), None, {})
+                return self._write(pool, self._order(secrets.token_hex(4)), None, {})
             store = open_store(self._url, durability=self._options.durability)
             try:
                 store.resume()
-                found = journal.earlier(store, self._order("", pool), self._batches, self._cut)
+                found = journal.earlier(store, self._order(""), self._batches, self._cut)
                 attempt = secrets.token_hex(4) if found is None else found.attempt
                 receipts = {} if found is None else found.receipts
-                return self._write(pool, self._order(attempt, pool), store, receipts)
+                return self._write(pool, self._order(attempt), store, receipts)
             finally:
                 store.close()
 
-    def _order(self, attempt: str, pool: Pool) -> Order:
-        share = self._options.memory // (pool.window if pool.is_remote else 1)
+    def _order(self, attempt: str) -> Order:
         return Order(
             url=self._url,
             storage=self._options.storage,
             durability=self._options.durability,
             attempt=attempt,
             digest=job_digest(self._job),
-            memory=share,
+            memory=self._options.memory,
             is_journaled=self._recipe is not None,
             recipe=self._recipe,
         )
 
     def _pool(self) -> AbstractContextManager[Pool]:
-        options = self._options
-        wanted = worker_count(options.workers)
-        kind = options.pool or ("processes" if self._is_python_bound(wanted) else "threads")
-        if options.dask is None and options.executor is None and kind == "threads":
-            return thread_pool(workers_within(options.memory, wanted, self._job.chunk_bytes))
-        if self._recipe is None:
-            raise error("UCP-E-STORE", "a job that only this process knows is written by its threads alone")
-        if options.executor is not None:
-            return nullcontext(Pool(options.executor, 2 * wanted, is_remote=True))
-        if options.dask is not None:
-            return dask_pool(options.dask, options.workers)
-        if kind == "mpi":
-            return mpi_pool(options.workers)
-        return process_pool(workers_within(options.memory, wanted, self._job.chunk_bytes))
+        return open_pool(
+            self._options,
+            partial(workers_within, self._options.memory, chunk_bytes=self._job.chunk_bytes),
+            is_known=self._recipe is not None,
+            is_python_bound=self._is_python_bound(),
+        )
 
-    def _is_python_bound(self, workers: int) -> bool:
+    def _is_python_bound(self) -> bool:
         chunks = sum(place.grid.count for place in self._cut.places)
-        python = chunks * _SLOT_SECONDS
         rest = self._job.nbytes / _BYTES_PER_SECOND
-        return self._recipe is not None and workers > 1 and python > max(_WORTH_PROCESSES, rest)
+        return chunks * _SLOT_SECONDS > max(_WORTH_PROCESSES, rest)
 
     def _write(self, pool: Pool, order: Order, prepared: Store | None, receipts: Mapping[int, bytes]) -> str:
         writer = CheckpointWriter(

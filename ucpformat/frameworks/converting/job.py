@@ -83,7 +83,8 @@ def run_job(
     Raises:
         UcpError: what the source, the writer and the store raise; nothing is visible then.
     """
-    from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+    from ucpformat.frameworks.converting.engine import Engine
+    from ucpformat.frameworks.converting.options import EngineOptions
     from ucpformat.frameworks.converting.order import compressed
 
     options = EngineOptions(storage=storage, workers=workers, memory=memory)

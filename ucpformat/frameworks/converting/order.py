@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.losses import without
+from ucpformat.frameworks.converting.out_directory import refuse_unfinished
 from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_job
 from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability
 
-__all__ = ["Opened", "Order", "Recipe", "compressed", "job_digest", "url_of"]
+__all__ = ["Opened", "Order", "Recipe", "compressed", "job_digest", "require_same", "url_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Recipe:
         if kind.plan is None:
             raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
         check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
+        refuse_unfinished(self.source)
         yield self._opened(kind.plan(self.source, self.options))
 
     def _opened(self, whole: Job) -> Opened:
@@ -102,6 +104,17 @@ def job_digest(job: Job) -> str:
         told.append([source.atom, source.slot, slot.dtype, list(slot.shape), compressor])
     text = json.dumps([job.chunk_bytes, job.step, told], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def require_same(recipe: Recipe, found: str, wanted: str) -> None:
+    """Raise ``UCP-E-SOURCE`` where a worker plans something else than the process that sent it the order."""
+    if found != wanted:
+        raise error(
+            "UCP-E-SOURCE",
+            "another worker sees another checkpoint here: the source changed while it was converted, "
+            "or the workers' software differs",
+            at=recipe.source,
+        )
 
 
 @dataclass(frozen=True, slots=True)

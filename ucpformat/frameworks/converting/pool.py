@@ -14,19 +14,24 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ucpformat.errors import error
+from ucpformat.storage.workers import worker_count
 
-__all__ = ["Pool", "PoolKind", "dask_pool", "mpi_pool", "process_pool", "run_tasks", "thread_pool"]
+if TYPE_CHECKING:
+    from ucpformat.frameworks.converting.options import EngineOptions
+
+__all__ = ["Pool", "PoolKind", "open_pool", "process_pool", "run_tasks", "thread_pool"]
 
 PoolKind = Literal["threads", "processes", "mpi"]
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
+Within = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def process_pool(workers: int) -> Iterator[Pool]:
 
 
 @contextmanager
-def dask_pool(address: str, workers: int | None) -> Iterator[Pool]:
+def dask_pool(address: str, workers: int | None, within: Within) -> Iterator[Pool]:
     """The workers of a dask cluster, by the address of its scheduler; they see source and destination as we do."""
     try:
         from distributed import Client
@@ -82,22 +87,52 @@ def dask_pool(address: str, workers: int | None) -> Iterator[Pool]:
         raise error("UCP-E-STORE", f"no dask scheduler answers: {problem}", at=address) from problem
     try:
         threads = sum(client.ncores().values())
-        window = 2 * (threads if workers is None else workers)
         # A worker that dies gives its tasks back to the scheduler, which asks others.
-        yield Pool(client.get_executor(), max(window, 1), is_remote=True)
+        yield _elsewhere(client.get_executor(), workers or threads, within)
     finally:
         client.close()
 
 
 @contextmanager
-def mpi_pool(workers: int | None) -> Iterator[Pool]:
+def mpi_pool(workers: int | None, within: Within) -> Iterator[Pool]:
     """MPI ranks: those of ``mpiexec -n N python -m mpi4py.futures -m ucpformat ...``, or new ones."""
     try:
         from mpi4py.futures import MPIPoolExecutor
     except ImportError:
         raise error("UCP-E-STORE", "MPI is missing: install the package `mpi4py`") from None
     with MPIPoolExecutor(max_workers=workers) as executor:
-        yield Pool(executor, 2 * max(executor.num_workers, 1), is_remote=True)
+        yield _elsewhere(executor, executor.num_workers, within)
+
+
+def _elsewhere(executor: Executor, workers: int, within: Within) -> Pool:
+    """Workers that we do not make: no more tasks are sent out than may hold memory all at once."""
+    return Pool(executor, within(2 * max(workers, 1)), is_remote=True)
+
+
+def open_pool(
+    options: EngineOptions, within: Within, *, is_known: bool, is_python_bound: bool
+) -> AbstractContextManager[Pool]:
+    """The pool that the options ask for.
+
+    ``within`` says how many of so many tasks may be under way at once (`workers_within`); ``is_known``, whether other
+    processes can come to the job; ``is_python_bound``, whether threads would wait for one another.
+
+    Raises:
+        UcpError: ``UCP-E-STORE`` for other processes where they know nothing of the job, and what ``within`` raises.
+    """
+    wanted = worker_count(options.workers)
+    kind = options.pool or ("processes" if is_python_bound and is_known and wanted > 1 else "threads")
+    if options.dask is None and options.executor is None and kind == "threads":
+        return thread_pool(within(wanted))
+    if not is_known:
+        raise error("UCP-E-STORE", "a job that only this process knows is written by its threads alone")
+    if options.executor is not None:
+        return nullcontext(_elsewhere(options.executor, wanted, within))
+    if options.dask is not None:
+        return dask_pool(options.dask, options.workers, within)
+    if kind == "mpi":
+        return mpi_pool(options.workers, within)
+    return process_pool(within(wanted))
 
 
 def run_tasks(

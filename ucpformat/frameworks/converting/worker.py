@@ -6,22 +6,22 @@ already is the answer.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ucpformat.distributed.receipts import Receipt
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.batches import Cut, cut_job
+from ucpformat.frameworks.converting.kept import Kept
 from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for
-from ucpformat.frameworks.converting.order import job_digest
+from ucpformat.frameworks.converting.order import job_digest, require_same
 from ucpformat.model.packs import Pack
 from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, PlainChunkWriter
 from ucpformat.storage.slot_writer import raw_bytes
@@ -59,42 +59,15 @@ class Workshop:
         return cls(cut, names, MemoryBudget(memory), job.chunk_bytes)
 
 
-class _Kept:
-    """The job that this process has open: opening one reads files, and tasks of one order come one after another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digest = ""
-        self._stack = ExitStack()
-        self._workshop: Workshop | None = None
-
-    def workshop(self, order: Order) -> Workshop:
-        with self._lock:
-            key = f"{order.attempt} {order.digest}"
-            if self._workshop is None or self._digest != key:
-                if order.recipe is None:
-                    raise AssertionError("an order for other processes has a recipe")
-                self._stack.close()
-                self._workshop = None
-                job = self._stack.enter_context(order.recipe.open()).job
-                if job_digest(job) != order.digest:
-                    raise error(
-                        "UCP-E-SOURCE",
-                        "another worker sees another checkpoint here: the source changed while it was converted, "
-                        "or the workers' software differs",
-                        at=order.recipe.source,
-                    )
-                self._workshop, self._digest = Workshop.of(job, order.memory), key
-            return self._workshop
-
-    def close(self) -> None:
-        with self._lock:
-            self._workshop = None
-            self._stack.close()
+_KEPT: Final[Kept[Workshop]] = Kept()
 
 
-_KEPT: Final = _Kept()
-atexit.register(_KEPT.close)
+def _open(order: Order, stack: ExitStack) -> Workshop:
+    if order.recipe is None:
+        raise AssertionError("an order for other processes has a recipe")
+    job = stack.enter_context(order.recipe.open()).job
+    require_same(order.recipe, job_digest(job), order.digest)
+    return Workshop.of(job, order.memory)
 
 
 def convert_batch(order: Order, batch: Batch) -> bytes:
@@ -103,7 +76,8 @@ def convert_batch(order: Order, batch: Batch) -> bytes:
     Raises:
         UcpError: what opening and reading the source and writing raise.
     """
-    return copy_batch(_KEPT.workshop(order), order, batch)
+    workshop = _KEPT.get(f"{order.attempt} {order.digest}", partial(_open, order))
+    return copy_batch(workshop, order, batch)
 
 
 def copy_batch(

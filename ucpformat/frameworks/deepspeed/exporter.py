@@ -8,24 +8,23 @@ from __future__ import annotations
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.out_files import OutFile, OutFiles, text_file
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
-from ucpformat.frameworks.deepspeed.out_directory import fresh_directory, write_text
 from ucpformat.frameworks.deepspeed.out_values import VERSION, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline, Range
 from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
-from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, write_archive
+from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor, archive_file, later_file
 from ucpformat.frameworks.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
 from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ucpformat.frameworks.converting.content import Content, SlotContent
 
 __all__ = ["export_deepspeed"]
@@ -36,7 +35,6 @@ def export_deepspeed(
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
-    progress: Callable[[int], None],
 ) -> ExportPlan:
     """Plan a directory for ``load_checkpoint``.
 
@@ -45,42 +43,32 @@ def export_deepspeed(
             ``UCP-E-DTYPE`` and ``UCP-E-OBJECT`` for what torch cannot; what reading raises.
     """
     chosen = DeepSpeedSettings.read(settings, content)
-    outline = Outline(content, progress, chosen.buffers)
+    outline = Outline(content, chosen.buffers)
     stages = stages_of(outline, chosen.pipeline, chosen.ties, chosen.stage)
     flats = [_flat_groups(outline, chosen, stage.groups) for stage in stages]
-    # What a file cannot hold is found by spelling one out; all ranks have the same parameters.
-    for stage, flat in zip(stages, flats, strict=True):
-        _model_tree(outline, chosen, flat, 0)
-        _optimizer_tree(outline, chosen, stage.groups, flat, 0)
-
-    def write() -> None:
-        with fresh_directory(path) as root:
-            folder = root / chosen.tag
-            folder.mkdir()
-            for number, (stage, flat) in enumerate(zip(stages, flats, strict=True)):
-                if chosen.pipeline:
-                    _write_stage(folder, outline, chosen, stage, flat, number)
-                else:
-                    _write_model(folder, outline, chosen, flat)
-                _write_optimizer(folder, outline, chosen, stage.groups, flat, number)
-            write_text(root / "latest", chosen.tag)
-
-    files = chosen.world_size if chosen.stage == 3 else 1
-    return ExportPlan(len(outline.values), write, dropped=outline.left_out(files))
+    parts: list[OutFile] = []
+    for number, (stage, flat) in enumerate(zip(stages, flats, strict=True)):
+        if chosen.pipeline:
+            parts += _stage_files(outline, chosen, stage, flat, number)
+        else:
+            parts += _model_files(outline, chosen, flat)
+        parts += _optimizer_files(outline, chosen, stage.groups, flat, number)
+    files = OutFiles(parts, lambda _: [text_file("latest", chosen.tag)])
+    ranks = chosen.world_size if chosen.stage == 3 else 1
+    return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(ranks))
 
 
-def _write_stage(
-    folder: Path,
+def _stage_files(
     outline: Outline,
     chosen: DeepSpeedSettings,
     stage: StageOutline,
     flat: Sequence[_FlatGroup],
     number: int,
-) -> None:
+) -> Iterator[OutFile]:
     """The files of the layers of one stage, and its model file, which has no tensors."""
     for layer, held in stage.layers.items():
         module = OrderedDict((key, outline.tensor(name, "value")) for key, name in held.items())
-        write_archive(folder / f"layer_{layer:02d}-model_states.pt", module)
+        yield archive_file(f"{chosen.tag}/layer_{layer:02d}-model_states.pt", module)
     tree = {
         "module": None,
         "buffer_names": [
@@ -99,29 +87,33 @@ def _write_stage(
         "mp_world_size": len(chosen.pipeline),
         "checkpoint_parallel_dimensions": {"pp_degree": len(chosen.pipeline), "tp_degree": 1},
     }
-    write_archive(folder / f"mp_rank_{number:02d}_model_states.pt", tree)
+    yield archive_file(f"{chosen.tag}/mp_rank_{number:02d}_model_states.pt", tree)
 
 
-def _write_model(
-    folder: Path, outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup]
-) -> None:
+def _model_files(
+    outline: Outline, chosen: DeepSpeedSettings, flat: Sequence[_FlatGroup]
+) -> Iterator[OutFile]:
+    first = archive_file("first", _model_tree(outline, chosen, flat, 0))
     for rank in range(chosen.world_size) if chosen.stage == 3 else (0,):
         name = f"zero_pp_rank_{rank}_mp_rank_00" if chosen.stage == 3 else "mp_rank_00"
-        write_archive(folder / f"{name}_model_states.pt", _model_tree(outline, chosen, flat, rank))
+        make = partial(_model_tree, outline, chosen, flat, rank)
+        yield later_file(f"{chosen.tag}/{name}_model_states.pt", make, first.nbytes)
 
 
-def _write_optimizer(
-    folder: Path,
+def _optimizer_files(
     outline: Outline,
     chosen: DeepSpeedSettings,
     groups: Sequence[Group],
     flat: Sequence[_FlatGroup],
     number: int,
-) -> None:
+) -> Iterator[OutFile]:
+    # What a file cannot hold is found by spelling one out; all ranks have the same parameters, and about as much.
+    first = archive_file("first", _optimizer_tree(outline, chosen, groups, flat, 0))
     prefix = "bf16_" if _is_bfloat16(outline) else ""
     for rank in range(chosen.world_size):
         name = f"{prefix}zero_pp_rank_{rank}_mp_rank_{number:02d}_optim_states.pt"
-        write_archive(folder / name, _optimizer_tree(outline, chosen, groups, flat, rank))
+        make = partial(_optimizer_tree, outline, chosen, groups, flat, rank)
+        yield later_file(f"{chosen.tag}/{name}", make, first.nbytes)
 
 
 def _shapes(outline: Outline, flat: Sequence[_FlatGroup]) -> list[OrderedDict[str, TorchSize]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -52,11 +52,8 @@ class Group:
 class Outline:
     """Content with the questions that DeepSpeed's files answer. Raises ``UCP-E-MISMATCH`` where it cannot tell."""
 
-    def __init__(
-        self, content: Content, progress: Callable[[int], None], buffers: frozenset[str] | None = None
-    ) -> None:
+    def __init__(self, content: Content, buffers: frozenset[str] | None = None) -> None:
         self._content = content
-        self._progress = progress
         self._named_buffers = buffers
         self._tensors: dict[tuple[str, str, str], OutTensor] = {}
         self.values = {
@@ -214,7 +211,6 @@ class Outline:
                     yield np.zeros((stop - start) * wanted.item_bytes, np.uint8)
                     continue
                 yield self._elements(part.slot, start, stop).astype(wanted.numpy, copy=False).view(np.uint8)
-                self._progress((stop - start) * part.slot.dtype.item_bytes)
 
     def _elements(self, slot: SlotContent, start: int, stop: int) -> NDArray[Any]:
         found = np.empty(stop - start, slot.dtype.numpy)

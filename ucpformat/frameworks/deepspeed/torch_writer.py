@@ -8,19 +8,20 @@ that a class may be named that is not installed here; everything else is what Py
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from functools import partial
+from pathlib import PurePosixPath
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.out_files import OutFile
 from ucpformat.frameworks.torch_dcp.objects import (
     TORCH_DTYPES,
     DefaultDict,
@@ -36,7 +37,7 @@ from ucpformat.frameworks.torch_dcp.objects import (
 )
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
 
-__all__ = ["Call", "OutTensor", "write_archive"]
+__all__ = ["Call", "OutTensor", "archive_file", "later_file", "write_archive"]
 
 Blocks = Callable[[], Iterable[npt.NDArray[np.uint8]]]
 
@@ -91,8 +92,29 @@ class Call:
     """Whether the global is a class of which an empty instance is made (NEWOBJ), which then gets its state."""
 
 
-def write_archive(path: Path, tree: object) -> None:
-    """Write ``tree`` as ``torch.save`` would; the file is new, and durable when this returns.
+def archive_file(name: str, tree: object) -> OutFile:
+    """A file that holds ``tree`` (`write_archive`).
+
+    Raises:
+        UcpError: ``UCP-E-DTYPE`` and ``UCP-E-OBJECT``, as `write_archive`, before anything is written.
+    """
+    pickler = _Pickler()
+    pickler.dump(tree)
+    nbytes = sum(tensor.nbytes for tensor in pickler.storages)
+    return OutFile(name, nbytes, partial(write_archive, tree=tree, prefix=PurePosixPath(name).stem))
+
+
+def later_file(name: str, make: Callable[[], object], nbytes: int) -> OutFile:
+    """As `archive_file`, of a tree of about ``nbytes`` that is made when it is written: for one of many alike."""
+
+    def write(stream: IO[bytes]) -> None:
+        write_archive(stream, make(), PurePosixPath(name).stem)
+
+    return OutFile(name, nbytes, write)
+
+
+def write_archive(stream: IO[bytes], tree: object, prefix: str = "archive") -> None:
+    """Write ``tree`` as ``torch.save`` would, from where the stream is.
 
     ``tree`` is of plain Python objects, stand-ins of `objects`, `OutTensor` and `Call`. One block of a tensor is held
     at a time.
@@ -103,16 +125,31 @@ def write_archive(path: Path, tree: object) -> None:
     """
     pickler = _Pickler()
     data = pickler.dump(tree)
-    with path.open("xb") as stream:
-        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            prefix = path.stem
-            _record(archive, f"{prefix}/data.pkl", len(data), [data])
-            _record(archive, f"{prefix}/byteorder", 6, [b"little"])
-            for key, tensor in enumerate(pickler.storages):
-                _record(archive, f"{prefix}/data/{key}", tensor.nbytes, tensor.blocks())
-            _record(archive, f"{prefix}/version", 2, [b"3\n"])
-        stream.flush()
-        os.fsync(stream.fileno())
+    within: Any = _Within(stream)
+    with zipfile.ZipFile(within, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        _record(archive, f"{prefix}/data.pkl", len(data), [data])
+        _record(archive, f"{prefix}/byteorder", 6, [b"little"])
+        for key, tensor in enumerate(pickler.storages):
+            _record(archive, f"{prefix}/data/{key}", tensor.nbytes, tensor.blocks())
+        _record(archive, f"{prefix}/version", 2, [b"3\n"])
+
+
+class _Within:
+    """A stream from where it is: offsets in an archive count from its first byte, wherever that lies in a file."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._start = stream.tell()
+        self.write = stream.write
+        self.flush = stream.flush
+
+    def tell(self) -> int:
+        """The place, counted from the start."""
+        return self._stream.tell() - self._start
+
+    def seek(self, offset: int) -> int:
+        """Go to a place, counted from the start."""
+        return self._stream.seek(self._start + offset) - self._start
 
 
 def _record(archive: zipfile.ZipFile, name: str, length: int, blocks: Iterable[Any]) -> None:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.out_files import OutFiles, text_file
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
-from ucpformat.frameworks.deepspeed.out_directory import fresh_directory, write_text
 from ucpformat.frameworks.deepspeed.out_values import (
     VERSION,
     model_values,
     wrapper_values,
 )
 from ucpformat.frameworks.deepspeed.outlines import Outline
-from ucpformat.frameworks.deepspeed.torch_writer import write_archive
+from ucpformat.frameworks.deepspeed.torch_writer import archive_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
 
@@ -41,7 +41,6 @@ def export_universal(
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
-    progress: Callable[[int], None],
 ) -> ExportPlan:
     """Plan a directory for ``load_checkpoint`` under ``load_universal``.
 
@@ -52,25 +51,19 @@ def export_universal(
         UcpError: as `exporter.export_deepspeed`.
     """
     chosen = DeepSpeedSettings.read({"tag": "universal", **settings}, content)
-    outline = Outline(content, progress)
-    states = list(_states(outline))
-    optimizer, model = _optimizer_state(outline), _model_states(outline)
-
-    def write() -> None:
-        with fresh_directory(path) as root:
-            folder = root / chosen.tag
-            (folder / "zero").mkdir(parents=True)
-            for name, file, tree in states:
-                place = folder / "zero" / name
-                if not place.is_dir():
-                    place.mkdir()
-                write_archive(place / file, tree)
-            write_archive(folder / "zero" / "optimizer_state.pt", optimizer)
-            for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-                write_archive(folder / file, model)
-            write_text(root / LATEST, chosen.tag)
-
-    return ExportPlan(len(outline.values), write, dropped=outline.left_out(1))
+    outline = Outline(content)
+    parts = [archive_file(f"{chosen.tag}/zero/{name}/{file}", tree) for name, file, tree in _states(outline)]
+    model = _model_states(outline)
+    parts += [
+        archive_file(f"{chosen.tag}/{file}", model)
+        for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    ]
+    last = [
+        archive_file(f"{chosen.tag}/zero/optimizer_state.pt", _optimizer_state(outline)),
+        text_file(LATEST, chosen.tag),
+    ]
+    files = OutFiles(parts, lambda _: last)
+    return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
 
 
 def _states(outline: Outline) -> Iterator[tuple[str, str, Any]]:

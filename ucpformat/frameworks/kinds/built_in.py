@@ -39,7 +39,7 @@ def _plan_dcp(path: Path, options: ImportOptions) -> Job:
 def _export_dcp(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.torch_dcp.exporter import export_dcp
 
-    return export_dcp(content, path, progress=options.progress)
+    return export_dcp(content, path)
 
 
 DCP: Final = ForeignKind(
@@ -47,7 +47,7 @@ DCP: Final = ForeignKind(
     _detect_dcp,
     _plan_dcp,
     _export_dcp,
-    title="torch.distributed.checkpoint, in all its directory formats; written as one file",
+    title="torch.distributed.checkpoint, in all its directory formats; written as files of up to 1 GiB",
 )
 
 
@@ -66,7 +66,7 @@ def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
 def _export_deepspeed(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.deepspeed.exporter import export_deepspeed
 
-    return export_deepspeed(content, path, settings=options.settings, progress=options.progress)
+    return export_deepspeed(content, path, settings=options.settings)
 
 
 _PATTERNS: Final = (
@@ -117,7 +117,7 @@ def _plan_universal(path: Path, options: ImportOptions) -> Job:
 def _export_universal(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.deepspeed.universal import export_universal
 
-    return export_universal(content, path, settings=options.settings, progress=options.progress)
+    return export_universal(content, path, settings=options.settings)
 
 
 DEEPSPEED_UNIVERSAL: Final = ForeignKind(
@@ -146,7 +146,7 @@ def _plan_megatron(path: Path, options: ImportOptions) -> Job:
 def _export_megatron(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.megatron.exporter import export_torch_dist
 
-    return export_torch_dist(content, path, settings=options.settings, progress=options.progress)
+    return export_torch_dist(content, path, settings=options.settings)
 
 
 def _detect_classic(path: Path) -> bool:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.content import Content
-from ucpformat.frameworks.converting.engine import Engine, EngineOptions
+from ucpformat.frameworks.converting.engine import Engine
+from ucpformat.frameworks.converting.exporting import Export
+from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Recipe, url_of
+from ucpformat.frameworks.converting.out_directory import refuse_unfinished
 from ucpformat.frameworks.kinds.foreign import ExportOptions, ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.model.root import ROOT_KEY
@@ -55,6 +58,7 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
                 return UCP
         finally:
             store.close()
+    refuse_unfinished(path)
     for kind in registry().in_order():
         if kind.detect(path):
             return kind.name
@@ -110,27 +114,43 @@ def convert_checkpoint(
     )
     with recipe.open() as opened:
         job = opened.job
-        expect(job.nbytes)
+        options = replace(engine or EngineOptions(), storage=storage)
         if destination_kind == UCP:
+            expect(job.nbytes)
             check_settings(UCP, (), settings or {}, "written")
             objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs)
             digest = None
             if not dry_run:
-                options = replace(engine or EngineOptions(), storage=storage)
                 digest = Engine(job, destination, options, recipe, progress).run()
             return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, opened.dropped)
         kind = registry().kind(destination_kind)
         if kind.export is None:
             raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
-        if engine is not None and engine.resume:
-            raise error(
-                "UCP-E-MISMATCH", f"only writing ucp can be resumed, {destination_kind} is written anew"
-            )
         check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
         plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
         _refuse_losses(plan.dropped, kind.name)
-        if not dry_run:
+        if plan.files is None and options.resume:
+            raise error(
+                "UCP-E-MISMATCH",
+                f"{kind.name} is no set of files, and cannot be resumed: remove what lies at the destination, and "
+                "leave --resume out",
+            )
+        expect(job.nbytes if plan.files is None else plan.files.nbytes)
+        if dry_run:
+            pass
+        elif plan.files is None:
             plan.write()
+        else:
+            Export(
+                plan.files,
+                destination,
+                options,
+                job=job,
+                recipe=recipe,
+                kind=kind.name,
+                settings=settings,
+                progress=progress,
+            ).run()
         return ConversionReport(
             len(job.sources), job.nbytes, plan.objects, None, plan.renamed, opened.dropped, plan.cast
         )

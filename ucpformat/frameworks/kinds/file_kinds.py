@@ -38,7 +38,7 @@ def _plan_safetensors(path: Path, options: ImportOptions) -> Job:
 def _export_safetensors(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.safetensors.exporter import export_safetensors
 
-    return export_safetensors(content, path, settings=options.settings, progress=options.progress)
+    return export_safetensors(content, path, settings=options.settings)
 
 
 MAPS: Final = (
@@ -94,7 +94,7 @@ def _plan_torch_save(path: Path, options: ImportOptions) -> Job:
 def _export_torch_save(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.torch_save.exporter import export_torch_save
 
-    return export_torch_save(content, path, settings=options.settings, progress=options.progress)
+    return export_torch_save(content, path, settings=options.settings)
 
 
 TORCH_SAVE: Final = ForeignKind(

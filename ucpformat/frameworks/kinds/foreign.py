@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content
     from ucpformat.frameworks.converting.job import Job
+    from ucpformat.frameworks.converting.out_files import OutFiles
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
 
 __all__ = ["ExportOptions", "ExportPlan", "ForeignKind", "ImportOptions", "Lost", "Path", "Setting"]
@@ -63,6 +65,8 @@ class ExportOptions:
 class ExportPlan:
     """An export that was thought through: nothing is written before ``write`` is called, once.
 
+    Where it consists of files, ``files`` describes them, and they are written in parallel and can be resumed
+    (`of_files`); ``write`` writes them one after another.
     ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
     where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
     allows each loss (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data type that its
@@ -74,6 +78,23 @@ class ExportPlan:
     renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[Lost] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
+    files: OutFiles | None = None
+
+    @classmethod
+    def of_files(
+        cls,
+        objects: int,
+        files: OutFiles,
+        path: Path,
+        renamed: Mapping[str, str] | None = None,
+        dropped: Sequence[Lost] = (),
+        cast: Mapping[str, str] | None = None,
+    ) -> ExportPlan:
+        """An export into ``files`` below ``path``; the rest as the members say."""
+        from ucpformat.frameworks.converting.exporting import write_files
+
+        write = partial(write_files, files, path)
+        return cls(objects, write, renamed or {}, dropped, cast or {}, files)
 
 
 @dataclass(frozen=True, slots=True)

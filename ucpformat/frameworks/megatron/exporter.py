@@ -6,14 +6,16 @@ Needs torch, not Megatron. ``metadata.json``, by which Megatron knows a complete
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from functools import partial
+from typing import IO, TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.converting.out_files import OutFile, OutFiles, text_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
 from ucpformat.frameworks.megatron.torch_dist import (
@@ -26,7 +28,7 @@ from ucpformat.frameworks.megatron.torch_dist import (
 )
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import SOURCE, group_origin, key_path, slot_path
-from ucpformat.frameworks.torch_dcp.export import ExportTensor, flush_directory, write_dcp
+from ucpformat.frameworks.torch_dcp.export import ExportTensor, dcp_files
 from ucpformat.frameworks.torch_dcp.exporter import SlotReader
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.revive import revive
@@ -48,7 +50,6 @@ def export_torch_dist(
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str] | None = None,
-    progress: Callable[[int], None],
 ) -> ExportPlan:
     """Plan a ``torch_dist`` directory; nothing is lost in it but what an atom map of ``settings`` leaves out.
 
@@ -72,7 +73,7 @@ def export_torch_dist(
         for key, slot in (*slots, *names):
             if key in tensors:
                 raise error("UCP-E-NAME", f"two parts of the checkpoint would have the key {key!r}")
-            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot, progress))
+            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot))
             renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
     common: dict[str, object] = {}
@@ -89,14 +90,14 @@ def export_torch_dist(
             stored[name] = data
         else:
             common[name] = data
-    root = Path(path)
-
-    def write() -> None:
-        write_dcp(root, tensors, objects, {}, stored=stored)
-        _write_common(root, common)
-
+    dcp = dcp_files(tensors, objects, {}, stored=stored)
+    last = [
+        OutFile(COMMON, 0, partial(_write_common, common)),
+        text_file(CONFIG, json.dumps(dict(CONFIGURATION))),
+    ]
+    files = OutFiles(dcp.parts, lambda notes: [*dcp.closing(notes), *last])
     dropped = [Lost(what, "the atom map says so") for what in unmapped]
-    return ExportPlan(len(objects) + len(common) + len(stored), write, renamed, dropped)
+    return ExportPlan.of_files(len(objects) + len(common) + len(stored), files, path, renamed, dropped)
 
 
 def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:
@@ -130,17 +131,10 @@ def _revived(value: object, key: str) -> object:
     return revive(value, key)
 
 
-def _write_common(root: Path, common: dict[str, object]) -> None:
+def _write_common(common: dict[str, object], stream: IO[bytes]) -> None:
     import torch
 
-    with (root / COMMON).open("xb") as stream:
-        torch.save(common, stream, pickle_module=NamingPickle)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary = root / f"{CONFIG}.tmp"
-    with temporary.open("x") as stream:
-        json.dump(dict(CONFIGURATION), stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(root / CONFIG)
-    flush_directory(root)
+    # Into memory first: torch hides what goes wrong with a stream.
+    buffer = io.BytesIO()
+    torch.save(common, buffer, pickle_module=NamingPickle)
+    stream.write(buffer.getbuffer())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.blocks import slot_blocks
-from ucpformat.frameworks.converting.fresh_files import fresh_files
+from ucpformat.frameworks.converting.out_directory import empty_directory, new_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.orbax.arrays import array_spec, tensorstore, translated
 from ucpformat.frameworks.orbax.documents import (
@@ -37,7 +36,6 @@ from ucpformat.storage.slot_form import slot_form
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content, SlotContent
-    from ucpformat.frameworks.converting.fresh_files import FreshFiles
 
 __all__ = ["export_orbax"]
 
@@ -116,15 +114,8 @@ def export_orbax(
     dropped += [Lost(f"blobs/{name}", "Orbax keeps no bytes in a tree") for name in content.blobs]
 
     def write() -> None:
-        with fresh_files(path) as files:
-            try:
-                _write(files, tree, keys, progress, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
-            except BaseException:
-                # TensorStore's files are not ours to list; the directory was empty.
-                for child in files.root.iterdir():
-                    with suppress(OSError):
-                        shutil.rmtree(child) if child.is_dir() else child.unlink()
-                raise
+        with empty_directory(path) as root:
+            _write(root, tree, keys, progress, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
 
     return ExportPlan(len(tree.numbers) + len(tree.texts), write, renamed, dropped)
 
@@ -188,7 +179,7 @@ def _flat(path: StatePath, value: object, leaves: list[tuple[StatePath, object]]
 
 
 def _write(
-    files: FreshFiles,
+    root: Path,
     tree: _Tree,
     keys: Mapping[str, str],
     progress: Callable[[int], None],
@@ -201,7 +192,7 @@ def _write(
     metadata = []
     for name, slot in tree.slots.items():
         chunk = tuple(map(min, slot_form(slot.dtype.name, slot.shape, _CHUNK)[1].chunk_shape, slot.shape))
-        spec = array_spec(files.root, name, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+        spec = array_spec(root, name, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
         array = _created(store, context, spec, name, slot.dtype.name, slot.shape, chunk)
         _copy(array, slot, name, progress)
         extension = {"random_key_impl": keys[name]} if name in keys else None
@@ -213,14 +204,14 @@ def _write(
         }
         metadata.append({"array_metadata": one})
     for name, number in tree.numbers.items():
-        spec = array_spec(files.root, name, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+        spec = array_spec(root, name, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
         array = _created(store, context, spec, name, dtype_of(number.dtype).name, number.shape, number.shape)
         with translated(name):
             array.write(number).result()
     if metadata:
-        files.write(f"{ARRAYS}/process_0", json.dumps({"array_metadatas": metadata}).encode())
+        _write_document(root / ARRAYS / "process_0", {"array_metadatas": metadata})
     if tree.texts:
-        files.write(STRINGS, json.dumps(tree.texts).encode())
+        _write_document(root / STRINGS, tree.texts)
     document = {
         "tree_metadata": tree.entries,
         "use_ocdbt": use_ocdbt,
@@ -228,11 +219,14 @@ def _write(
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
-    files.write(METADATA, json.dumps(document).encode())
+    _write_document(root / METADATA, document)
     # Last: it is what makes a directory a finished checkpoint.
-    files.write(
-        STEP_METADATA, json.dumps({"item_handlers": _HANDLER, "metrics": {}, "custom_metadata": {}}).encode()
-    )
+    _write_document(root / STEP_METADATA, {"item_handlers": _HANDLER, "metrics": {}, "custom_metadata": {}})
+
+
+def _write_document(path: Path, document: object) -> None:
+    with new_file(path, durable=True) as stream:
+        stream.write(json.dumps(document).encode())
 
 
 def _created(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.casting import cast_job
-from ucpformat.frameworks.converting.fresh_files import fresh_file, fresh_files
 from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.converting.out_files import OutFile, OutFiles, text_file
 from ucpformat.frameworks.converting.weights import weights_alone
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.safetensors.directory import SUFFIX
@@ -42,7 +43,6 @@ def export_safetensors(
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
-    progress: Callable[[int], None] = lambda _: None,
 ) -> ExportPlan:
     """Plan a model's directory, or a single file where ``path`` ends in ``.safetensors``.
 
@@ -74,42 +74,39 @@ def export_safetensors(
         else:
             beside[name] = data
 
-    def write() -> None:
-        if single:
-            with fresh_file(path) as stream:
-                write_file(stream, tensors, metadata, progress)
-        else:
-            _write_directory(path, tensors, limit, metadata, index_metadata, beside, progress)
-
+    if single:
+        files = OutFiles([_file(Path(path).name, tensors, metadata)], is_single=True)
+    else:
+        files = _directory(tensors, limit, metadata, index_metadata, beside)
     told = dict.fromkeys(cast, settings.get("dtype", ""))
-    return ExportPlan(len(beside) + len(metadata), write, dropped=dropped, cast=told)
+    return ExportPlan.of_files(len(beside) + len(metadata), files, path, dropped=dropped, cast=told)
 
 
-def _write_directory(
-    path: str | os.PathLike[str],
+def _file(name: str, tensors: Sequence[OutTensor], metadata: Mapping[str, str]) -> OutFile:
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    return OutFile(name, nbytes, partial(write_file, tensors=tensors, metadata=metadata))
+
+
+def _directory(
     tensors: list[OutTensor],
     limit: int,
     metadata: Mapping[str, str],
     index_metadata: Mapping[str, object],
     beside: Mapping[str, bytes],
-    progress: Callable[[int], None],
-) -> None:
+) -> OutFiles:
     parts = shards(tensors, limit)
     names = (
         [f"model{SUFFIX}"]
         if len(parts) == 1
         else [f"model-{number:05}-of-{len(parts):05}{SUFFIX}" for number in range(1, len(parts) + 1)]
     )
-    with fresh_files(path) as files:
-        for name, part in zip(names, parts, strict=True):
-            with files.create(name) as stream:
-                write_file(stream, part, metadata, progress)
-        for name, data in beside.items():
-            files.write(name, data)
-        if len(parts) > 1:
-            # Last: without it, nobody takes some of the files for all.
-            document = index_document(dict(zip(names, parts, strict=True)), index_metadata)
-            files.write(f"model{SUFFIX}.index.json", document)
+    files = [_file(name, part, metadata) for name, part in zip(names, parts, strict=True)]
+    files += [text_file(name, data) for name, data in beside.items()]
+    if len(parts) == 1:
+        return OutFiles(files)
+    # Last: without it, nobody takes some of the files for all.
+    document = index_document(dict(zip(names, parts, strict=True)), index_metadata)
+    return OutFiles(files, lambda _: [text_file(f"model{SUFFIX}.index.json", document)])
 
 
 def _tensors(job: Job, *, copies: bool) -> list[OutTensor]:

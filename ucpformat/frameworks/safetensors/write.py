@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -74,7 +74,6 @@ def write_file(
     stream: IO[bytes],
     tensors: Sequence[OutTensor],
     metadata: Mapping[str, str],
-    progress: Callable[[int], None],
 ) -> None:
     """Write one file. Raises what reading raises."""
     ordered = sorted(tensors, key=lambda tensor: (-dtype(tensor.dtype).item_bytes, tensor.name))
@@ -95,7 +94,6 @@ def write_file(
         for block in tensor.blocks():
             stream.write(block)
             done += block.nbytes
-            progress(block.nbytes)
         if done != tensor.nbytes:
             raise error(
                 "UCP-E-SHAPE", f"{done} bytes were read of a tensor of {tensor.nbytes}", at=tensor.name

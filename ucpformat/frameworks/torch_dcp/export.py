@@ -1,36 +1,44 @@
 """Writing a DCP directory that stock ``torch.distributed.checkpoint.load`` reads.
 
-Items are ``torch.save`` archives one after another in ``__0_0.distcp``; ``.metadata`` is a pickle of torch's
-own classes and appears last, at once. Source: torch/distributed/checkpoint/filesystem.py and metadata.py of
+Items are ``torch.save`` archives one after another in ``__0_<n>.distcp``; ``.metadata`` is a pickle of torch's
+own classes and appears last. Source: torch/distributed/checkpoint/filesystem.py and metadata.py of
 PyTorch 2.13.
 """
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Final
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.batches import batch_size
+from ucpformat.frameworks.converting.blocks import slot_blocks
+from ucpformat.frameworks.converting.exporting import write_files
+from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
+from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
 from ucpformat.frameworks.torch_dcp.items import KeyPath
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
-from ucpformat.frameworks.torch_dcp.revive import revive, tensor_from_bytes
+from ucpformat.frameworks.torch_dcp.revive import revive
 from ucpformat.frameworks.torch_dcp.strided import slabs
 
-__all__ = ["ExportTensor", "flush_directory", "write_dcp"]
+if TYPE_CHECKING:
+    import os
 
-_FILE: Final = "__0_0.distcp"
+    from ucpformat.geometry import Box
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["ExportTensor", "dcp_files", "write_dcp"]
+
 _METADATA: Final = ".metadata"
-_TEMPORARY: Final = ".metadata.tmp"
-_BOX_BYTES: Final = 128 << 20  # the box and torch's copy of it stay under 256 MiB
+_BOX_BYTES: Final = 128 << 20
 _TORCH_NAMES: Final = {name: (torch_name, size) for torch_name, (name, size) in TORCH_DTYPES.items()}
 
 
@@ -56,27 +64,124 @@ def write_dcp(
     stored: Mapping[str, bytes] | None = None,
     box_bytes: int = _BOX_BYTES,
 ) -> None:
-    """Write ``tensors`` and ``objects`` under DCP's keys into the directory ``path``, new or empty.
+    """Write what `dcp_files` describes into the directory ``path``, new or empty.
+
+    Raises as `dcp_files` and `exporting.write_files`; nothing is left behind then.
+    """
+    write_files(dcp_files(tensors, objects, planner_data, stored=stored, box_bytes=box_bytes), path)
+
+
+def dcp_files(
+    tensors: Mapping[str, ExportTensor],
+    objects: Mapping[str, object],
+    planner_data: Mapping[str, KeyPath],
+    *,
+    stored: Mapping[str, bytes] | None = None,
+    box_bytes: int = _BOX_BYTES,
+) -> OutFiles:
+    """The files of a DCP directory with ``tensors`` and ``objects`` under DCP's keys.
 
     ``planner_data`` gives the path in the nested state dict that a key spells; a key without one is a name at
     the top level. Stand-ins of `objects` become what they stand for; ``stored`` are objects as the bytes that
-    another DCP directory held (`DcpDirectory.read_object_bytes`), written as they are. One box of at most
-    ``box_bytes`` (or one element) is held at a time. Raises ``UCP-E-EXISTS``, ``UCP-E-NAME``, ``UCP-E-DTYPE``,
-    ``UCP-E-OBJECT``, and what ``read_box`` raises; nothing is left behind then.
+    another DCP directory held (`DcpDirectory.read_object_bytes`), written as they are. A tensor is an item for each
+    ``box_bytes``, which stock torch reads at once; one block of it is held here at a time.
+
+    Raises ``UCP-E-NAME`` and ``UCP-E-DTYPE``, and as files are written ``UCP-E-OBJECT`` and what ``read_box`` raises.
     """
     stored = stored or {}
     paths = _paths(tensors, {**objects, **stored}, planner_data)
-    with _fresh_directory(path) as root:
-        _write_items(root, tensors, objects, paths, stored, box_bytes)
+    boxes = [
+        _Box(key, tensor, offset, shape)
+        for key, tensor in tensors.items()
+        for offset, shape in slabs(tensor.shape, _TORCH_NAMES[tensor.dtype][1], box_bytes)
+    ]
+    size = batch_size(sum(box.nbytes for box in boxes))
+    shares: list[list[_Box]] = [[]]
+    held = 0
+    for box in boxes:
+        if held >= size:
+            shares.append([])
+            held = 0
+        shares[-1].append(box)
+        held += box.nbytes
+    parts = []
+    for number, share in enumerate(shares):
+        beside = (objects, stored) if number == 0 else ({}, {})
+        write = partial(_write_items, share, *beside)
+        parts.append(OutFile(f"__0_{number}.distcp", sum(box.nbytes for box in share), write))
+
+    def closing(notes: Mapping[str, JsonValue]) -> list[OutFile]:
+        return [OutFile(_METADATA, 0, partial(_write_metadata, tensors, paths, notes))]
+
+    return OutFiles(parts, closing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """An item: a box of a tensor."""
+
+    key: str
+    tensor: ExportTensor
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _TORCH_NAMES[self.tensor.dtype][1]
+
+    def blocks(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes in order."""
+
+        def read(box: Box, out: npt.NDArray[np.generic]) -> None:
+            offset = tuple(map(int.__add__, self.offset, box.offset))
+            self.tensor.read_box(offset, box.shape, out.reshape(-1).view(np.uint8))
+
+        for _, data in slot_blocks(self.tensor.dtype, self.shape, read):
+            yield data.reshape(-1).view(np.uint8)
 
 
 def _write_items(
-    root: Path,
-    tensors: Mapping[str, ExportTensor],
+    boxes: Sequence[_Box],
     objects: Mapping[str, object],
-    paths: Mapping[str, KeyPath],
     stored: Mapping[str, bytes],
-    box_bytes: int,
+    stream: IO[bytes],
+) -> JsonValue:
+    """Write one file; the note says where its items lie: key; box (offset, shape) or null; start, length."""
+    noted: list[JsonValue] = []
+
+    def item(
+        key: str, box: tuple[tuple[int, ...], tuple[int, ...]] | None, write: Callable[[], object]
+    ) -> None:
+        start = stream.tell()
+        write()
+        noted.append(
+            [key, None if box is None else [list(part) for part in box], start, stream.tell() - start]
+        )
+
+    for key, archive in stored.items():
+        item(key, None, partial(stream.write, archive))
+    for key, value in objects.items():
+        item(key, None, partial(_save_object, value, key, stream))
+    for box in boxes:
+        tensor = OutTensor(box.tensor.dtype, box.shape, box.blocks)
+        item(box.key, (box.offset, box.shape), partial(write_archive, stream, tensor))
+    return noted
+
+
+def _save_object(value: object, key: str, stream: IO[bytes]) -> None:
+    import torch
+
+    # Into memory first: torch hides what goes wrong with a stream.
+    buffer = io.BytesIO()
+    torch.save(revive(value, key), buffer)
+    stream.write(buffer.getbuffer())
+
+
+def _write_metadata(
+    tensors: Mapping[str, ExportTensor],
+    paths: Mapping[str, KeyPath],
+    notes: Mapping[str, Any],
+    stream: IO[bytes],
 ) -> None:
     import torch
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -90,41 +195,27 @@ def _write_items(
         TensorStorageMetadata,
     )
 
+    # One object for each key, so that the same content gives the same pickle, resumed or not.
+    keys = {key: key for key in paths}
     listed: dict[str, Any] = {}
+    chunks: dict[str, list[Any]] = {}
     places: dict[Any, Any] = {}
-    with (root / _FILE).open("xb") as stream:
-
-        def write(item: object, index: Any) -> None:
-            start = stream.tell()
-            torch.save(item, stream)
-            places[index] = _StorageInfo(_FILE, start, stream.tell() - start)
-
-        for key, archive in stored.items():
-            listed[key] = BytesStorageMetadata()
-            places[MetadataIndex(key)] = _StorageInfo(_FILE, stream.tell(), len(archive))
-            stream.write(archive)
-        for key, value in objects.items():
-            listed[key] = BytesStorageMetadata()
-            write(revive(value, key), MetadataIndex(key))
-        for key, tensor in tensors.items():
-            name, size = _TORCH_NAMES[tensor.dtype]
-            chunks: list[Any] = []
-            for offset, shape in slabs(tensor.shape, size, box_bytes):
-                data = np.empty(math.prod(shape) * size, dtype=np.uint8)
-                if data.size:
-                    tensor.read_box(offset, shape, data)
-                write(tensor_from_bytes(data, name, shape), MetadataIndex(key, offset, len(chunks)))
-                chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)))
-            properties = TensorProperties(dtype=getattr(torch, name))
-            listed[key] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
-        _flush(stream)
-    metadata = Metadata(listed, paths, places, StorageMeta(), CURRENT_DCP_VERSION)
-    temporary = root / _TEMPORARY
-    with temporary.open("xb") as stream:
-        pickle.dump(metadata, stream)
-        _flush(stream)
-    temporary.rename(root / _METADATA)
-    flush_directory(root)
+    for file in sorted(notes, key=lambda name: (len(name), name)):  # in order of number
+        for noted, box, start, length in notes[file]:
+            key = keys[noted]
+            if box is None:
+                listed[key] = BytesStorageMetadata()
+                places[MetadataIndex(key)] = _StorageInfo(file, start, length)
+                continue
+            found = chunks.setdefault(key, [])
+            offset, shape = map(torch.Size, box)
+            places[MetadataIndex(key, offset, len(found))] = _StorageInfo(file, start, length)
+            found.append(ChunkStorageMetadata(offset, shape))
+    for key, tensor in tensors.items():
+        properties = TensorProperties(dtype=getattr(torch, _TORCH_NAMES[tensor.dtype][0]))
+        listed[key] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks[key])
+    metadata = Metadata(listed, dict(paths), places, StorageMeta(), CURRENT_DCP_VERSION)
+    pickle.dump(metadata, stream)
 
 
 def _paths(
@@ -142,36 +233,3 @@ def _paths(
         if tensor.dtype not in _TORCH_NAMES:
             raise error("UCP-E-DTYPE", f"{key!r}: torch has no data type for {tensor.dtype}")
     return paths
-
-
-@contextmanager
-def _fresh_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A directory that is new or empty, and is so again if the body raises."""
-    root = Path(path)
-    existed = root.exists()
-    if existed and (not root.is_dir() or any(root.iterdir())):
-        raise error("UCP-E-EXISTS", "the destination is not an empty directory; choose another", at=str(root))
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        yield root
-    except BaseException:
-        for name in (_FILE, _TEMPORARY):
-            (root / name).unlink(missing_ok=True)
-        if not existed:
-            with suppress(OSError):  # somebody else may have put something there
-                root.rmdir()
-        raise
-
-
-def _flush(stream: IO[bytes]) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def flush_directory(root: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

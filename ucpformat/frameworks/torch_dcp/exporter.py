@@ -6,7 +6,7 @@ Needs torch, to write what stock ``torch.distributed.checkpoint.load`` reads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ucpformat.errors import error
 from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import alias_paths, group_origin, key_path, slot_path, value_paths
-from ucpformat.frameworks.torch_dcp.export import ExportTensor, write_dcp
+from ucpformat.frameworks.torch_dcp.export import ExportTensor, dcp_files
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.items import KeyPath
 from ucpformat.frameworks.torch_dcp.tagged import decode
@@ -36,18 +36,14 @@ class SlotReader:
     """A slot as `ExportTensor` reads it."""
 
     slot: SlotContent
-    progress: Callable[[int], None]
 
     def __call__(self, offset: tuple[int, ...], shape: tuple[int, ...], out: NDArray[np.uint8]) -> None:
         """Fill ``out`` with the bytes of a box."""
         target = out.view(self.slot.dtype.numpy).reshape(shape)
         self.slot.read_box(Box(offset, shape), target)
-        self.progress(out.nbytes)
 
 
-def export_dcp(
-    content: Content, path: str | os.PathLike[str], *, progress: Callable[[int], None]
-) -> ExportPlan:
+def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
     """Plan a DCP directory; nothing is lost in it.
 
     Raises:
@@ -68,7 +64,7 @@ def export_dcp(
     for atom in content.values():
         for steps, slot in _slots(atom):
             key = claim(steps)
-            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot, progress))
+            tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot))
             renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
     for steps, value in _objects(content):
@@ -79,11 +75,8 @@ def export_dcp(
     for name, (media_type, data) in content.blobs.items():
         key = claim(key_path(nested.get(name, (name,))))
         (stored if media_type == PICKLE else objects)[key] = data
-    return ExportPlan(
-        len(objects) + len(stored),
-        lambda: write_dcp(path, tensors, objects, paths, stored=stored),
-        renamed,
-    )
+    files = dcp_files(tensors, objects, paths, stored=stored)
+    return ExportPlan.of_files(len(objects) + len(stored), files, path, renamed)
 
 
 def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +12,8 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.blocks import slot_blocks
-from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
+from ucpformat.frameworks.converting.out_files import OutFiles
+from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, archive_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
@@ -38,7 +39,6 @@ def export_torch_save(
     path: str | os.PathLike[str],
     *,
     settings: Mapping[str, str] | None = None,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> ExportPlan:
     """Plan the file; ``torch.load(path, weights_only=True)`` reads it.
 
@@ -60,7 +60,7 @@ def export_torch_save(
             if slot.dtype.name not in _TYPES:
                 raise error("UCP-E-DTYPE", f"torch has no {slot.dtype.name}", at=f"{atom.name}/{name}")
             place = _numbered_path(slot_path(atom.name, name, slot.annotations), atom.name, numbers)
-            tensor = OutTensor(slot.dtype.name, slot.shape, _Blocks(slot, progress))
+            tensor = OutTensor(slot.dtype.name, slot.shape, _Blocks(slot))
             put(place, tensor)
             renamed[f"{atom.name}/{name}"] = dotted(place)
             for alias in alias_paths(atom) if name == "value" else ():
@@ -82,19 +82,9 @@ def export_torch_save(
             put(nested.get(name, (name,)), data)
     tree = build(leaves)
 
-    def write() -> None:
-        place = Path(path)
-        if place.exists() or place.is_symlink():
-            raise error("UCP-E-EXISTS", "the destination exists; choose another", at=str(place))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_archive(place, tree)
-        except BaseException:
-            place.unlink(missing_ok=True)
-            raise
-
+    file = archive_file(Path(path).name, tree)
     count = sum(not isinstance(leaf, OutTensor) for leaf in leaves.values())
-    return ExportPlan(count, write, renamed, dropped)
+    return ExportPlan.of_files(count, OutFiles([file], is_single=True), path, renamed, dropped)
 
 
 def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, dict[str, int]]:
@@ -136,13 +126,10 @@ def _numbered_path(path: StatePath, atom: str, numbers: Mapping[StatePath, Mappi
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """A slot as its bytes in order, 8 MiB at a time."""
+    """A slot as its bytes in order, a block at a time."""
 
     slot: SlotContent
-    progress: Callable[[int], None]
 
     def __call__(self) -> Iterator[NDArray[np.uint8]]:
         for _, data in slot_blocks(self.slot.dtype.name, self.slot.shape, self.slot.read_box):
-            block = data.reshape(-1).view(np.uint8)
-            yield block
-            self.progress(block.nbytes)
+            yield data.reshape(-1).view(np.uint8)
