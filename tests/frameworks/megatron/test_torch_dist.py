@@ -211,3 +211,24 @@ def _replace(source: Path, key: str, data: bytes) -> None:
     with file.open("ab") as stream:
         stream.write(data)
     (source / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_an_extra_state_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    import io
+
+    key = "decoder.mlp._extra_state/shard_0_1"
+    source = write(tmp_path / "in", objects={key: [b"abc"]}, w=WEIGHT)
+    archive = io.BytesIO()
+    torch.save([io.BytesIO(b"abc"), Evil()], archive)
+    _replace(source, key, archive.getvalue())
+    found = refusal(source)
+    assert found.code == "UCP-E-PICKLE"
+    assert key in found.at
+
+
+def test_a_common_state_of_another_iteration_is_refused(tmp_path: Path) -> None:
+    """The directory's name says which it is, where Megatron-LM made it."""
+    assert import_torch_dist(write(tmp_path / "iter_0000003", w=WEIGHT)).step == 3
+    found = refusal(write(tmp_path / "iter_0000004", w=WEIGHT))
+    assert found.code == "UCP-E-SOURCE"
+    assert found.at == COMMON

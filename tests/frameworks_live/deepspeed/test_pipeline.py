@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 import ucpformat
 from tests.frameworks_live.deepspeed.make_pipe import PIPES
 from tests.frameworks_live.deepspeed.test_import import array_of
-from tests.frameworks_live.deepspeed.test_refusals import flip, poison, remove, truncate
+from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError

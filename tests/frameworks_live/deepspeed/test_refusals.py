@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.frameworks_live.deepspeed.conftest import Library
+from tests.frameworks_live.harm import Harm, flip, is_found, poison, remove, replace_pickle, truncate
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
@@ -20,38 +17,6 @@ pytestmark = pytest.mark.distributed
 
 TAG = "global_step3"
 OPTIM = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size * 2 // 3)
-
-
-def flip(path: Path) -> None:
-    """One bit of a storage: torch pads the header before it with ``FB``, a length and as many bytes."""
-    data = bytearray(path.read_bytes())
-    end = data.find(b"/data/1FB") + len(b"/data/1FB")
-    start = end + 2 + int.from_bytes(data[end : end + 2], "little")
-    data[start + 20] ^= 1
-    path.write_bytes(data)
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (f"touch {os.environ['UCP_EVIL']}",))
-
-
-def poison(path: Path) -> None:
-    tree = torch.load(path, weights_only=False)
-    tree["extra"] = Evil()
-    torch.save(tree, path)
-
-
-def replace_pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps(Evil()))
 
 
 @pytest.mark.parametrize(
@@ -77,21 +42,21 @@ def test_harm_is_found(
     library: Library,
     name: str,
     victim: str,
-    harm: Callable[[Path], None],
+    harm: Harm,
     code: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UCP_EVIL", str(tmp_path / "evil"))
-    copy = tmp_path / "copy"
-    shutil.copytree(library.get(name, 2).path, copy)
-    harm(copy / TAG / victim)
-    with pytest.raises(UcpError) as refusal:
-        convert_checkpoint(copy, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
-    assert refusal.value.code == code
-    assert victim.removeprefix("bf16_") in str(refusal.value)
-    assert not (tmp_path / "evil").exists()
-    assert not (tmp_path / "out.ucp" / "ucp.json").exists()
+    is_found(
+        library.get(name, 2).path,
+        "deepspeed",
+        f"{TAG}/{victim}",
+        harm,
+        code,
+        tmp_path,
+        monkeypatch,
+        named=victim.removeprefix("bf16_"),
+    )
 
 
 @pytest.mark.parametrize(

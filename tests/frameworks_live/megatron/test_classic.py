@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat as ucp
+from tests.frameworks_live.harm import Harm, flip, is_found, poison, remove, replace_pickle, truncate
 from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
@@ -104,36 +102,6 @@ def test_shards_that_no_pattern_explains_are_refused(made: Path, tmp_path: Path)
     assert refusal.value.code == "UCP-E-UNMATCHED"
 
 
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (f"touch {os.environ['UCP_EVIL']}",))
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size * 2 // 3)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    end = data.find(b"/data/0FB") + len(b"/data/0FB")
-    data[end + 2 + int.from_bytes(data[end : end + 2], "little") + 20] ^= 1
-    path.write_bytes(data)
-
-
-def poison(path: Path) -> None:
-    tree = torch.load(path, weights_only=False)
-    tree["extra"] = Evil()
-    torch.save(tree, path)
-
-
-def replace_pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps(Evil()))
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
 MODEL = "mp_rank_01/model_optim_rng.pt"
 OPTIMIZER = "mp_rank_01/distrib_optim.pt"
 
@@ -149,22 +117,18 @@ OPTIMIZER = "mp_rank_01/distrib_optim.pt"
     ],
 )
 def test_harm_is_found(
-    made: Path,
-    victim: str,
-    harm: Callable[[Path], None],
-    code: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Path, victim: str, harm: Harm, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UCP_EVIL", str(tmp_path / "evil"))
-    copy = tmp_path / "copy"
-    shutil.copytree(made / "tp2-dp2" / "ckpt", copy)
-    harm(copy / ITERATION / victim)
-    with pytest.raises(UcpError) as refusal:
-        converted(copy, tmp_path / "out.ucp")
-    assert refusal.value.code == code
-    assert victim in str(refusal.value)
-    assert not (tmp_path / "evil").exists()
+    is_found(
+        made / "tp2-dp2" / "ckpt",
+        "megatron-classic",
+        f"{ITERATION}/{victim}",
+        harm,
+        code,
+        tmp_path,
+        monkeypatch,
+        named=victim,
+    )
 
 
 def test_a_missing_rank_and_a_rank_of_another_save_are_refused(made: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import shutil
 from pathlib import Path
@@ -14,6 +15,16 @@ from megatron.core.safe_globals import SAFE_GLOBALS
 from megatron.core.transformer.enums import AttnBackend
 
 import ucpformat as ucp
+from tests.frameworks_live.harm import (
+    Evil,
+    Harm,
+    flip,
+    is_found,
+    poison,
+    remove,
+    replace_pickle,
+    truncate,
+)
 from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
@@ -197,3 +208,72 @@ def test_the_metadata_of_015(saved: tuple[str, Path], tmp_path: Path) -> None:
             destination_kind="ucp",
         )
     assert refusal.value.code == "UCP-E-SOURCE"
+
+
+def poison_object(key: str) -> Harm:
+    """Put an evil object in the place of one that a rank saved: behind all others, where the metadata then point."""
+
+    def harm(path: Path) -> None:
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+
+        metadata = pickle.loads(path.read_bytes())
+        place = metadata.storage_data[MetadataIndex(key)]
+        archive = io.BytesIO()
+        torch.save([Evil()], archive)
+        file = path.with_name(place.relative_path)
+        place.offset, place.length = file.stat().st_size, archive.tell()
+        with file.open("ab") as stream:
+            stream.write(archive.getvalue())
+        path.write_bytes(pickle.dumps(metadata))
+
+    return harm
+
+
+RNG = "rng_state/shard_1_2"
+EXTRA = "decoder.layers.mlp.linear_fc1._extra_state/shard_2_4"
+
+
+@pytest.mark.parametrize("saved", ["tp2"], indirect=True)
+@pytest.mark.parametrize(
+    ("victim", "harm", "code", "named"),
+    [
+        ("common.pt", truncate, "UCP-E-SOURCE", "common.pt"),
+        ("common.pt", flip, "UCP-E-SOURCE", "common.pt"),
+        ("common.pt", remove, "UCP-E-SOURCE", "common.pt"),
+        ("common.pt", poison, "UCP-E-PICKLE", "common.pt"),
+        ("common.pt", replace_pickle, "UCP-E-SOURCE", "common.pt"),
+        (".metadata", truncate, "UCP-E-PICKLE", ".metadata"),
+        (".metadata", remove, "UCP-E-SOURCE", ".metadata"),
+        (".metadata", replace_pickle, "UCP-E-PICKLE", ".metadata"),
+        ("metadata.json", truncate, "UCP-E-SOURCE", "metadata.json"),
+        ("metadata.json", remove, "UCP-E-SOURCE", "metadata.json"),
+        ("__0_0.distcp", truncate, "UCP-E-SOURCE", "__0_0.distcp"),
+        ("__0_0.distcp", flip, "UCP-E-SOURCE", "__0_0.distcp"),
+        ("__1_0.distcp", remove, "UCP-E-SOURCE", "__1_0.distcp"),
+        (".metadata", poison_object(RNG), "UCP-E-PICKLE", RNG),
+        (".metadata", poison_object(EXTRA), "UCP-E-PICKLE", EXTRA),
+    ],
+)
+def test_harm_is_found(
+    saved: tuple[str, Path],
+    victim: str,
+    harm: Harm,
+    code: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, folder = saved
+    is_found(folder / "ckpt", "megatron", victim, harm, code, tmp_path, monkeypatch, named=named)
+
+
+@pytest.mark.parametrize("saved", ["tp2"], indirect=True)
+def test_the_common_state_of_another_iteration_is_refused(saved: tuple[str, Path], tmp_path: Path) -> None:
+    """Megatron-LM names the directory after the iteration that ``common.pt`` is of."""
+    _, folder = saved
+    shutil.copytree(folder / "ckpt", tmp_path / "iter_0000008")
+    with pytest.raises(UcpError, match="two saves") as refusal:
+        convert_checkpoint(
+            tmp_path / "iter_0000008", tmp_path / "out.ucp", source_kind="megatron", destination_kind="ucp"
+        )
+    assert (refusal.value.code, refusal.value.at) == ("UCP-E-SOURCE", "common.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     COMMON_GLOBALS,
+    EXTRA_STATE_GLOBALS,
     assign,
     check_configuration,
     is_sharded_object,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["import_torch_dist"]
 
 _EXTRA_STATE: Final = "._extra_state/"
+_ITERATION: Final = re.compile(r"iter_(\d{7,18})")
 
 
 def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignObjects = "refuse") -> Job:
@@ -42,24 +45,29 @@ def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignO
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete or of another backend, ``UCP-E-PICKLE``
             and ``UCP-E-OBJECT`` for objects that are not plain data. ``foreign_objects`` ``opaque`` carries a
-            ShardedObject as its bytes instead; modules' extra states always are where they need it.
+            ShardedObject as its bytes instead; modules' extra states that are streams of bytes always are.
     """
     files = CheckpointFiles(Path(path))
     check_configuration(files)
     directory = DcpDirectory.open(path)
     common = TorchFile(files, COMMON, COMMON_GLOBALS)
     values, iteration = _common(common)
+    _check_iteration(Path(path), iteration)
     blobs: dict[str, bytes] = {}
     for key in directory.objects:
         if key in values or not is_sharded_object(key):
             raise error("UCP-E-SOURCE", f"{key!r} is not the key of a sharded object", at=str(path))
         directory.verify(key)
+        is_extra = _EXTRA_STATE in key
         try:
-            values[key] = encode(directory.read_object(key), at=key)
+            also_allowed = EXTRA_STATE_GLOBALS if is_extra else None
+            values[key] = encode(directory.read_object(key, also_allowed=also_allowed), at=key)
         except UcpError as refusal:
             if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT"):
                 raise
-            if foreign_objects == "refuse" and _EXTRA_STATE not in key:
+            # A stream of bytes is known, and no plain data; what names anything else is not passed on unasked.
+            is_stream = is_extra and refusal.code == "UCP-E-OBJECT"
+            if foreign_objects == "refuse" and not is_stream:
                 remedy = "carry it as opaque bytes (--foreign-objects opaque), or save without it"
                 raise error(refusal.code, f"{refusal.message}; {remedy}", at=f"{path}#{key}") from refusal
             blobs[key] = directory.read_object_bytes(key)
@@ -84,6 +92,17 @@ def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignO
         blobs={key: (PICKLE, data) for key, data in blobs.items()},
         step=iteration,
     )
+
+
+def _check_iteration(path: Path, iteration: int | None) -> None:
+    """Megatron-LM's name of the directory is the one other place that says of which iteration it is."""
+    named = _ITERATION.fullmatch(Path(os.path.abspath(path)).name)
+    if named is not None and iteration is not None and int(named[1]) != iteration:
+        raise error(
+            "UCP-E-SOURCE",
+            f"of iteration {iteration}, the directory {named[0]} is of another: from two saves",
+            at=COMMON,
+        )
 
 
 def _common(common: TorchFile) -> tuple[dict[str, JsonValue], int | None]:

@@ -23,6 +23,7 @@ from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.ranks import rank_files, read_ranks
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
 from ucpformat.frameworks.torch_dcp.strided import element_view
+from ucpformat.frameworks.torch_dcp.unpickle import Globals
 
 __all__ = ["DcpDirectory", "detect"]
 
@@ -111,16 +112,25 @@ class DcpDirectory:
             within = tuple(a - b for a, b in zip(part[0], fragment.offset, strict=True))
             self._reader.read(fragment, tensor.dtype, within, target[inside])
 
-    def read_object(self, key: str, *, rank: int = 0, limits: Limits | None = None) -> object:
+    def read_object(
+        self,
+        key: str,
+        *,
+        rank: int = 0,
+        limits: Limits | None = None,
+        also_allowed: Globals | None = None,
+    ) -> object:
         """Return object ``key`` as plain data (see `objects`); ``rank`` matters where the ranks' differ.
 
+        ``also_allowed`` is what its pickle may name beyond plain data and tensors.
         Raises ``UCP-E-PICKLE`` where it asks for code, ``UCP-E-LIMIT``, ``UCP-E-SOURCE``, ``UCP-E-MISMATCH``.
         """
         item = self.objects.get(key)
         if item is None:
             raise error("UCP-E-MISMATCH", f"there is no object {key!r}", at=str(self.path))
         places = item.locations
-        return self._reader.read_object(places[rank if len(places) > 1 else 0], limits or Limits())
+        place = places[rank if len(places) > 1 else 0]
+        return self._reader.read_object(place, limits or Limits(), also_allowed)
 
     def read_object_bytes(self, key: str, *, limits: Limits | None = None) -> bytes:
         """Return object ``key`` as the bytes that were stored, without a look at them.

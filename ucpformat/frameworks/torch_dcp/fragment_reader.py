@@ -17,6 +17,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides, read_strided
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
+from ucpformat.frameworks.torch_dcp.unpickle import Globals
 
 __all__ = ["FragmentReader"]
 
@@ -51,10 +52,10 @@ class FragmentReader:
             swap_bytes(data, dtype)
             target[...] = data.view(target.dtype).reshape(target.shape)
 
-    def read_object(self, location: Location, limits: Limits) -> object:
+    def read_object(self, location: Location, limits: Limits, also_allowed: Globals | None = None) -> object:
         """Return the object as plain data (see `objects`). Raises as `TorchArchive.read_object` does."""
         with self._source(location, limits.nodes * 16) as source:
-            return TorchArchive(source).read_object(limits)
+            return TorchArchive(source).read_object(limits, also_allowed)
 
     def read_stored(self, location: Location, limits: Limits) -> bytes:
         """Return the item's bytes, decompressed and otherwise as they are. Raises ``UCP-E-SOURCE``."""

@@ -96,8 +96,10 @@ class TorchArchive:
             )
         return found
 
-    def read_object(self, limits: Limits) -> object:
+    def read_object(self, limits: Limits, also_allowed: Globals | None = None) -> object:
         """Return the object of the archive as plain data (see `objects`), tensors inside it in full.
+
+        ``also_allowed`` are further globals, whose `Instance` may then be among the data.
 
         Raises ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-SOURCE``, ``UCP-E-DTYPE``.
         """
@@ -105,8 +107,8 @@ class TorchArchive:
         def value(*parts: Any) -> TensorValue:
             return self._value(self._stored(*parts), limits)
 
-        found = self._load(value, limits)
-        check_tree((found,), at=self._source.at, limits=limits)
+        found = self._load(value, limits, also_allowed)
+        check_tree((found,), at=self._source.at, limits=limits, also=(Instance,) if also_allowed else ())
         return found
 
     def read_tree(self, also_allowed: Globals, limits: Limits) -> object:
