@@ -32,6 +32,7 @@ from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
+from ucpformat.frameworks.megatron.parameter_groups import is_expert_name, stacked_dims
 from ucpformat.frameworks.torch_dcp.tagged import decode
 
 WORKER = "tests.frameworks_live.megatron.make"
@@ -61,7 +62,7 @@ def test_every_tensor_is_what_lay_in_memory(saved: tuple[str, Path]) -> None:
     assert not ucp.validate(folder / "ucp")
     with ucp.open(folder / "ucp") as checkpoint:
         wanted = expected(CASES[name], folder)
-        held = {atom: set(view) for atom, view in checkpoint.items()}
+        held = {atom: set(view) - {"step"} for atom, view in checkpoint.items()}
         if CASES[name].sharding == "dp_reshardable":
             wanted = {atom: {"value": slots["value"]} for atom, slots in wanted.items()}
             for slot in ("param", "exp_avg", "exp_avg_sq"):
@@ -75,6 +76,35 @@ def test_every_tensor_is_what_lay_in_memory(saved: tuple[str, Path]) -> None:
                 found = found.view(torch.bfloat16) if is_low else found
                 assert found.dtype == tensor.dtype
                 assert torch.equal(found, tensor), (atom, slot)
+
+
+def test_groups_and_steps_have_their_parameters(saved: tuple[str, Path]) -> None:
+    """Megatron stores groups without parameters, and one count of steps: other frameworks need both by parameter."""
+    name, folder = saved
+    with ucp.open(folder / "ucp") as checkpoint:
+        trained = {atom: view for atom, view in checkpoint.items() if len(view) > 1}
+        if CASES[name].sharding == "dp_reshardable":
+            assert not trained
+            return
+        assert set(trained) == set(expected(CASES[name], folder))
+        for atom, view in trained.items():
+            steps = view["step"][...]
+            assert steps.dtype == np.float32
+            assert steps.shape == view["value"].shape[: stacked_dims(atom)]
+            assert (steps == 2).all()
+        groups = checkpoint.state.optimizers["optim"].groups
+        assert {atom for group in groups for atom in group.atoms} == set(trained)
+        described = references.ranks_of(folder, "rank")[0]["groups"]
+        assert len(groups) == len(described)
+        for group, original in zip(groups, described, strict=True):
+            options = {key: decode(value, at=key) for key, value in group.options.items()}
+            shared = options.keys() & original.keys()
+            assert {"lr", "betas", "eps", "weight_decay", "wd_mult"} <= shared
+            assert {key: options[key] for key in shared} == {key: original[key] for key in shared}
+            for atom in group.atoms:
+                own = trained[atom]["value"].shape[stacked_dims(atom) :]
+                assert (len(own) > 1) == (original["wd_mult"] == 1)
+                assert is_expert_name(atom) == original["is_expert_parallel"]
 
 
 def test_everything_else_is_carried(saved: tuple[str, Path]) -> None:

@@ -140,7 +140,7 @@ def _detect_megatron(path: Path) -> bool:
 def _plan_megatron(path: Path, options: ImportOptions) -> Job:
     from ucpformat.frameworks.megatron.importer import import_torch_dist
 
-    return import_torch_dist(path, foreign_objects=options.foreign_objects)
+    return import_torch_dist(path, foreign_objects=options.foreign_objects, settings=options.settings)
 
 
 def _export_megatron(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
@@ -170,12 +170,16 @@ MEGATRON_CLASSIC: Final = ForeignKind(
 )
 
 
+_EXPERTS: Final = Setting(
+    "experts", "apart (with expert parallelism, as is usual) or together: the optimizers that the job has"
+)
 MEGATRON: Final = ForeignKind(
     "megatron",
     _detect_megatron,
     _plan_megatron,
     _export_megatron,
     title="Megatron-core's torch_dist",
-    export_settings=MAPS,
+    import_settings=MAPS,
+    export_settings=(*MAPS, _EXPERTS),
     before=("dcp",),
 )

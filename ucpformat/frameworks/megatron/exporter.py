@@ -9,7 +9,7 @@ import argparse
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final
 
@@ -17,11 +17,20 @@ from ucpformat.errors import error
 from ucpformat.frameworks.converting.map_choice import apply_maps
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles, text_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
+from ucpformat.frameworks.megatron.distributed_optimizer import (
+    OPTIMIZER_ENTRY,
+    DistributedOptimizer,
+    content_metadata,
+    distributed_optimizer,
+    is_own,
+)
 from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
+from ucpformat.frameworks.megatron.parameter_groups import STEP
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     CONFIG,
     CONFIGURATION,
+    MASTER,
     NAMESPACE,
     is_sharded_object,
     state_key,
@@ -36,11 +45,12 @@ from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.model import values
 
 if TYPE_CHECKING:
-    from ucpformat.frameworks.converting.content import Content
+    from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["GROUPS", "export_torch_dist"]
 
+_EXPERTS: Final = ("apart", "together")
 GROUPS: Final = "ucp_param_groups"
 """Where parameter groups of other frameworks go in the common state, which Megatron leaves alone."""
 
@@ -53,8 +63,9 @@ def export_torch_dist(
 ) -> ExportPlan:
     """Plan a ``torch_dist`` directory; nothing is lost in it but what an atom map of ``settings`` leaves out.
 
-    What came from ``torch_dist`` gets its keys back; other atoms are values under their names, and states under
-    ``optimizer.state.<state>.<name>``, as ``fully_reshardable`` has them.
+    What came from ``torch_dist`` gets its keys back; other atoms are values under their names, states are under
+    ``optimizer.state.<state>.<name>`` and groups where Megatron looks for them, as ``fully_reshardable`` has them. An
+    optimizer that is none of Megatron's is carried under `GROUPS`, which the plan says with the reason.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE`` and ``UCP-E-OBJECT`` for what
@@ -67,9 +78,11 @@ def export_torch_dist(
         content = type(content)(job)
     tensors: dict[str, ExportTensor] = {}
     renamed: dict[str, str] = {}
+    own = is_own(content)
+    made = None if own or not content.state.optimizers else _optimizer(content, settings or {})
     for atom in content.values():
         names = ((state_key(name, "value"), atom["value"]) for name in atom.aliases if "value" in atom)
-        slots = ((_key(atom.name, name, slot.annotations), slot) for name, slot in atom.items())
+        slots = _slots(atom, made, own=own)
         for key, slot in (*slots, *names):
             if key in tensors:
                 raise error("UCP-E-NAME", f"two parts of the checkpoint would have the key {key!r}")
@@ -82,8 +95,17 @@ def export_torch_dist(
             objects[name] = values.decode(value, at=name, restore=RESTORE)
         else:
             common[name] = _revived(values.decode(value, at=name, restore=RESTORE), name)
-    if content.state.optimizers:
+    dropped = [Lost(what, "the atom map says so") for what in unmapped]
+    place = OPTIMIZER_ENTRY if isinstance(made, DistributedOptimizer) else f"{GROUPS}: {made}"
+    if made is not None:
+        renamed |= {f"optimizers/{name}": f"{COMMON}#{place}" for name in content.state.optimizers}
+    if isinstance(made, DistributedOptimizer):
+        common[OPTIMIZER_ENTRY] = made.entry
+        common.setdefault("content_metadata", content_metadata(content))
+    elif made is not None:
         common[GROUPS] = _groups(content)
+    if content.step is not None:
+        common.setdefault("iteration", content.step)
     stored: dict[str, bytes] = {}
     for name, (media_type, data) in content.blobs.items():
         if media_type == PICKLE and is_sharded_object(name):
@@ -96,8 +118,32 @@ def export_torch_dist(
         text_file(CONFIG, json.dumps(dict(CONFIGURATION))),
     ]
     files = OutFiles(dcp.parts, lambda notes: [*dcp.closing(notes), *last])
-    dropped = [Lost(what, "the atom map says so") for what in unmapped]
     return ExportPlan.of_files(len(objects) + len(common) + len(stored), files, path, renamed, dropped)
+
+
+def _optimizer(content: Content, settings: Mapping[str, str]) -> DistributedOptimizer | str:
+    chained = settings.get("experts", "apart")
+    if chained not in _EXPERTS:
+        raise error(
+            "UCP-E-PATTERN", f"experts is one of {', '.join(_EXPERTS)}, not {chained!r:.40}", at="experts"
+        )
+    return distributed_optimizer(
+        content,
+        lambda value, key: _revived(values.decode(value, at=key, restore=RESTORE), key),
+        chained=chained == "apart",
+    )
+
+
+def _slots(
+    atom: AtomContent, made: DistributedOptimizer | str | None, *, own: bool
+) -> Iterator[tuple[str, SlotContent]]:
+    """The tensors of an atom by key: Megatron counts steps in its groups, wherever they come from."""
+    states = made.states.get(atom.name, {}) if isinstance(made, DistributedOptimizer) else {}
+    for name, slot in atom.items():
+        is_counted = name == STEP and (bool(states) or (own and SOURCE not in slot.annotations))
+        if name not in states and not (states and name == MASTER) and not is_counted:
+            yield _key(atom.name, name, slot.annotations), slot
+    yield from ((f"optimizer.state.{state}.{atom.name}", slot) for state, slot in states.items())
 
 
 def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:

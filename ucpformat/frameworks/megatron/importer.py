@@ -5,12 +5,24 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.map_choice import apply_maps
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.kinds.foreign import Lost
+from ucpformat.frameworks.megatron.parameter_groups import (
+    OPTIMIZER,
+    STEP,
+    Number,
+    Parameter,
+    optimizer_of,
+    stacked_dims,
+    stored_groups,
+)
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     COMMON_GLOBALS,
@@ -28,7 +40,10 @@ from ucpformat.model.state import StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.state import Optimizer
 
 __all__ = ["import_torch_dist"]
 
@@ -36,11 +51,17 @@ _EXTRA_STATE: Final = "._extra_state/"
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
 
 
-def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignObjects = "refuse") -> Job:
+def import_torch_dist(
+    path: str | os.PathLike[str],
+    *,
+    foreign_objects: ForeignObjects = "refuse",
+    settings: Mapping[str, str] | None = None,
+) -> Job:
     """Plan the conversion of a ``torch_dist`` directory; nothing in it is executed, no tensor is read yet.
 
     Stacked layers and experts stay stacked; the annotation of a slot keeps its key. Every top-level entry of
-    ``common.pt`` becomes a value of its name, every ShardedObject one of its key. ``iteration`` is the step.
+    ``common.pt`` becomes a value of its name, every ShardedObject one of its key. ``iteration`` is the step. The groups
+    of the optimizer are there with their atoms, too, and its steps in slots.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete or of another backend, ``UCP-E-PICKLE``
@@ -51,7 +72,7 @@ def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignO
     check_configuration(files)
     directory = DcpDirectory.open(path)
     common = TorchFile(files, COMMON, COMMON_GLOBALS)
-    values, iteration = _common(common)
+    values, tree, iteration = _common(common)
     _check_iteration(Path(path), iteration)
     blobs: dict[str, bytes] = {}
     for key in directory.objects:
@@ -85,13 +106,44 @@ def import_torch_dist(path: str | os.PathLike[str], *, foreign_objects: ForeignO
             annotations=slot_annotations((key,)),
         )
         sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor, Once())))
-    return Job(
+    optimizers = _add_steps(stored_groups(tree.get("optimizer")), slots, sources)
+    job = Job(
         atoms=[AtomSpec(name, found) for name, found in slots.items()],
         sources=sources,
-        state=StateDocument(values, {}, {}, state_annotations("megatron-torch-dist", {}, {})),
+        state=StateDocument(values, optimizers, {}, state_annotations("megatron-torch-dist", {}, {})),
         blobs={key: (PICKLE, data) for key, data in blobs.items()},
         step=iteration,
     )
+    if not settings:
+        return job
+    mapped, unmapped = apply_maps(job, settings)
+    return replace(mapped, dropped=[Lost(what, "the atom map says so") for what in unmapped])
+
+
+def _add_steps(
+    groups: Sequence[tuple[Mapping[str, Any], float | None]] | None,
+    slots: Mapping[str, dict[str, SlotSpec]],
+    sources: list[SlotSource],
+) -> dict[str, Optimizer]:
+    """Parameter groups with their atoms, and a step for every parameter, which other frameworks ask for.
+
+    Megatron's own entries are carried beside them, and are what goes back.
+    """
+    trained = [
+        Parameter(name, found["value"].shape)
+        for name, found in slots.items()
+        if "value" in found and len(found) > 1 and STEP not in found
+    ]
+    made = optimizer_of(groups, trained) if groups and trained else None
+    if made is None:
+        return {}
+    optimizer, steps = made
+    for parameter in trained:
+        if parameter.name in steps:
+            shape = parameter.shape[: stacked_dims(parameter.name)]
+            slots[parameter.name][STEP] = SlotSpec("float32", shape)
+            sources.append(SlotSource(parameter.name, STEP, Number(steps[parameter.name])))
+    return {OPTIMIZER: optimizer}
 
 
 def _check_iteration(path: Path, iteration: int | None) -> None:
@@ -105,10 +157,11 @@ def _check_iteration(path: Path, iteration: int | None) -> None:
         )
 
 
-def _common(common: TorchFile) -> tuple[dict[str, JsonValue], int | None]:
-    """The top-level entries as tagged values, and the iteration."""
+def _common(common: TorchFile) -> tuple[dict[str, JsonValue], dict[str, Any], int | None]:
+    """The top-level entries as tagged values and as plain data, and the iteration."""
     if type(common.tree) is not dict or not all(type(name) is str for name in common.tree):
         raise error("UCP-E-SOURCE", "the common state is not a dict by name", at=COMMON)
-    values = {name: encode(common.plain(value), at=f"{COMMON}#{name}") for name, value in common.tree.items()}
-    iteration = common.tree.get("iteration")
-    return values, iteration if type(iteration) is int and iteration >= 0 else None
+    tree = {name: common.plain(value) for name, value in common.tree.items()}
+    values = {name: encode(value, at=f"{COMMON}#{name}") for name, value in tree.items()}
+    iteration = tree.get("iteration")
+    return values, tree, iteration if type(iteration) is int and iteration >= 0 else None
