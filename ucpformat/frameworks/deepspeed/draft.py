@@ -12,13 +12,14 @@ import numpy as np
 from ucpformat.frameworks.converting.job import SlotSource
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import Scalar, partition_source
-from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, Whole
+from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.zero import Placed
 from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box
+from ucpformat.model.dtype import dtype
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
@@ -128,6 +129,15 @@ class Draft:
         for alias, owner in model.shared.items():
             if _owner(alias, model) not in self.slots:
                 raise refused(f"{alias!r} is tied to {owner!r}, which is not there", model.file.name)
+
+    def check_masters(self, at: str) -> None:
+        """Compare values with the optimizer's copies, rounded, whose names order and shapes have told (``at``)."""
+        for name, held in self.slots.items():
+            if "master" not in held or "value" not in held or held["value"].shape != held["master"].shape:
+                continue
+            kind = dtype(held["master"].dtype).numpy
+            master = CastSource(self.sources[name, "master"], kind)
+            self.sources[name, "value"] = AgreeingSources(self.sources[name, "value"], master, name, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
 from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings, named_slices, named_stages
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
 from ucpformat.model.dtype import dtype
@@ -41,7 +42,8 @@ KIND: Final = "deepspeed"
 def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] | None = None) -> Job:
     """Plan the conversion of a directory that DeepSpeed saved into, or of one tag in it; no tensor is read yet.
 
-    ``settings`` may name patterns (`shard_patterns`), by which tensor-parallel shards without affine maps are merged.
+    ``settings`` may name patterns (`shard_patterns`), by which tensor-parallel shards without affine maps are merged,
+    and say of a pipeline without ZeRO what its files do not (`unnamed_stages`).
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete, of two saves or of a kind that is not
@@ -94,9 +96,8 @@ def _position(directory: DeepSpeedDirectory, number: int) -> Position:
     _check_saves(models, ranks, directory)
     first = models[0]
     if ranks and first.groups is None:
-        raise refused(
-            "an optimizer in flat groups whose parameters are named nowhere; use ZeRO-1", first.file.name
-        )
+        tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
+        models[0] = first = named_slices(directory, ranks, first, number % tensor_degree)
     sharers = None
     if directory.experts or directory.expert_optimizer:
         models[0] = first = with_experts(directory, first)
@@ -105,7 +106,10 @@ def _position(directory: DeepSpeedDirectory, number: int) -> Position:
     return Position(models, ranks, flat)
 
 
-def _part(position: Position, directory: DeepSpeedDirectory) -> Part:
+def _part(
+    position: Position, directory: DeepSpeedDirectory, names: Mapping[int, str] | None = None
+) -> Part:
+    """The atoms of one model-parallel rank; ``names`` are those of its optimizer's numbers, where they are known."""
     is_partitioned = directory.is_partitioned
     draft = Draft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
@@ -118,11 +122,13 @@ def _part(position: Position, directory: DeepSpeedDirectory) -> Part:
     elif directory.expert_optimizer:
         add_unpartitioned_experts(directory, first, draft, groups)
     elif first.optimizer is not None:
-        for name, slot, kind, shape, read in unpartitioned_states(first, groups):
+        for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names):
             draft.add(name, slot, kind, shape, read)
     draft.add_frozen(position.models, is_partitioned)
     draft.add_rest(first, is_partitioned)
     draft.check_tied(first)
+    if not ranks:
+        draft.check_masters(first.file.name)
     return Part(position, draft, groups)
 
 
@@ -148,25 +154,25 @@ def _pipeline_parts(
             f"its stages and ranks are {said}",
             first.file.name,
         )
-    if not all(position.ranks for position in positions):
-        raise refused(
-            "a pipeline without ZeRO, whose optimizer names no parameters, is not read; use stage 1",
-            first.file.name,
-        )
+    chosen = StageSettings.read(settings)
     parts: list[list[Part]] = [[] for _ in range(stages)]
     for tensor_rank in range(tensor_degree):
         mine = positions[tensor_rank::tensor_degree]
-        found = read_layers(
-            directory, [Stage(position.model, position.flat) for position in mine], tensor_rank
-        )
+        models = [position.model for position in mine]
+        names: list[Mapping[int, str] | None] = [None] * stages
+        if not any(position.ranks for position in mine):
+            named = named_stages(directory, models, tensor_rank, chosen)
+            models, names = [stage.model for stage in named], [stage.names for stage in named]
+        held = [Stage(model, position.flat) for model, position in zip(models, mine, strict=True)]
+        found = read_layers(directory, held, tensor_rank, chosen.ties)
         for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
-            part = _part(replace(position, models=[model]), directory)
+            part = _part(replace(position, models=[model]), directory, names[stage])
             for name, file, stored in found.copies:
                 part.draft.add_copy(name, file, stored)
             parts[stage].append(part)
         if tensor_rank == 0:
             note |= {
-                "first_layers": list(found.first),
+                "first_layers": list(chosen.first or found.first),
                 "ties": {tie: list(held) for tie, held in found.ties.items()},
             }
     for others in parts:

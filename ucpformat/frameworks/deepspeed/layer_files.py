@@ -60,8 +60,13 @@ def tied_parts(name: str) -> tuple[str, str] | None:
     return (tie, key) if name.startswith(TIED) and dot else None
 
 
-def read_layers(directory: DeepSpeedDirectory, stages: Sequence[Stage], tensor_rank: int) -> Layers:
-    """Give every stage the module that its layer files hold.
+def read_layers(
+    directory: DeepSpeedDirectory,
+    stages: Sequence[Stage],
+    tensor_rank: int,
+    tied: Mapping[int, str] | None = None,
+) -> Layers:
+    """Give every stage the module that its layer files hold; ``tied`` are the ties of layers that a caller knows.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for parameters of the optimizer whose layer's file is
@@ -93,7 +98,7 @@ def read_layers(directory: DeepSpeedDirectory, stages: Sequence[Stage], tensor_r
             homes[owners[layer]][f"{layer}.{key}"] = file
         seen.setdefault(owners[layer], []).append(layer)
     for layer, file, held in unclaimed:
-        tie = _tie_of(layer, held, said, stages, file)
+        tie = (tied or {}).get(layer) or _tie_of(layer, held, said, stages, file)
         if tie is None:
             # Nothing in it is trained, and any stage may have had it.
             for key, stored in held.items():

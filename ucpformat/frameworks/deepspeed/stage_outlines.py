@@ -16,7 +16,7 @@ from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["StageOutline", "pipeline_settings", "stages_of"]
+__all__ = ["StageOutline", "listed_numbers", "pipeline_settings", "stages_of"]
 
 _LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
 
@@ -41,7 +41,7 @@ def pipeline_settings(
     """
     text = settings.get("pipeline")
     saved = noted.get("first_layers")
-    first = tuple(_integers(saved) if text is None else _numbers(text, "pipeline") if text else ())
+    first = tuple(_integers(saved) if text is None else listed_numbers(text, "pipeline") if text else ())
     if first and (first[0] != 0 or any(a >= b for a, b in pairwise(first))):
         raise error("UCP-E-MISMATCH", f"pipeline lists first layers, ascending from 0, not {list(first)}")
     ties: dict[str, tuple[int, ...]] = {}
@@ -56,7 +56,7 @@ def pipeline_settings(
             ties[name] = tuple(sorted({0 if stage == 0 else len(first) - 1 for stage in found}))
     for entry in filter(None, settings.get("ties", "").split(";")):
         name, _, stages = entry.partition(":")
-        ties[name] = tuple(_numbers(stages, "ties"))
+        ties[name] = tuple(listed_numbers(stages, "ties"))
         if not set(ties[name]) <= set(range(len(first))):
             raise error("UCP-E-MISMATCH", f"the tie {name!r} is on stages from 0 to {len(first) - 1}")
     return first, ties
@@ -66,7 +66,8 @@ def _integers(value: object) -> list[int]:
     return [item for item in value if type(item) is int] if isinstance(value, list) else []
 
 
-def _numbers(text: str, name: str) -> list[int]:
+def listed_numbers(text: str, name: str) -> list[int]:
+    """Numbers joined by commas. Raises ``UCP-E-MISMATCH`` for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise error("UCP-E-MISMATCH", f"{name} has numbers, joined by commas, not {text!r:.50}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ucpformat.frameworks.deepspeed.allowed import instance_state
 from ucpformat.frameworks.deepspeed.fields import (
     integer,
     items,
@@ -21,6 +22,7 @@ from ucpformat.frameworks.deepspeed.fields import (
     tensors,
 )
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 
 __all__ = ["ModelStates", "OptimizerStates", "Shapes"]
@@ -99,7 +101,8 @@ class OptimizerStates:
 
     ``masters`` and ``states`` are by group, under ZeRO-3 by sub-group; ``members`` lists of every parameter group the
     sub-groups it has. ``counts`` are the data-parallel degrees of the groups, ``paddings`` what the tail of this
-    rank's part has, ``gaps`` the free elements behind each tensor.
+    rank's part has, ``gaps`` the free elements behind each tensor. ``slices`` are by group the places, first element
+    and length, of parameters in this rank's part, where they are named.
     """
 
     file: TorchFile
@@ -110,6 +113,7 @@ class OptimizerStates:
     members: Sequence[Sequence[int]]
     counts: Sequence[int]
     gaps: Sequence[Sequence[int]] | None
+    slices: Sequence[Mapping[str, tuple[int, int]]] | None
     values: Mapping[str, Any]
 
     @classmethod
@@ -154,6 +158,7 @@ class OptimizerStates:
             members,
             _counts(member(inner, "partition_count", at), len(masters), at),
             _gaps(inner.get("param_alignment_paddings"), at),
+            _slices(inner.get("param_slice_mappings"), at),
             {
                 key: value
                 for key, value in inner.items()
@@ -176,3 +181,20 @@ def _gaps(value: object, at: str) -> Sequence[Sequence[int]] | None:
         [integer(gap, "a padding", at) for gap in items(group, "paddings", at)]
         for group in items(value, "param_alignment_paddings", at)
     ]
+
+
+def _slices(value: object, at: str) -> Sequence[Mapping[str, tuple[int, int]]] | None:
+    """What ``param_slice_mappings`` has; None where it is of another kind, for little depends on it."""
+    if not isinstance(value, list):
+        return None
+    found: list[Mapping[str, tuple[int, int]]] = []
+    for group in value:
+        places: dict[str, tuple[int, int]] = {}
+        for name, address in group.items() if isinstance(group, dict) else ():
+            state = instance_state(address) if isinstance(address, Instance) else {}
+            start, size = state.get("start"), state.get("numel")
+            if type(name) is not str or type(start) is not int or type(size) is not int:
+                return None
+            places[name] = (start, size)
+        found.append(places)
+    return found

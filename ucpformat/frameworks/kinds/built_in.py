@@ -82,8 +82,15 @@ DEEPSPEED: Final = ForeignKind(
     _detect_deepspeed,
     _plan_deepspeed,
     _export_deepspeed,
-    import_settings=_PATTERNS,
-    title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-1 to 3 for a chosen number of ranks out",
+    import_settings=(
+        *_PATTERNS,
+        Setting(
+            "pipeline",
+            "first layer of each stage, 0,4, where a pipeline without ZeRO can be divided in several ways",
+        ),
+        Setting("tied_layers", "layers of each tie, NAME:0,7;NAME:1,6, of a pipeline without ZeRO"),
+    ),
+    title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-0 to 3 for a chosen number of ranks out",
     export_settings=(
         Setting("stage", "ZeRO stage, 1 to 3; left out, that of the source"),
         Setting("world_size", "data-parallel ranks to write for; left out, those of the source"),
