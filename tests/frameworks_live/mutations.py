@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,26 @@ def mutated(path: Path, draw: st.DataObject) -> None:
     torch.save(tree, path)
 
 
-def is_read_or_refused(source: Path, kind: Kind, scratch: Path, draw: st.DataObject) -> bool:
+def is_read_or_refused(
+    source: Path,
+    kind: Kind,
+    scratch: Path,
+    draw: st.DataObject,
+    settings: Mapping[str, str] | None = None,
+) -> bool:
     """Convert a copy of ``source`` of which one file was changed; whether it was refused. Anything else raises."""
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(source, scratch / "copy")
     files = sorted(path for path in (scratch / "copy").rglob("*.pt"))
     mutated(draw.draw(st.sampled_from(files), label="file"), draw)
     try:
-        convert_checkpoint(scratch / "copy", scratch / "out.ucp", source_kind=kind, destination_kind="ucp")
+        convert_checkpoint(
+            scratch / "copy",
+            scratch / "out.ucp",
+            source_kind=kind,
+            destination_kind="ucp",
+            source_settings=settings or {},
+        )
     except UcpError:
         return True
     return False

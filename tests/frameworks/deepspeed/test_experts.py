@@ -72,11 +72,10 @@ def saved(folder: Path, *, data_first: bool = False, **changes: Any) -> Path:
         )
     model = torch.load(dense / "mp_rank_00_model_states.pt", weights_only=True)
     for rank, half in enumerate(halves):
-        module = torch.load(half / "mp_rank_00_model_states.pt", weights_only=True)["module"]
         for number in range(2):
-            name = f"{PREFIX}{2 * rank + number}.w"
-            file = out / f"layer_0_expert_{2 * rank + number}_mp_rank_00_model_states.pt"
-            torch.save({name: module[f"{PREFIX}{number}.w"].clone()}, file)
+            name = "layer_0_expert_{}_mp_rank_00_model_states.pt"
+            (weight,) = torch.load(half / name.format(number), weights_only=True).values()
+            torch.save({f"{PREFIX}{2 * rank + number}.w": weight}, out / name.format(2 * rank + number))
     model["param_shapes"].append({name: torch.Size(shape) for name, shape in LOCAL.items()})
     model |= {"num_experts": [4], "ds_config": {"use_data_before_expert_parallelism": data_first}}
     torch.save({**model, **changes}, out / "mp_rank_00_model_states.pt")
@@ -104,9 +103,95 @@ def test_experts_have_their_global_numbers(tmp_path: Path, data_first: bool) -> 
                         assert other.read().tobytes() == item.read().tobytes(), (rank, number, slot)
         groups = found.state.optimizers["optim"].groups
         assert [len(group.atoms) for group in groups] == [2, 4]
-    for kind in ("deepspeed", "ds-universal"):
-        with pytest.raises(UcpError, match="mixture of experts"):
-            convert_checkpoint(path, tmp_path / kind, source_kind="ucp", destination_kind=kind)
+
+
+def same(one: Path, other: Path) -> None:
+    with ucpformat.open(one) as first, ucpformat.open(other) as second:
+        assert set(first) == set(second)
+        for name, view in first.items():
+            assert {slot: item.read().tobytes() for slot, item in view.items()} == {
+                slot: item.read().tobytes() for slot, item in second[name].items()
+            }, name
+        groups = [found.state.optimizers["optim"].groups for found in (first, second)]
+        assert [sorted(group.atoms) for group in groups[0]] == [sorted(group.atoms) for group in groups[1]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ep_size": "2", "world_size": "2"},
+        {"ep_size": "2", "world_size": "6", "stage": "2"},
+        {"ep_size": "2", "world_size": "4", "data_before_experts": "true"},
+        {"ep_size": "1", "world_size": "3"},
+        {"ep_size": "2", "world_size": "4", "stage": "0"},
+        {"ep_size": "2", "world_size": "4", "stage": "0", "data_before_experts": "true"},
+    ],
+    ids=str,
+)
+def test_experts_are_written_for_other_degrees(tmp_path: Path, settings: dict[str, str]) -> None:
+    data_first = "data_before_experts" in settings
+    path = read(saved(tmp_path, data_first=data_first), tmp_path / "out.ucp")
+    convert_checkpoint(
+        path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+    )
+    folder = tmp_path / "ds" / "global_step5"
+    names = sorted(file.name for file in folder.iterdir())
+    assert sum("_expert_" in name for name in names) == 4
+    if settings.get("stage") == "0":
+        assert [name for name in names if "optim" in name] == [
+            f"expp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)
+        ]
+    else:
+        assert sum("optim_states" in name for name in names) == int(settings["world_size"])
+    same(path, read(folder, tmp_path / "again.ucp"))
+
+
+@pytest.mark.parametrize("degree", ["1", "2"])
+def test_universal_files_stack_the_experts_of_all_ranks(tmp_path: Path, degree: str) -> None:
+    path = read(saved(tmp_path), tmp_path / "out.ucp")
+    convert_checkpoint(
+        path,
+        tmp_path / "uni",
+        source_kind="ucp",
+        destination_kind="ds-universal",
+        settings={"ep_size": degree},
+    )
+    zero = tmp_path / "uni" / "universal" / "zero"
+    assert sum("deepspeed_experts" in entry.name for entry in zero.iterdir()) == 4 // int(degree)
+    tree = torch.load(zero / f"{PREFIX}1.w" / "exp_avg.pt", weights_only=True)
+    assert tree["param"].shape == (3 * int(degree), 3)
+    assert tree.get("ep_num_experts") == (6 if degree == "2" else None)
+    convert_checkpoint(
+        tmp_path / "uni", tmp_path / "again.ucp", source_kind="ds-universal", destination_kind="ucp"
+    )
+    same(path, tmp_path / "again.ucp")
+    for count in (5, "6", -6):
+        torch.save(
+            {**tree, "ep_num_experts": count, "is_expert_param": True}, zero / f"{PREFIX}1.w" / "fp32.pt"
+        )
+        with pytest.raises(UcpError, match="stack") as refusal:
+            convert_checkpoint(
+                tmp_path / "uni", tmp_path / "no.ucp", source_kind="ds-universal", destination_kind="ucp"
+            )
+        assert refusal.value.code == "UCP-E-SOURCE"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ep_size": "3"}, "does not divide the 4 experts"),
+        ({"ep_size": "2", "world_size": "3"}, "does not divide the 3 ranks"),
+        ({"ep_size": "4", "world_size": "4"}, "another shape"),
+        ({"stage": "3"}, "no experts under ZeRO-3"),
+    ],
+)
+def test_degrees_that_cannot_be(tmp_path: Path, settings: dict[str, str], text: str) -> None:
+    path = read(saved(tmp_path), tmp_path / "out.ucp")
+    with pytest.raises(UcpError, match=text) as refusal:
+        convert_checkpoint(
+            path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def written(folder: Path, **settings: str) -> Path:
     return folder / "ds" / "global_step5"
 
 
-def read(folder: Path, out: Path) -> Path:
-    convert_checkpoint(folder, out, source_kind="deepspeed", destination_kind="ucp")
+def read(folder: Path, out: Path, **settings: str) -> Path:
+    convert_checkpoint(folder, out, source_kind="deepspeed", destination_kind="ucp", source_settings=settings)
     assert ucpformat.validate(out) == []
     return out
 
@@ -109,7 +109,6 @@ def test_a_plain_module_is_no_pipeline(tmp_path: Path) -> None:
     [
         ({"checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2}}, "model-parallel ranks"),
         ({"global_steps": 6}, "two saves"),
-        ({"param_shapes": None}, "named nowhere"),
         ({"buffer_names": ["9.table"]}, "no layer file"),
         ({"buffer_names": ["1.table"]}, "of another stage"),
         ({"buffer_names": ["odd"]}, "is of no layer"),
@@ -138,3 +137,74 @@ def test_weights_of_two_ties_are_not_told_apart(tmp_path: Path) -> None:
     torch.save({"weight": weight["weight"] + 1}, folder / "layer_05-model_states.pt")
     with ucpformat.open(read(folder, tmp_path / "other.ucp")) as found:
         assert found["5.weight"]["value"].shape == (7, 3)
+
+
+def without_zero(folder: Path, kind: str = "float32", **settings: str) -> Path:
+    """As `source`, with shapes that tell the frozen parameter of layer 2 from the trained one."""
+    aliases = {"tied_modules.embed.weight": "0.weight"}
+    shapes = {**SHAPES, "2.down.weight": (3, 6)}
+    path = make_checkpoint(
+        folder / "in.ucp", shapes=shapes, groups=GROUPS, aliases=aliases, prefix="2.", kind=kind
+    )
+    settings = {"stage": "0", "ties": "embed:0,1", **settings}
+    convert_checkpoint(
+        path, folder / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+    )
+    return folder / "ds" / "global_step5"
+
+
+TIED = {"tied_layers": "embed:0,5"}
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("pipeline", ["0,2", "0,4"])
+def test_without_zero_layers_are_divided_as_the_shapes_allow(
+    tmp_path: Path, kind: str, pipeline: str
+) -> None:
+    folder = without_zero(tmp_path, kind, pipeline=pipeline)
+    assert not list(folder.glob("*optim_states*"))
+    same(tmp_path / "in.ucp", read(folder, tmp_path / "out.ucp", **TIED))
+    same(tmp_path / "in.ucp", read(folder, tmp_path / "said.ucp", **TIED, pipeline=pipeline))
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        ({}, "UCP-E-SOURCE", "tied_layers=NAME"),
+        ({"tied_layers": "embed:3"}, "UCP-E-SOURCE", "no layer file holds"),
+        ({"tied_layers": "embed"}, "UCP-E-MISMATCH", "NAME:0,7"),
+        ({**TIED, "pipeline": "0,1"}, "UCP-E-SOURCE", "are not those"),
+        ({**TIED, "pipeline": "0"}, "UCP-E-MISMATCH", "there are 2"),
+        ({**TIED, "pipeline": "0,0"}, "UCP-E-MISMATCH", "ascending"),
+    ],
+)
+def test_without_zero_what_is_said_has_to_fit(
+    tmp_path: Path, settings: dict[str, str], code: str, text: str
+) -> None:
+    folder = without_zero(tmp_path, pipeline="0,2")
+    with pytest.raises(UcpError, match=text) as refusal:
+        read(folder, tmp_path / "out.ucp", **settings)
+    assert refusal.value.code == code
+
+
+def test_without_zero_a_division_may_have_to_be_said(tmp_path: Path) -> None:
+    """Two layers of equal shapes, one of them frozen: if one stage had both, either may have been trained."""
+    folder = without_zero(tmp_path, pipeline="0,3")
+    layer = torch.load(folder / "layer_01-model_states.pt", weights_only=True)
+    torch.save(layer, folder / "layer_03-model_states.pt")
+    with pytest.raises(UcpError, match="in several ways") as refusal:
+        read(folder, tmp_path / "out.ucp", **TIED)
+    assert refusal.value.code == "UCP-E-SOURCE"
+    out = read(folder, tmp_path / "out.ucp", **TIED, pipeline="0,3")
+    with ucpformat.open(out) as found:
+        assert "exp_avg" in found["1.up.weight"]
+        assert set(found["3.up.weight"]) == {"value"}
+
+
+def test_flat_groups_without_shapes_are_named_by_their_slices(tmp_path: Path) -> None:
+    """`BF16_Optimizer` without ZeRO."""
+    folder = written(tmp_path, pipeline="0,2")
+    for stage in (0, 1):
+        path = folder / f"mp_rank_{stage:02d}_model_states.pt"
+        torch.save({**torch.load(path, weights_only=True), "param_shapes": None}, path)
+    same(tmp_path / "in.ucp", read(folder, tmp_path / "out.ucp"))

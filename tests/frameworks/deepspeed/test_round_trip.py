@@ -60,6 +60,65 @@ def test_native_files_come_back(tmp_path: Path, stage: str, degree: str, kind: s
     assert_equal(source, back(middle, tmp_path / "b.ucp"))
 
 
+def plain(path: Path, kind: str, **more: Any) -> Path:
+    """Parameters of shapes of their own: without ZeRO, these and the order tell which state is whose."""
+    shapes = {"embed.weight": (11, 3), "up.weight": (5, 7), "norm": (4,), "up.bias": (5,)}
+    return make_checkpoint(
+        path,
+        shapes=shapes,
+        groups=[list(shapes)[:2], list(shapes)[2:]],
+        kind=kind,
+        steps={"norm": 7.0, "up.bias": 5.0},
+        **more,
+    )
+
+
+SCALER = {"dynamic_loss_scale": True, "cur_scale": 64.0, "cur_iter": 9, "last_overflow_iter": 3}
+"""As optimizers without ZeRO keep it."""
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_files_without_zero_come_back(tmp_path: Path, kind: str) -> None:
+    """Parameters of one group may have other numbers of steps there."""
+    scaler = {**SCALER, "scale_factor": 2.0, "scale_window": 5}
+    values = {"zero_optimizer": scaler} if kind == "float16" else {}
+    source = plain(tmp_path / "a.ucp", kind, values=values)
+    middle = to_deepspeed(source, tmp_path / "ds", stage="0")
+    assert os.listdir(middle / "global_step5") == ["mp_rank_00_model_states.pt"]
+    tree = torch.load(middle / "global_step5" / "mp_rank_00_model_states.pt", weights_only=True)
+    assert tree["param_shapes"] is tree["shared_params"] is None
+    assert ("fp32_groups" in tree["optimizer"]) == (kind != "float32")
+    if kind == "float16":
+        assert scaler.items() <= tree["optimizer"].items()
+    assert_equal(source, back(middle, tmp_path / "b.ucp"))
+
+
+def test_a_loss_scale_changes_its_form_with_the_stage(tmp_path: Path) -> None:
+    """ZeRO keeps an object, optimizers without it members; min_scale and hysteresis are of the configuration."""
+    values = {
+        "zero_optimizer": {**SCALER, "scale_factor": 2.0, "scale_window": 5},
+        "ds_config": {"fp16": {"hysteresis": 4, "min_loss_scale": 2}},
+    }
+    shapes = {"up.weight": (5, 7)}
+    source = make_checkpoint(
+        tmp_path / "a.ucp", shapes=shapes, groups=[list(shapes)], kind="float16", aliases={}, values=values
+    )
+    zero = back(to_deepspeed(source, tmp_path / "z1", stage="1"), tmp_path / "z1.ucp")
+    with ucpformat.open(zero) as checkpoint:
+        held: Any = checkpoint.value("zero_optimizer")
+        scaler = held["loss_scaler"]
+        assert scaler.type == "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"
+        assert {
+            **{key: value for key, value in SCALER.items() if key != "dynamic_loss_scale"},
+            "min_scale": 2,
+            "delayed_shift": 4,
+            "scale_window": 5,
+        }.items() <= scaler.value.items()
+    again = back(to_deepspeed(zero, tmp_path / "z0", stage="0"), tmp_path / "z0.ucp")
+    with ucpformat.open(again) as checkpoint:
+        assert checkpoint.value("zero_optimizer") == values["zero_optimizer"]
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=1, max_size=7),
@@ -134,8 +193,8 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        ({"stage": "4"}, "from 1 to 3"),
-        ({"stage": "x"}, "from 1 to 3"),
+        ({"stage": "4"}, "from 0 to 3"),
+        ({"stage": "x"}, "from 0 to 3"),
         ({"world_size": "0"}, "world_size"),
         ({"nothing": "1"}, "no setting 'nothing'"),
         ({"tag": "../up"}, "no name of a directory"),

@@ -53,6 +53,7 @@ CASES: dict[str, Case] = {
     "z3-fp32": Case(3, "float32"),
     "z0-fp32": Case(0, "float32", frozen=False),
     "z0-bf16": Case(0, "bfloat16", frozen=False),
+    "z0-fp16": Case(0, "float16", frozen=False),
     "z1-bf16-optimizer": Case(1, "bfloat16", config={"data_types": {"grad_accum_dtype": "fp32"}}),
     "z1-round-robin": Case(1, "bfloat16", round_robin=True, same_data=True, config=UNCLIPPED),
     "z1-plain-order": Case(1, "bfloat16", same_data=True, config=UNCLIPPED),
@@ -69,6 +70,9 @@ CASES: dict[str, Case] = {
 TARGETS: dict[str, Case] = {
     "z1-fp32-all": Case(1, "float32", frozen=False),
     "z3-sgd": Case(3, "bfloat16", rule="sgd"),
+    "z1-fp16-all": Case(1, "float16", frozen=False),
+    "z0-fp16-frozen": Case(0, "float16"),
+    "z0-bf16-frozen": Case(0, "bfloat16"),
 }
 """What is only ever loaded into."""
 

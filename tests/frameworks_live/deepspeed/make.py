@@ -126,6 +126,12 @@ def options_of(engine: Any) -> list[dict[str, Any]]:
     ]
 
 
+def loss_scale_of(engine: Any) -> float:
+    """The scale of the loss, which each of DeepSpeed's optimizers keeps in a place of its own."""
+    found: float = getattr(getattr(engine.optimizer, "loss_scale_config", engine.optimizer), "cur_scale", 1)
+    return found
+
+
 def shapes_of(engine: Any) -> list[Any]:
     """Names and shapes in the order of the flat buffers, which DeepSpeed computes for ZeRO alone."""
     found: list[Any] = engine._get_zero_param_shapes() if engine.zero_optimization() else []
@@ -162,7 +168,7 @@ def make(folder: Path, name: str, rank: int, world: int) -> None:
         "rng": client["rng"],
         "shapes": [[(name, list(shape)) for name, shape in group.items()] for group in shapes_of(engine)],
         "paddings": getattr(engine.optimizer, "round_robin_bit16_padding", None),
-        "loss_scale": engine.optimizer.cur_scale if case.dtype == "float16" else 1,
+        "loss_scale": loss_scale_of(engine),
         "scheduler": engine.lr_scheduler.state_dict() if engine.lr_scheduler else None,
     }
     torch.save(buffers_of(engine), folder / f"buffers-{rank}.pt")

@@ -1,4 +1,4 @@
-"""One rank of a job under DeepSpeed's ``PipelineModule`` and ZeRO-1: trains, saves, resumes.
+"""One rank of a job under DeepSpeed's ``PipelineModule``, with ZeRO-1 and without: trains, saves, resumes.
 
 ``python -m tests.frameworks_live.deepspeed.make_pipe make:CASE:FOLDER... load:CASE:PATH:RESULT...`` under
 `tests.processes.launch`. A tied, padded embedding, frozen layers, buffers and layers without parameters are there.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.frameworks_live.deepspeed.make import gather, options_of
+from tests.frameworks_live.deepspeed.make import gather, loss_scale_of, options_of
 from tests.processes import join, leave
 
 VOCABULARY, PADDED, WIDTH = 21, 24, 12
@@ -34,11 +34,16 @@ class PipeCase:
 PIPES = {
     "pipe2-bf16": PipeCase(2),
     "pipe2-fp32": PipeCase(2, torch.float32),
-    "pipe2-z0": PipeCase(2, zero=0),
+    "pipe2-z0-bf16": PipeCase(2, zero=0),
+    "pipe2-z0-fp32": PipeCase(2, torch.float32, zero=0),
+    "pipe2-z0-fp16": PipeCase(2, torch.float16, zero=0),
     "pipe1-bf16": PipeCase(1),
     "pipe3-bf16": PipeCase(3),
     "pipe1-fp32": PipeCase(1, torch.float32),
     "pipe3-fp32": PipeCase(3, torch.float32, method="parameters"),
+    "pipe1-z0-fp16": PipeCase(1, torch.float16, zero=0),
+    "pipe3-z0-fp32": PipeCase(3, torch.float32, zero=0),
+    "pipe3-fp16": PipeCase(3, torch.float16),
 }
 
 
@@ -78,8 +83,11 @@ def criterion(logits: Tensor, target: Tensor) -> Tensor:
 
 def engine_of(case: PipeCase, world: int, seed: int = 7, **more: Any) -> Any:
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
+    # DeepSpeed refuses fp16 on CPUs for what they cannot do fast.
+    get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(seed)
     layers = [
         TiedLayerSpec("embed", Embed, PADDED, WIDTH),
@@ -105,13 +113,18 @@ def engine_of(case: PipeCase, world: int, seed: int = 7, **more: Any) -> Any:
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "train_batch_size": 4 * world // case.stages,
+        # Without ZeRO, DeepSpeed clips each stage by its own norm: other stages would take other steps.
+        "gradient_clipping": 0.0,
         "zero_optimization": {"stage": case.zero, "reduce_scatter": False},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1000,
-        **({"bf16": {"enabled": True}} if case.dtype == torch.bfloat16 else {}),
         **more,
     }
+    if case.dtype == torch.bfloat16:
+        config["bf16"] = {"enabled": True}
+    if case.dtype == torch.float16:
+        config["fp16"] = {"enabled": True, "initial_scale_power": 6, "loss_scale_window": 2}
     engine, *_ = deepspeed.initialize(
         model=net, optimizer=torch.optim.AdamW([group for group in groups if group["params"]]), config=config
     )
@@ -132,6 +145,7 @@ def train(engine: Any, steps: int) -> list[float]:
 def held(engine: Any) -> dict[str, Any]:
     """What this stage holds, gathered over its data-parallel ranks."""
     return {
+        "loss_scale": loss_scale_of(engine),
         "tensors": gather(engine, ("exp_avg", "exp_avg_sq")),
         "options": options_of(engine),
         "global_steps": engine.global_steps,

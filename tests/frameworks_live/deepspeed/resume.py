@@ -11,7 +11,7 @@ import sys
 import torch
 
 from tests.frameworks_live.deepspeed.cases import ALL_CASES
-from tests.frameworks_live.deepspeed.make import engine_of, gather, options_of, train
+from tests.frameworks_live.deepspeed.make import engine_of, gather, loss_scale_of, options_of, train
 from tests.processes import join, leave
 
 
@@ -25,7 +25,7 @@ def resume(name: str, path: str, result: str, rank: int, world: int) -> None:
         "tensors": gather(engine, case.states),
         "options": options_of(engine),
         "global_steps": engine.global_steps,
-        "loss_scale": engine.optimizer.cur_scale if case.dtype == "float16" else 1,
+        "loss_scale": loss_scale_of(engine),
         "scheduler": engine.lr_scheduler.state_dict(),
         "client": {key: client[key] for key in ("epoch", "note", "nested", "rng")},
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -12,11 +14,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
-from tests.frameworks_live.deepspeed.make_moe import EXPERT_DEGREE, EXPERTS, MOES
+from tests.frameworks_live.deepspeed.make_moe import EXPERTS, MOES, TARGETS
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
-from tests.processes import launch
+from tests.processes import Ranks, launch, launch_in_turn
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 
@@ -35,13 +37,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def named(local: str, rank: int) -> str:
+def named(local: str, rank: int, degree: int = 2) -> str:
     """The global name of a rank's parameter."""
     before, mark, rest = local.partition(MARK)
     if not mark:
         return local
     number, _, key = rest.partition(".")
-    return f"{before}{mark}{rank * EXPERTS // EXPERT_DEGREE + int(number)}.{key}"
+    return f"{before}{mark}{rank * EXPERTS // degree + int(number)}.{key}"
 
 
 def converted(source: Path, out: Path) -> Path:
@@ -148,11 +150,125 @@ def test_experts_of_two_saves_are_refused(made: Path, tmp_path: Path) -> None:
     assert refusal.value.at == EXPERT
 
 
-def test_files_for_experts_are_not_written(made: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Way:
+    """A resumption: of what, as what, on how many ranks."""
+
+    source: str
+    target: str
+    world: int
+    is_universal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}-{'universal' if self.is_universal else 'native'}-{self.target}-{self.world}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        case = (MOES | TARGETS)[self.target]
+        if self.is_universal:
+            return {"ep_size": str(case.degree)}
+        return {
+            "ep_size": str(case.degree),
+            "stage": str(case.stage),
+            "world_size": str(self.world),
+            "data_before_experts": str(case.data_first).lower(),
+        }
+
+
+WAYS = (
+    Way("moe-z1-bf16", "moe-z1-bf16-ep1", 3),
+    Way("moe-z1-bf16", "moe-z2-bf16-ep4", 4),
+    Way("moe-z2-data-first", "moe-z2-data-first", 4),
+    Way("moe-z2-data-first", "moe-z1-bf16", 2),
+    Way("moe-z1-bf16", "moe-z1-bf16-data-first-ep2", 4),
+    Way("moe-z2-fp32", "moe-z1-fp32-ep2", 2),
+    Way("moe-z0-fp32", "moe-z0-fp32", 2),
+    Way("moe-z2-fp32", "moe-z0-fp32-ep1", 3),
+    Way("moe-z0-fp32", "moe-z2-fp32", 4),
+    Way("moe-z1-bf16", "moe-z1-bf16", 2, is_universal=True),
+    Way("moe-z1-bf16", "moe-z2-bf16-ep4", 4, is_universal=True),
+    Way("moe-z2-fp32", "moe-z1-bf16-ep1", 3, is_universal=True),
+)
+
+
+@pytest.fixture(scope="module")
+def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stock DeepSpeed has after loading each way, all in one launch."""
+    folder = tmp_path_factory.mktemp("resumed")
+    jobs: dict[int, list[str]] = {}
+    for number, way in enumerate(WAYS):
+        middle = folder / f"{way.source}.ucp"
+        if not middle.exists():
+            converted(made / way.source / "ckpt", middle)
+        out = folder / f"{number}.{'uni' if way.is_universal else 'native'}"
+        kind = "ds-universal" if way.is_universal else "deepspeed"
+        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        jobs.setdefault(way.world, []).append(f"load:{way.target}:{out}:{folder / str(number)}")
+    launch_in_turn(
+        "tests.frameworks_live.deepspeed.make_moe",
+        [Ranks(listed, world) for world, listed in jobs.items()],
+        timeout=560,
+    )
+    return folder
+
+
+def gathered(folder: Path, degree: int) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """All experts under their global names, and what rank 0 said."""
+    ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob("reference-*.pt"))]
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for rank in ranks:
+        for local, held in rank["tensors"].items():
+            for slot, tensor in held.items():
+                known = tensors.setdefault(named(local, rank["expert_rank"], degree), {})
+                assert torch.equal(known.setdefault(slot, tensor), tensor)
+    return tensors, ranks[0]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_stock_deepspeed_resumes_under_other_degrees(made: Path, resumed: Path, way: Way) -> None:
+    cases = MOES | TARGETS
+    wanted, reference = gathered(made / way.source, cases[way.source].degree)
+    found, other = gathered(resumed / str(WAYS.index(way)), cases[way.target].degree)
+    assert set(found) == set(wanted)
+    assert sum(MARK in name for name in wanted) == 2 * EXPERTS * 3
+    same_type = cases[way.source].dtype == cases[way.target].dtype
+    for name, held in wanted.items():
+        if way.is_universal and "exp_avg" not in held:
+            continue  # stock DeepSpeed does not restore buffers from universal files
+        after = found[name]
+        for slot, tensor in held.items():
+            if slot == "value" and not same_type:
+                tensor = tensor.to(after["value"].dtype)
+            there = after.get("master", after["value"]) if slot == "master" else after[slot]
+            assert torch.equal(there, tensor), (name, slot)
+    assert other["global_steps"] == reference["global_steps"] == 3
+    assert [group["lr"] for group in other["options"]] == [group["lr"] for group in reference["options"]]
+    assert {group["name"] for group in other["options"] if group.get("moe")} == {
+        f"ep_size_{cases[way.target].degree}"
+    }
+    tolerance = 1e-5 if cases[way.target].dtype == torch.float32 else 2e-2
+    # DeepSpeed's gradients of experts grow with their degree: only the first step is that of every job.
+    steps = 2 if cases[way.source].degree == cases[way.target].degree else 1
+    assert other["losses"][:steps] == pytest.approx(reference["losses"][:steps], rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ep_size": "3", "world_size": "3"}, "does not divide the 4 experts"),
+        ({"ep_size": "4", "world_size": "6"}, "does not divide the 6 ranks"),
+        ({"stage": "3"}, "no experts under ZeRO-3"),
+    ],
+)
+def test_degrees_that_cannot_be_are_refused(
+    made: Path, settings: dict[str, str], text: str, tmp_path: Path
+) -> None:
     path = converted(made / "moe-z1-bf16" / "ckpt", tmp_path / "out.ucp")
-    for kind in ("deepspeed", "ds-universal"):
-        with pytest.raises(UcpError, match="mixture of experts"):
-            convert_checkpoint(path, tmp_path / kind, source_kind="ucp", destination_kind=kind)
+    with pytest.raises(UcpError, match=text) as refusal:
+        convert_checkpoint(
+            path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

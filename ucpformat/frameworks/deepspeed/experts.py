@@ -22,7 +22,7 @@ from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 
-__all__ = ["ExpertRanks", "add_unpartitioned_experts", "with_experts"]
+__all__ = ["ExpertRanks", "add_unpartitioned_experts", "expert_layers", "with_experts"]
 
 
 def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStates:
@@ -42,6 +42,9 @@ def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStat
     ):
         raise refused("num_experts does not list the experts of each layer", at)
     module, homes = dict(model.module), dict(model.homes)
+    # The model file has the buffers of experts under the numbers that rank 0 gives them.
+    buffers = {name for name in model.buffers if expert_name(name) is None}
+    of_experts = {(found[0], found[2]) for name in model.buffers if (found := expert_name(name))}
     for layer, count in enumerate(counts):
         for expert in range(count):
             name = directory.experts.get((layer, expert, 0))
@@ -57,12 +60,23 @@ def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStat
                 if found is None or found[1] != expert or key in module:
                     raise refused(f"{key!r:.200} is not of this expert alone", name)
                 module[key], homes[key] = stored, file
+                if (found[0], found[2]) in of_experts:
+                    buffers.add(key)
     extra = [
         name for (layer, expert, _), name in directory.experts.items() if not _is_there(layer, expert, counts)
     ]
     if extra:
         raise refused(f"the layers have {counts} experts: from two saves", min(extra))
-    return replace(model, module=module, homes=homes)
+    return replace(model, module=module, homes=homes, buffers=frozenset(buffers))
+
+
+def expert_layers(model: ModelStates) -> list[str]:
+    """What is before the numbers of each mixture's experts, in the order of their files."""
+    found: dict[str, None] = {}
+    for name in model.homes:
+        if place := expert_name(name):
+            found[place[0]] = None
+    return list(found)
 
 
 def _is_there(layer: int, expert: int, counts: Sequence[int]) -> bool:

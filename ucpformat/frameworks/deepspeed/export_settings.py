@@ -18,7 +18,10 @@ __all__ = ["DeepSpeedSettings"]
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedSettings:
-    """What to write. ``sub_group_size`` counts elements per rank, as DeepSpeed's setting does."""
+    """What to write. ``sub_group_size`` counts elements per rank, as DeepSpeed's setting does.
+
+    ``ep_size`` is None for that of each group of experts; ``data_first`` is `use_data_before_expert_parallelism`.
+    """
 
     stage: int
     world_size: int
@@ -28,6 +31,8 @@ class DeepSpeedSettings:
     buffers: frozenset[str] | None = None
     pipeline: tuple[int, ...] = ()
     ties: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ep_size: int | None = None
+    data_first: bool = False
 
     @classmethod
     def read(cls, settings: Mapping[str, str], content: Content) -> DeepSpeedSettings:
@@ -44,7 +49,7 @@ class DeepSpeedSettings:
         names = settings.get("buffers")
         pipeline, ties = pipeline_settings(settings, noted)
         return cls(
-            _number(settings, "stage", noted.get("stage") or 1, 1, 3),
+            _number(settings, "stage", noted.get("stage", 1), 0, 3),
             _number(settings, "world_size", noted.get("world_size", 1), 1, 1 << 20),
             tag,
             _number(settings, "sub_group_size", 1_000_000_000, 1, 1 << 53),
@@ -52,7 +57,26 @@ class DeepSpeedSettings:
             None if names is None else frozenset(filter(None, names.split(","))),
             pipeline,
             ties,
+            _number(settings, "ep_size", 1, 1, 1 << 20) if "ep_size" in settings else None,
+            _data_first(settings, content),
         )
+
+    def place(self, rank: int, expert_degree: int) -> tuple[int, int]:
+        """Which of so many expert-parallel ranks a data-parallel one is, and its place among those that are it too.
+
+        As ``_create_expert_and_data_parallel`` of ``utils/groups.py`` has it.
+        """
+        if self.data_first:
+            return divmod(rank, self.world_size // expert_degree)
+        place, expert_rank = divmod(rank, expert_degree)
+        return expert_rank, place
+
+
+def _data_first(settings: Mapping[str, str], content: Content) -> bool:
+    if "data_before_experts" in settings:
+        return settings["data_before_experts"] in ("true", "1")
+    config = content.state.values.get("ds_config")
+    return isinstance(config, dict) and config.get("use_data_before_expert_parallelism") is True
 
 
 def _number(settings: Mapping[str, str], name: str, usual: object, low: int, high: int) -> int:

@@ -15,7 +15,12 @@ from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.draft import Draft
-from ucpformat.frameworks.deepspeed.experts import ExpertRanks, add_unpartitioned_experts, with_experts
+from ucpformat.frameworks.deepspeed.experts import (
+    ExpertRanks,
+    add_unpartitioned_experts,
+    expert_layers,
+    with_experts,
+)
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, flat_groups
 from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
@@ -54,8 +59,10 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     note: dict[str, JsonValue] = {
         "kind": KIND,
         "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
-        "world_size": len(positions[0].ranks) or 1,
+        "world_size": len(positions[0].ranks) or _world_size(positions[0].model),
     }
+    if prefixes := expert_layers(positions[0].model):
+        note["expert_layers"] = list(prefixes)
     if directory.layers:
         parts = _pipeline_parts(directory, positions, note, settings or {})
     else:
@@ -79,6 +86,12 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
         ),
         step=step_of(first.position.model),
     )
+
+
+def _world_size(model: ModelStates) -> int:
+    """How many data-parallel ranks there were without ZeRO, where one saves for all."""
+    found = model.values.get("dp_world_size")
+    return found if type(found) is int and found > 0 else 1
 
 
 def _position(directory: DeepSpeedDirectory, number: int) -> Position:
@@ -106,9 +119,7 @@ def _position(directory: DeepSpeedDirectory, number: int) -> Position:
     return Position(models, ranks, flat)
 
 
-def _part(
-    position: Position, directory: DeepSpeedDirectory, names: Mapping[int, str] | None = None
-) -> Part:
+def _part(position: Position, directory: DeepSpeedDirectory, names: Mapping[int, str] | None = None) -> Part:
     """The atoms of one model-parallel rank; ``names`` are those of its optimizer's numbers, where they are known."""
     is_partitioned = directory.is_partitioned
     draft = Draft()

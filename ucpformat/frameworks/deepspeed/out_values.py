@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.state_values import WRAPPER
 from ucpformat.frameworks.deepspeed.torch_writer import Call
+from ucpformat.frameworks.torch_dcp.objects import TorchDtype
 
-__all__ = ["VERSION", "model_values", "wrapper_values"]
+__all__ = ["VERSION", "model_values", "scaler_state", "wrapper_values"]
 
 VERSION: Final = "0.19.8"
 """The DeepSpeed whose files these are."""
 
-_LOSS_SCALER: Final = Call(
-    "deepspeed.runtime.fp16.loss_scaler", "LossScaler", (), {"cur_scale": 1.0, "dynamic": False}, True
-)
+_SCALERS: Final = "deepspeed.runtime.fp16.loss_scaler"
 
 
 def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
@@ -46,13 +46,63 @@ def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
 
 def wrapper_values(outline: Outline, stage: int) -> dict[str, Any]:
     """What DeepSpeed's optimizer keeps around torch's."""
-    found = outline.values.get(WRAPPER)
-    kept = dict(found) if isinstance(found, dict) else {}
+    kept = _kept(outline)
     number = Call("deepspeed.runtime.zero.config", "ZeroStageEnum", (stage,))
     return {
-        "loss_scaler": kept.get("loss_scaler", _LOSS_SCALER),
+        "loss_scaler": kept.get("loss_scaler") or _loss_scaler(outline, kept),
         "dynamic_loss_scale": kept.get("dynamic_loss_scale", False),
         "overflow": kept.get("overflow", False),
         **({"clip_grad": kept["clip_grad"]} if "clip_grad" in kept else {}),
         "zero_stage": number,
     }
+
+
+def scaler_state(outline: Outline) -> dict[str, Any]:
+    """The loss scale as the optimizers without ZeRO keep it (``runtime/fp16/unfused_optimizer.py``)."""
+    kept = _kept(outline)
+    scaler = kept.get("loss_scaler")
+    state = (scaler.state or {}) if isinstance(scaler, Call) else kept
+    is_dynamic = kept.get("dynamic_loss_scale") is True
+    found = {
+        "dynamic_loss_scale": is_dynamic,
+        "cur_scale": state.get("cur_scale", 1.0),
+        "cur_iter": state.get("cur_iter", 0),
+    }
+    names = ("last_overflow_iter", "scale_factor", "scale_window")
+    return found | ({name: state[name] for name in names if name in state} if is_dynamic else {})
+
+
+def _kept(outline: Outline) -> dict[str, Any]:
+    found = outline.values.get(WRAPPER)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _loss_scaler(outline: Outline, kept: Mapping[str, Any]) -> Call:
+    """ZeRO's scaler of what optimizers without ZeRO keep; what they do not is of the run's configuration."""
+    if kept.get("dynamic_loss_scale") is not True:
+        state = {"cur_scale": kept.get("cur_scale", 1.0), "dynamic": False}
+        return Call(_SCALERS, "LossScaler", (), state, True)
+    config = outline.values.get("ds_config")
+    half = config.get("fp16") if isinstance(config, dict) else None
+    half = half if isinstance(half, dict) else {}
+    hysteresis = half.get("hysteresis", 2)
+    return Call(
+        _SCALERS,
+        "DynamicLossScaler",
+        (),
+        {
+            "cur_scale": kept.get("cur_scale", 1.0),
+            "dynamic": True,
+            "cur_iter": kept.get("cur_iter", 0),
+            "last_overflow_iter": kept.get("last_overflow_iter", -1),
+            "scale_factor": kept.get("scale_factor", 2.0),
+            "scale_window": kept.get("scale_window", 1000),
+            "min_scale": half.get("min_loss_scale", 1),
+            "delayed_shift": hysteresis,
+            "cur_hysteresis": hysteresis,
+            "consecutive_hysteresis": half.get("consecutive_hysteresis", False),
+            "raise_error_at_min_scale": True,
+            "dtype": TorchDtype("float16"),
+        },
+        True,
+    )

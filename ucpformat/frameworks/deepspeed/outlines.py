@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
+    from ucpformat.jsonio import JsonValue
 
 __all__ = ["Group", "Outline", "Range", "live"]
 
@@ -71,11 +72,6 @@ class Outline:
                 f"DeepSpeed has one optimizer with its parameter groups, the checkpoint has {len(optimizers)}",
             )
         (optimizer,) = optimizers.values()
-        if any(group.options.get("moe") is True for group in optimizer.groups):
-            raise error(
-                "UCP-E-MISMATCH",
-                "DeepSpeed's files for a mixture of experts are not written; export to another kind",
-            )
         return [
             Group(
                 group.atoms,
@@ -83,6 +79,12 @@ class Outline:
             )
             for group in optimizer.groups
         ]
+
+    @cached_property
+    def note(self) -> Mapping[str, JsonValue]:
+        """What the importer noted of the saving job."""
+        found = self._content.state.annotations.get(SOURCE)
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -93,6 +95,11 @@ class Outline:
     def module(self) -> Mapping[str, AtomContent]:
         """Parameters and buffers: all atoms with a value."""
         return {name: view for name, view in self._content.items() if "value" in view}
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Names as the parameter groups list them, and others behind: the order in which readers may number them."""
+        places = {name: place for place, name in enumerate(n for group in self.groups for n in group.names)}
+        return sorted(names, key=lambda name: places.get(name, len(places)))
 
     @property
     def step(self) -> int:

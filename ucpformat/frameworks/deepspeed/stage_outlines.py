@@ -84,9 +84,10 @@ def stages_of(
     """
     if not first:
         return [StageOutline(list(outline.groups))]
-    if zero_stage != 1:
+    if zero_stage > 1:
         raise error(
-            "UCP-E-MISMATCH", f"DeepSpeed has pipelines with ZeRO-1, not with ZeRO-{zero_stage}; set stage=1"
+            "UCP-E-MISMATCH",
+            f"DeepSpeed has pipelines with ZeRO-1 and without, not with ZeRO-{zero_stage}; set stage=1",
         )
     stages = [StageOutline() for _ in first]
     holders: dict[str, tuple[int, ...]] = {}

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.out_files import OutFiles, text_file
+from ucpformat.frameworks.deepspeed.experts_out import SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.out_values import (
     VERSION,
     model_values,
     wrapper_values,
 )
-from ucpformat.frameworks.deepspeed.outlines import Outline
+from ucpformat.frameworks.deepspeed.outlines import Outline, Range
 from ucpformat.frameworks.deepspeed.torch_writer import archive_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.torch_dcp.objects import TorchSize
@@ -45,41 +48,82 @@ def export_universal(
     """Plan a directory for ``load_checkpoint`` under ``load_universal``.
 
     Stock DeepSpeed takes frozen parameters and buffers from nowhere then, and under ZeRO-3 the options of the first
-    parameter group for all; it knows Adam's states alone.
+    parameter group for all; it knows Adam's states alone. Experts are written for one expert-parallel degree: what its
+    ranks call by one name is stacked.
 
     Raises:
         UcpError: as `exporter.export_deepspeed`.
     """
     chosen = DeepSpeedSettings.read({"tag": "universal", **settings}, content)
     outline = Outline(content)
-    parts = [archive_file(f"{chosen.tag}/zero/{name}/{file}", tree) for name, file, tree in _states(outline)]
-    model = _model_states(outline)
+    groups = shared_groups(outline, outline.groups, replace(chosen, stage=1))
+    parts = [
+        archive_file(f"{chosen.tag}/zero/{name}/{file}", tree)
+        for group in groups
+        for name, file, tree in _states(outline, group)
+    ]
+    model = _model_states(outline, groups)
     parts += [
         archive_file(f"{chosen.tag}/{file}", model)
         for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
     ]
     last = [
-        archive_file(f"{chosen.tag}/zero/optimizer_state.pt", _optimizer_state(outline)),
+        archive_file(f"{chosen.tag}/zero/optimizer_state.pt", _optimizer_state(outline, groups)),
         text_file(LATEST, chosen.tag),
     ]
     files = OutFiles(parts, lambda _: last)
     return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
 
 
-def _states(outline: Outline) -> Iterator[tuple[str, str, Any]]:
-    """Parameter, file name and content of every state."""
-    for name in sorted(outline.trained):
+def _states(outline: Outline, group: SharedGroup) -> Iterator[tuple[str, str, Any]]:
+    """Parameter, file name and content of every state of a group, whose states are sorted by parameter."""
+    for names in sorted(zip(*group.names, strict=True)):
+        name = group.local.get(names[0], names[0])
         _check_folder(name)
-        slot = "master" if "master" in outline.module[name] else "value"
-        yield name, "fp32.pt", {"param": outline.tensor(name, slot, "float32"), "cat_dim": 0}
-        for key in outline.states(name):
-            yield name, f"{key}.pt", {"param": outline.tensor(name, key), "cat_dim": 0}
-        for key, number in outline.numbers(name).items():
+        slots = {"fp32": ["master" if "master" in outline.module[held] else "value" for held in names]}
+        slots |= {key: [key] * len(names) for key in outline.states(names[0])}
+        numbers = outline.numbers(names[0])
+        for other in names[1:]:
+            if outline.states(other).keys() | {"fp32"} != slots.keys() or any(
+                _read(outline, other, key) != _read(outline, names[0], key) for key in numbers
+            ):
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"{other!r} has other states than {names[0]!r}, with which it is stacked",
+                )
+        for key, held_in in slots.items():
+            kind = "float32" if key == "fp32" else None
+            if len(names) == 1:
+                yield name, f"{key}.pt", {"param": outline.tensor(name, held_in[0], kind), "cat_dim": 0}
+            else:
+                yield name, f"{key}.pt", _stacked(outline, names, held_in, kind)
+        for key, number in numbers.items():
             if key != "step":
                 raise error(
                     "UCP-E-MISMATCH", f"{name!r}: DeepSpeed's loader knows no number but step, not {key!r}"
                 )
             yield name, "step.pt", number
+
+
+def _stacked(
+    outline: Outline, names: Sequence[str], slots: Sequence[str], kind: str | None
+) -> dict[str, Any]:
+    """What all expert-parallel ranks call by one name, one after another: a rank takes its part of dim 0."""
+    views = [outline.module[name][slot] for name, slot in zip(names, slots, strict=True)]
+    extent, *inner = views[0].shape or (1,)
+    flat = outline.flat([Range(view, 0, prod(view.shape)) for view in views], kind or views[0].dtype.name)
+    count = extent * len(names)
+    return {
+        "param": replace(flat, shape=(count, *inner)),
+        "cat_dim": 0,
+        "is_expert_param": True,
+        "ep_num_experts": count,
+    }
+
+
+def _read(outline: Outline, name: str, slot: str) -> bytes:
+    view = outline.module[name]
+    return view[slot].read().tobytes() if slot in view else b""
 
 
 def _check_folder(name: str) -> None:
@@ -88,8 +132,8 @@ def _check_folder(name: str) -> None:
         raise error("UCP-E-NAME", f"{name[:100]!r} cannot be the name of a directory")
 
 
-def _optimizer_state(outline: Outline) -> dict[str, Any]:
-    options = [{**group.options, "params": [number]} for number, group in enumerate(outline.groups)]
+def _optimizer_state(outline: Outline, groups: Sequence[SharedGroup]) -> dict[str, Any]:
+    options = [{**group.options, "params": [number]} for number, group in enumerate(groups)]
     steps = [outline.numbers(name).get("step") for name in sorted(outline.trained)]
     state = {} if not steps or steps[0] is None else {0: {"step": steps[0]}}
     return {
@@ -102,7 +146,7 @@ def _optimizer_state(outline: Outline) -> dict[str, Any]:
     }
 
 
-def _model_states(outline: Outline) -> dict[str, Any]:
+def _model_states(outline: Outline, groups: Sequence[SharedGroup]) -> dict[str, Any]:
     module: OrderedDict[str, Any] = OrderedDict()
     buffers = []
     for name, view in outline.module.items():
@@ -115,8 +159,10 @@ def _model_states(outline: Outline) -> dict[str, Any]:
         "buffer_names": buffers,
         "optimizer": None,
         "param_shapes": [
-            OrderedDict((name, TorchSize(outline.shape(name))) for name in group.names)
-            for group in outline.groups
+            OrderedDict(
+                (group.local.get(name, name), TorchSize(outline.shape(name))) for name in group.names[0]
+            )
+            for group in groups
         ],
         "frozen_param_shapes": None,
         "shared_params": outline.shared,

@@ -16,6 +16,7 @@ from ucpformat.errors import error
 from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.expert_stacks import ExpertStacks, parts_of
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
@@ -51,9 +52,9 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     models = _models(directory)
     optimizer = TorchFile(files, "zero/optimizer_state.pt")
     tree = mapping(optimizer.tree, "the file", optimizer.name)
-    groups = _groups(tree, models, optimizer.name)
+    local = _groups(tree, models, optimizer.name)
     number = _number(tree)
-    trained = {name for names, _ in groups for name in names}
+    trained = {name for names, _ in local for name in names}
     shapes = {
         name: shape for model in models for group in model.groups or () for name, shape in group.items()
     }
@@ -61,15 +62,19 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     folders = [name for name in files.names("zero") if not name.endswith(_SUFFIX)]
     for name in sorted(trained - set(folders)):
         raise refused(f"the states of {name!r} are missing", f"zero/{name}/{_MASTER}{_SUFFIX}")
+    stacked = ExpertStacks(files, shapes)
     for name in sorted(trained):
-        _add_parameter(draft, files, name, shapes.get(name), models[0], number)
+        _add_parameter(draft, files, name, shapes.get(name), models[0], number, stacked.names(name))
+    groups = [(stacked.in_order(names), options) for names, options in local]
     first = models[0]
     partitioned = directory.is_partitioned
     draft.add_frozen(models, partitioned)
     draft.add_rest(first, partitioned)
     draft.check_tied(first)
     for name in folders:
-        if name not in draft.slots and not any(name in tied for tied in draft.aliases.values()):
+        if name not in trained | set(draft.slots) | {
+            tied for held in draft.aliases.values() for tied in held
+        }:
             raise refused("neither the model nor the optimizer has this parameter", f"zero/{name}")
     wrapper = {
         key: tree[key]
@@ -125,8 +130,9 @@ def _add_parameter(
     shape: tuple[int, ...] | None,
     model: ModelStates,
     number: object,
+    atoms: Sequence[str],
 ) -> None:
-    """The slots of a parameter that the optimizer has."""
+    """The slots of a parameter that the optimizer has, or of the experts that are stacked under its name."""
     names = files.names(f"zero/{name}")
     if f"{_MASTER}{_SUFFIX}" not in names:
         raise refused("the parameter has no fp32 weights", f"zero/{name}/{_MASTER}{_SUFFIX}")
@@ -134,15 +140,19 @@ def _add_parameter(
         file = TorchFile(files, f"zero/{name}/{file_name}")
         state = file_name.removesuffix(_SUFFIX)
         if state == "step":
-            _add_step(draft, name, file.tree, file)
+            for atom in atoms:
+                _add_step(draft, atom, file.tree, file)
             continue
-        stored = _whole(file, shape)
-        if state == _MASTER:
-            _add_value(draft, name, stored, file, model)
-        else:
-            draft.add(name, state, stored.dtype, stored.shape, Whole(file, stored))
-    if "step" not in draft.slots[name] and number is not None:
-        _add_step(draft, name, number, TorchFile(files, "zero/optimizer_state.pt"))
+        whole = _whole(file, shape)
+        parts = parts_of(whole, whole.shape if shape is None else shape, len(atoms), file.name)
+        for atom, stored in zip(atoms, parts, strict=True):
+            if state == _MASTER:
+                _add_value(draft, atom, stored, file, model)
+            else:
+                draft.add(atom, state, stored.dtype, stored.shape, Whole(file, stored))
+    for atom in atoms:
+        if "step" not in draft.slots[atom] and number is not None:
+            _add_step(draft, atom, number, TorchFile(files, "zero/optimizer_state.pt"))
 
 
 def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.deepspeed.fields import mapping, refused, tensors
+from ucpformat.frameworks.deepspeed.fields import refused, tensors
 from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
 from ucpformat.frameworks.deepspeed.stage_outlines import listed_numbers
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
@@ -197,8 +197,10 @@ def _divisions(
             if len(candidates) - counts[stage] > frozen:
                 break
             names = _stage_names(optimizers[stage], candidates)
-            for rest in solve(stage + 1, stop) if names is not None else ():
-                found[names, *rest] = None  # type: ignore[index]
+            if names is None:
+                continue
+            for rest in solve(stage + 1, stop):
+                found[names, *rest] = None
                 if len(found) > 1:
                     return tuple(found)
         return tuple(found)

@@ -126,9 +126,7 @@ def unpartitioned_states(
             for group, (options, numbers) in enumerate(zip(found.options, found.numbers, strict=True))
             for number, name in zip(
                 numbers,
-                names_by_order(
-                    found.shapes(group), of_experts if options.get("moe") is True else candidates
-                )
+                names_by_order(found.shapes(group), of_experts if options.get("moe") is True else candidates)
                 or [None] * len(numbers),
                 strict=True,
             )
@@ -160,9 +158,7 @@ def names_by_order(
     if earliest is None or latest is None:
         return None
     last = [len(candidates) - 1 - place for place in reversed(latest)]
-    return [
-        candidates[first][0] if first == end else None for first, end in zip(earliest, last, strict=True)
-    ]
+    return [candidates[first][0] if first == end else None for first, end in zip(earliest, last, strict=True)]
 
 
 def _places(shapes: Sequence[tuple[int, ...] | None], candidates: Candidates) -> list[int] | None:

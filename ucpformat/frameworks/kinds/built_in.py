@@ -77,6 +77,10 @@ _PATTERNS: Final = (
 )
 _TAG: Final = Setting("tag", "name of the directory of the save, such as global_step100")
 
+_EP_SIZE: Final = Setting(
+    "ep_size", "expert-parallel ranks that share a mixture of experts; left out, those of the source"
+)
+
 DEEPSPEED: Final = ForeignKind(
     "deepspeed",
     _detect_deepspeed,
@@ -92,7 +96,7 @@ DEEPSPEED: Final = ForeignKind(
     ),
     title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-0 to 3 for a chosen number of ranks out",
     export_settings=(
-        Setting("stage", "ZeRO stage, 1 to 3; left out, that of the source"),
+        Setting("stage", "ZeRO stage, 0 to 3; left out, that of the source"),
         Setting("world_size", "data-parallel ranks to write for; left out, those of the source"),
         _TAG,
         Setting("sub_group_size", "elements per rank in a sub-group of ZeRO-3"),
@@ -105,6 +109,11 @@ DEEPSPEED: Final = ForeignKind(
             "first layer of each stage, 0,4; left out, those of the source; empty for a plain module",
         ),
         Setting("ties", "stages that hold tied weights, NAME:0,3;NAME:0,3, where they are not known"),
+        _EP_SIZE,
+        Setting(
+            "data_before_experts",
+            "true where the job sets use_data_before_expert_parallelism; left out, as the source",
+        ),
     ),
 )
 
@@ -133,7 +142,7 @@ DEEPSPEED_UNIVERSAL: Final = ForeignKind(
     _plan_universal,
     _export_universal,
     title="DeepSpeed's universal checkpoints, for load_universal of either dialect",
-    export_settings=(_TAG,),
+    export_settings=(_TAG, _EP_SIZE),
     before=("deepspeed",),
 )
 

@@ -1,0 +1,52 @@
+"""Optimizers without ZeRO to write: torch's own ``state_dict``, wrapped under bf16 and fp16 (see `unpartitioned`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.out_values import scaler_state
+from ucpformat.frameworks.deepspeed.outlines import Group, Outline
+
+__all__ = ["unpartitioned_optimizer"]
+
+_LOW: Final = ("bfloat16", "float16")
+
+
+def unpartitioned_optimizer(
+    outline: Outline, groups: Sequence[Group], *, is_pipeline: bool = False
+) -> dict[str, Any]:
+    """What the model file has as its optimizer; parameters are numbered over ``groups``.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for what stock DeepSpeed does not load: bf16 in a pipeline.
+    """
+    kinds = {outline.module[name]["value"].dtype.name for group in groups for name in group.names}
+    if is_pipeline and "bfloat16" in kinds:
+        raise error(
+            "UCP-E-MISMATCH",
+            "DeepSpeed loads no pipeline in bf16 without ZeRO, its own included; set stage=1",
+        )
+    numbers: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        if not group.names:
+            raise error("UCP-E-MISMATCH", f"parameter group {number} is empty, which DeepSpeed leaves out")
+        numbers |= {name: len(numbers) + place for place, name in enumerate(group.names)}
+    state = {number: held for name, number in numbers.items() if (held := _state(outline, name))}
+    listed = [{**group.options, "params": [numbers[name] for name in group.names]} for group in groups]
+    tree: dict[str, Any] = {"state": state, "param_groups": listed}
+    if not kinds & set(_LOW):
+        return tree
+    masters = [
+        [
+            outline.tensor(name, "master" if "master" in outline.module[name] else "value", "float32")
+            for name in group.names
+        ]
+        for group in groups
+    ]
+    return {**scaler_state(outline), "optimizer_state_dict": tree, "fp32_groups": masters}
+
+
+def _state(outline: Outline, name: str) -> Mapping[str, Any]:
+    return {**outline.numbers(name), **{slot: outline.tensor(name, slot) for slot in outline.states(name)}}
