@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,16 @@ import torch
 from tests.frameworks_live.deepspeed.cases import CASES
 from tests.processes import launch
 
-# The CPU accelerator; at its first use DeepSpeed compiles a small kernel for it.
+# The CPU accelerator; at its first use DeepSpeed compiles a small kernel for it. Environments that share the place of
+# the result would compile it anew in turns, and a build that was stopped keeps all others waiting.
 os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel() -> None:
+    """Compile the kernel where nothing else runs against time."""
+    launch("tests.frameworks_live.deepspeed.kernel", [], 1, timeout=560)
 
 
 @dataclass(frozen=True)
