@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.compression import command as compression
 from benchmarks.contenders import CONTENDERS
+from benchmarks.growth.command import command as growth
 from benchmarks.plots import draw
 from benchmarks.reshard import Work, compare_reshard, table
 from benchmarks.save_load import compare
@@ -34,6 +35,7 @@ def main(context: click.Context) -> None:
 
 
 main.add_command(compression)
+main.add_command(growth)
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ucpformat.collector import paused
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.model.table import Segment
@@ -72,7 +73,8 @@ class Receipt:
         rows = np.frombuffer(data[edges[1] : edges[2]], "<i8").reshape(-1, _COLUMNS)
         words = iter(np.frombuffer(data[edges[2] : edges[3]], "<i8").tolist())
         checksums = BytesIO(data[edges[3] : edges[4]])
-        stored = [_entry(slots, row, words, checksums) for row in rows.tolist()]
+        with paused():
+            stored = [_entry(slots, row, words, checksums) for row in rows.tolist()]
         return cls(
             [Pack(key, length) for key, length in header["packs"]],
             stored,

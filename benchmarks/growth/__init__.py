@@ -1,0 +1,1 @@
+"""How time, memory and documents grow: with ranks, atoms, bytes and layouts."""
