@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place
 from ucpformat.errors import UcpError
-from ucpformat.model.atom import Atom, IndexPart, Slot
+from ucpformat.model.atom import Atom, Slot
+from ucpformat.model.index_part import IndexPart
 
 TEXTS = st.sampled_from(["a", "b", "A", "x/y", "é", "a\n", "", "zarr.json", "c" * 70, "con"]) | st.text(
     max_size=5

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import chunk_grid
-from ucpformat.model.atom import Atom, IndexPart, Slot, slot_problems
+from ucpformat.model.atom import Atom, Slot, slot_problems
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.fields import raise_first, relocated
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import assign_keys
 from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.storage.chunk_writer import SlotPlace

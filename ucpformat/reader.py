@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Self
 
@@ -21,9 +20,9 @@ from ucpformat.collector import paused
 from ucpformat.errors import error
 from ucpformat.geometry import Box, Layout, lower
 from ucpformat.jsonio import loads
-from ucpformat.model.atom import Atom, IndexPart
 from ucpformat.model.features import READ_FEATURES
 from ucpformat.model.fields import raise_first
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.packs import Pack, PackList
 from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
 from ucpformat.model.state import StateDocument
@@ -64,7 +63,6 @@ class Checkpoint(Mapping[str, AtomView]):
         self._reader = ChunkReader(self._reads, verify=verify, executor=self._executor)
         self._bulk_reader = BulkReader(self._reads, self._reader, self._executor, verify=verify)
         self._parts: dict[int, StoredPart] = {}
-        self._by_name: dict[int, dict[str, Atom]] = {}
         self._packs: tuple[Pack, ...] | None = None
         self._state: StateDocument | None = None
         self._aliases: dict[str, str] | None = None
@@ -130,8 +128,8 @@ class Checkpoint(Mapping[str, AtomView]):
                 entry = self.root.parts[index]
                 value = loads(read_document(self.store, entry.index), at=entry.index.key)
                 document = IndexPart.from_json(value, at=entry.index.key)
-                names = [atom.name for atom in document.atoms]
-                if not names or (names[0], names[-1], len(names)) != (entry.first, entry.last, entry.atoms):
+                names = document.columns().atoms
+                if (names[0], names[-1], len(names)) != (entry.first, entry.last, entry.atoms):
                     raise error(
                         "UCP-E-NAME",
                         "the part's atoms are not those that the root document announces",
@@ -141,7 +139,6 @@ class Checkpoint(Mapping[str, AtomView]):
                     read_document(self.store, entry.table, limit=MAX_TABLE_BYTES), at=entry.table.key
                 )
                 raise_first(document.reference_problems(len(self.root.layouts), at=entry.index.key))
-                self._by_name[index] = {atom.name: atom for atom in document.atoms}
                 self._parts[index] = StoredPart(
                     document,
                     table,
@@ -152,13 +149,14 @@ class Checkpoint(Mapping[str, AtomView]):
                 )
             return self._parts[index]
 
-    def _find(self, name: str) -> tuple[StoredPart, Atom] | None:
+    def _find(self, name: str) -> tuple[StoredPart, int] | None:
+        """The part that has an atom, and where in it the atom stands."""
         index = bisect.bisect_right(self._firsts, name) - 1
         if index < 0:
             return None
         part = self.part(index)
-        atom = self._by_name[index].get(name)
-        return None if atom is None else (part, atom)
+        position = part.position(name)
+        return None if position is None else (part, position)
 
     def __getitem__(self, name: str) -> AtomView:
         found = self._find(name)
@@ -183,8 +181,7 @@ class Checkpoint(Mapping[str, AtomView]):
 
     def __iter__(self) -> Iterator[str]:
         for index in range(len(self.root.parts)):
-            for atom in self.part(index).index.atoms:
-                yield atom.name
+            yield from self.part(index).names
 
     def __len__(self) -> int:
         return sum(part.atoms for part in self.root.parts)
@@ -227,7 +224,7 @@ class Checkpoint(Mapping[str, AtomView]):
         exponent = require_readable(layout, view.layout, stored.dtype, at=f"{name}/{slot}")
         if place is None and layout == view.layout:
             place = view.place
-        lowering = lower(layout, stored.slot.shape, place=place)
+        lowering = lower(layout, stored.grid.shape, place=place)
         local = lowering.at(_coordinate(layout, coord or {}))
         if local is None:
             return None
@@ -255,16 +252,15 @@ class Checkpoint(Mapping[str, AtomView]):
             targets = []
             for (name, slot), out in into.items():
                 stored = self._stored(name, slot)
-                destination = destination_of(stored, stored.slot.shape, out)
+                destination = destination_of(stored, stored.grid.shape, out)
                 targets.append((stored, stored.grid.whole, destination))
             self._bulk_reader.read(targets)
 
     def _stored(self, name: str, slot: str) -> StoredSlot:
-        found = self._find(name)
-        if found is not None:
-            with suppress(KeyError):
-                return found[0].slot(name, slot)
-        return self[name][slot].stored  # by an alias, or missing, which it says best
+        index = bisect.bisect_right(self._firsts, name) - 1
+        found = self.part(index).find(name, slot) if index >= 0 else None
+        # By an alias, or missing, which it says best.
+        return self[name][slot].stored if found is None else found
 
     def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import BufferPlace, Layout
-    from ucpformat.model.atom import Atom
     from ucpformat.model.dtype import DType
     from ucpformat.storage.chunk_reader import ChunkReader
     from ucpformat.storage.part import StoredPart, StoredSlot
@@ -31,12 +30,12 @@ def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> N
     """
     if out is None:
         return np.empty(shape, stored.dtype.numpy)
-    target = array_view(out, stored.dtype, at=f"{stored.atom.name}/{stored.slot.name}")
+    target = array_view(out, stored.dtype, at=stored.label)
     if target.shape != shape or target.dtype != stored.dtype.numpy:
         raise error(
             "UCP-E-MISMATCH",
             f"the destination is {target.dtype}{list(target.shape)}, needed is {stored.dtype.name}{list(shape)}",
-            at=f"{stored.atom.name}/{stored.slot.name}",
+            at=stored.label,
         )
     return target
 
@@ -55,7 +54,7 @@ class SlotView:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents in elements."""
-        return self._stored.slot.shape
+        return self._stored.grid.shape
 
     @property
     def dtype(self) -> DType:
@@ -152,17 +151,19 @@ def _integer(item: object) -> int:
 class AtomView(Mapping[str, SlotView]):
     """One atom: its slots by name."""
 
-    def __init__(self, reader: ChunkReader, part: StoredPart, atom: Atom, layouts: Sequence[Layout]) -> None:
+    def __init__(
+        self, reader: ChunkReader, part: StoredPart, position: int, layouts: Sequence[Layout]
+    ) -> None:
         self._reader = reader
         self._layouts = layouts
         self._part = part
-        self.atom = atom
+        self.atom = part.index.atoms[position]
 
     def __getitem__(self, slot: str) -> SlotView:
-        try:
-            return SlotView(self._reader, self._part.slot(self.atom.name, slot), self._layouts)
-        except KeyError:
-            raise KeyError(f"{self.atom.name!r} has no slot {slot!r}, but {', '.join(self)}") from None
+        stored = self._part.find(self.atom.name, slot)
+        if stored is None:
+            raise KeyError(f"{self.atom.name!r} has no slot {slot!r}, but {', '.join(self)}")
+        return SlotView(self._reader, stored, self._layouts)
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in self.atom.slots)

@@ -12,9 +12,10 @@ from ucpformat import jsonio
 from ucpformat.errors import UcpError
 from ucpformat.geometry import BufferPlace
 from ucpformat.jsonio import JsonValue
-from ucpformat.model.atom import Atom, IndexPart, Slot
+from ucpformat.model.atom import Atom, Slot
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
+from ucpformat.model.index_part import IndexPart
 
 AT = "index/x-0.json"
 names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)

@@ -8,7 +8,8 @@ from hypothesis import given
 from tests.model.test_atom import AT, parts
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import dumps_canonical, loads
-from ucpformat.model.atom import Atom, IndexPart
+from ucpformat.model.atom import Atom
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.part_text import atom_text, part_text, slot_text
 
 

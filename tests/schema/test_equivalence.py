@@ -14,8 +14,9 @@ from tests.schema.mutations import mutated
 from ucpformat import jsonio, schema
 from ucpformat.errors import UcpError
 from ucpformat.model.arrangement import Arrangement
-from ucpformat.model.atom import Atom, IndexPart
+from ucpformat.model.atom import Atom
 from ucpformat.model.envelope import check_envelope
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root

@@ -10,8 +10,8 @@ from tests.spec.document import Fence, fences
 from ucpformat import jsonio, schema
 from ucpformat.errors import REGISTRY, UcpError
 from ucpformat.model.arrangement import Arrangement
-from ucpformat.model.atom import IndexPart
 from ucpformat.model.envelope import Envelope, Extension
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.packs import PackList
 from ucpformat.model.root import Root

@@ -1,4 +1,4 @@
-"""Index parts: atoms and their slots (SPEC 11.1)."""
+"""Atoms and their slots (SPEC 11.1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ucpformat.model.fields import (
     integers,
     members,
     object_,
-    raise_first,
     relocated,
     string,
 )
@@ -34,17 +33,26 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["MAX_NDIM", "MAX_SLOT_NAME", "Atom", "IndexPart", "Slot", "slot_problems"]
+__all__ = [
+    "ATOM_OPTIONAL",
+    "ATOM_REQUIRED",
+    "CONTENT",
+    "MAX_NDIM",
+    "MAX_SLOT_NAME",
+    "SLOT_OPTIONAL",
+    "SLOT_REQUIRED",
+    "Atom",
+    "Slot",
+    "slot_problems",
+]
 
 MAX_NDIM: Final = 32
 MAX_SLOT_NAME: Final = 64
-_CONTENT: Final = re.compile(r"crc32c-tree:[0-9a-f]{64}")
-_SLOT_REQUIRED: Final = frozenset({"dtype", "shape"})
-_SLOT_OPTIONAL: Final = frozenset({"layout", "place", "compressor", "content", "annotations"})
-_ATOM_REQUIRED: Final = frozenset({"name", "key", "slots"})
-_ATOM_OPTIONAL: Final = frozenset({"aliases", "annotations"})
-_PART_REQUIRED: Final = frozenset({"atoms"})
-_NONE: Final[frozenset[str]] = frozenset()
+CONTENT: Final = re.compile(r"crc32c-tree:[0-9a-f]{64}")
+SLOT_REQUIRED: Final = frozenset({"dtype", "shape"})
+SLOT_OPTIONAL: Final = frozenset({"layout", "place", "compressor", "content", "annotations"})
+ATOM_REQUIRED: Final = frozenset({"name", "key", "slots"})
+ATOM_OPTIONAL: Final = frozenset({"aliases", "annotations"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Slot:
     @classmethod
     def _read(cls, name: str, value: JsonValue) -> Slot:
         """Read the slot ``name``; raises ``UCP-E-SCHEMA`` at a place relative to it."""
-        found = members(value, _SLOT_REQUIRED, _SLOT_OPTIONAL, "")
+        found = members(value, SLOT_REQUIRED, SLOT_OPTIONAL, "")
         dtype = string(found["dtype"], "#/dtype")
         shape = integers(found["shape"], "#/shape")
         if len(found) == 2:
@@ -137,7 +145,7 @@ def slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[P
 
 def _content(value: JsonValue) -> str:
     content = string(value, "#/content")
-    if not _CONTENT.fullmatch(content):
+    if not CONTENT.fullmatch(content):
         message = "a content digest is 'crc32c-tree:' and 64 lower-case hexadecimal digits"
         raise error("UCP-E-SCHEMA", message, at="#/content")
     return content
@@ -199,7 +207,7 @@ class Atom:
 
     @classmethod
     def _read(cls, value: JsonValue) -> Atom:
-        found = members(value, _ATOM_REQUIRED, _ATOM_OPTIONAL, "")
+        found = members(value, ATOM_REQUIRED, ATOM_OPTIONAL, "")
         name = string(found["name"], "#/name")
         key = string(found["key"], "#/key")
         slots: list[Slot] = []
@@ -238,75 +246,3 @@ class Atom:
         if self.annotations:
             value["annotations"] = dict(self.annotations)
         return value
-
-
-@dataclass(frozen=True, slots=True)
-class IndexPart:
-    """A run of atoms, sorted by the UTF-8 bytes of their names."""
-
-    atoms: tuple[Atom, ...]
-
-    @classmethod
-    def from_json(cls, value: JsonValue, *, at: str) -> IndexPart:
-        """Read an index part and check its content.
-
-        Raises the first by precedence: ``UCP-E-SCHEMA``, then what `problems` finds.
-        """
-        part = cls.structure(value, at=at)
-        raise_first(part.problems(at=at))
-        return part
-
-    @classmethod
-    def structure(cls, value: JsonValue, *, at: str) -> IndexPart:
-        """Read an index part without a look at its content; raises ``UCP-E-SCHEMA``."""
-        found = members(value, _PART_REQUIRED, _NONE, at)
-        items = array(found["atoms"], pointer(at, "atoms"), least=1)
-        atoms: list[Atom] = []
-        try:
-            for item in items:
-                atoms.append(Atom._read(item))  # noqa: PERF401  # its length is the place of a refusal
-        except UcpError as refusal:
-            raise relocated(refusal, pointer(at, "atoms", len(atoms))) from None
-        return cls(tuple(atoms))
-
-    def problems(self, *, at: str) -> Iterator[Problem]:
-        """What is wrong with the content: ``UCP-E-KEY``, ``UCP-E-NAME``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
-
-        What depends on other documents is not looked at: layouts, other parts, the root's `Part`.
-        """
-        names: set[str] = set()
-        owners: dict[str, str] = {}
-        before = ""
-        for index, atom in enumerate(self.atoms):
-            found = [] if atom.is_sound() else [*atom.problems()]
-            if index and atom.name <= before:
-                message = (
-                    f"{atom.name[:80]!r} must come after {before[:80]!r}: atoms are sorted by UTF-8 bytes"
-                )
-                found.append(Problem("UCP-E-NAME", "#/name", message))
-            folded = atom.key.lower()
-            if folded in owners:
-                message = f"the key is also that of {owners[folded][:80]!r}, if case is ignored"
-                found.append(Problem("UCP-E-KEY", "#/key", message))
-            owners[folded] = before = atom.name
-            for place, name in (("#/name", atom.name), *atom.alias_places()):
-                if name in names:
-                    found.append(Problem("UCP-E-NAME", place, f"the name {name[:80]!r} is used twice"))
-                names.add(name)
-            if found:
-                yield from below(found, pointer(at, "atoms", index))
-
-    def reference_problems(self, layouts: int, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-REFERENCE`` for slots whose layout is not one of the root's ``layouts`` (UCP-D-028)."""
-        for index, atom in enumerate(self.atoms):
-            for slot in atom.slots:
-                if slot.layout is not None and slot.layout >= layouts:
-                    yield Problem(
-                        "UCP-E-REFERENCE",
-                        pointer(at, "atoms", index, "slots", slot.name, "layout"),
-                        f"the root has {layouts} layouts, and none with the index {slot.layout}",
-                    )
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
-        return {"atoms": [atom.to_json() for atom in self.atoms]}

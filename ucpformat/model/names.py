@@ -13,15 +13,16 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "MAX_COMPONENT_BYTES",
     "MAX_NAME_BYTES",
     "RESERVED_COMPONENTS",
+    "are_names",
     "assign_keys",
     "check_component",
     "check_key",
@@ -91,6 +92,21 @@ def check_name(text: str, at: str) -> None:
         )
     if _CONTROL.search(text):
         raise error("UCP-E-NAME", f"the name {text[:80]!r} holds a control character", at=at)
+
+
+def are_names(texts: Sequence[str]) -> bool:
+    """Whether `check_name` would let all ``texts`` pass."""
+    if not texts:
+        return True
+    together = " ".join(texts)
+    if together.isascii() and together.isprintable() and min(map(len, texts)) > 0:
+        return max(map(len, texts)) <= MAX_NAME_BYTES  # as with most
+    try:
+        for text in texts:
+            check_name(text, "")
+    except UcpError:
+        return False
+    return True
 
 
 def assign_keys(names: Iterable[str]) -> dict[str, str]:

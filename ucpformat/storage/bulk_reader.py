@@ -2,18 +2,21 @@
 
 An uncompressed segment that is wanted whole, and lies whole in the destination, is a run of bytes. Runs that follow
 one another in a pack are fetched by one call, and several calls proceed at once. Everything else goes the way of
-`ChunkReader`, chunk by chunk.
+`ChunkReader`, chunk by chunk. Slots that are one segment, as small ones are, are looked up all at once.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import wait
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ucpformat.model.table import OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.chunk_reader import verify_blocks
+from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.chunk_reader import ChunkReader
     from ucpformat.storage.counted import Readable
-    from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.part import StoredPart, StoredSlot
 
 __all__ = ["BulkReader"]
 
@@ -40,18 +43,15 @@ _OfChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
 
 
 class _Run(NamedTuple):
-    """Bytes of one object from ``offset`` on: first those wanted, then ``tail`` that are only verified."""
+    """Bytes ``[offset, stop)`` of one object: first those wanted, then ``tail`` that are only verified."""
 
     key: str
     offset: int
+    stop: int
     target: memoryview
     tail: int
     checksums: bytes
     first_block: int
-
-    @property
-    def stop(self) -> int:
-        return self.offset + self.target.nbytes + self.tail
 
 
 class BulkReader:
@@ -72,22 +72,49 @@ class BulkReader:
             UcpError: as procedure 17.3 says. What the arrays then hold is not defined.
         """
         runs: list[_Run] = []
-        rest = []
-        for stored, box, out in targets:
-            if box.is_empty:
-                continue
-            for chunk in stored.grid.chunks_for(box):
-                of_chunk = self._runs(stored, chunk, box, out)
-                if of_chunk is None:
-                    rest.append((stored, chunk, box, out))
-                else:
-                    runs.extend(of_chunk)
-        runs.sort(key=lambda run: (run.key, run.offset))
+        rest: list[_OfChunk] = []
+        for stored, chunk, box, out in self._without_small(targets, runs):
+            of_chunk = self._runs(stored, chunk, box, out)
+            if of_chunk is None:
+                rest.append((stored, chunk, box, out))
+            else:
+                runs.extend(of_chunk)
+        runs.sort(key=itemgetter(0, 1))
         futures = [self._executor.submit(self._fetch, call) for call in _calls(runs)]
         futures += [self._executor.submit(self._read_chunks, group) for group in _groups(rest)]
         wait(futures)
         for future in futures:
             future.result()
+
+    @staticmethod
+    def _without_small(
+        targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]], runs: list[_Run]
+    ) -> Iterator[_OfChunk]:
+        """Chunks one by one, but for small slots that are one segment each: those are added to ``runs``."""
+        small: dict[StoredPart, list[tuple[StoredSlot, Box, NDArray[np.generic]]]] = {}
+        for target in targets:
+            stored, box, out = target
+            grid = stored.grid
+            if (
+                grid.count == 1
+                and stored.compressor is None
+                and (box is grid.whole or box == grid.whole)
+                and out.nbytes <= _CALL_BYTES
+                and out.flags.c_contiguous
+            ):
+                small.setdefault(stored.part, []).append(target)
+            elif not box.is_empty:
+                for chunk in grid.chunks_for(box):
+                    yield stored, chunk, box, out
+        for part, found in small.items():
+            segments = part.table.single_segments([stored.first_row for stored, _, _ in found])
+            keys = [pack.key for pack in part.packs]
+            for (stored, box, out), segment in zip(found, segments, strict=True):
+                if segment is None or segment.container == OWN_OBJECT or segment.length != out.nbytes:
+                    yield stored, 0, box, out
+                    continue
+                container, offset, length, _, checksums = segment
+                runs.append(_Run(keys[container], offset, offset + length, flat_bytes(out), 0, checksums, 0))
 
     def _read_chunks(self, group: Iterable[_OfChunk]) -> None:
         for stored, chunk, box, out in group:
@@ -98,17 +125,12 @@ class BulkReader:
 
         It does not where every segment is wanted whole, and lies in ``out`` without a gap.
         """
-        if stored.slot.compressor is not None:
+        if stored.compressor is not None:
             return None
         segments = stored.segments(chunk)
         if not segments:
             return None
-        if stored.grid.count == 1 and box.shape == stored.slot.shape:
-            chunk_box = box
-            if segments[0].box is None and out.flags.c_contiguous:
-                return [*_split(stored.object_key(chunk, segments[0]), segments[0], _bytes(out))]
-        else:
-            chunk_box = stored.chunk_box(chunk)
+        chunk_box = stored.chunk_box(chunk)
         runs: list[_Run] = []
         for segment in segments:
             held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
@@ -119,28 +141,27 @@ class BulkReader:
             target = out if held == box else out[selection(held, box)]
             if not target.flags.c_contiguous:
                 return None
-            runs.extend(_split(stored.object_key(chunk, segment), segment, _bytes(target)))
+            runs.extend(_split(stored.object_key(chunk, segment), segment, flat_bytes(target)))
         return runs
 
     def _fetch(self, call: Sequence[_Run]) -> None:
         """Read runs of one object that follow one another, and verify each."""
         buffers: list[memoryview] = []
-        tails: list[memoryview] = []
+        checked: list[list[memoryview]] = []
         position = call[0].offset
         for run in call:
-            tail = memoryview(bytearray(run.tail if self._verify else 0))
-            gap = memoryview(bytearray(run.offset - position))
-            buffers += (gap, run.target, tail)
-            tails.append(tail)
-            position = run.stop
+            if run.offset > position:
+                buffers.append(memoryview(bytearray(run.offset - position)))
+            parts = [run.target]
+            if run.tail and self._verify:
+                parts.append(memoryview(bytearray(run.tail)))
+            buffers += parts
+            checked.append(parts)
+            position = run.stop if self._verify else run.stop - run.tail
         self._store.read_into(call[0].key, call[0].offset, buffers)
         if self._verify:
-            for run, tail in zip(call, tails, strict=True):
-                verify_blocks([run.target, tail], run.checksums, run.first_block, run.key)
-
-
-def _bytes(target: NDArray[np.generic]) -> memoryview:
-    return target.reshape(-1).view(np.uint8).data
+            for run, parts in zip(call, checked, strict=True):
+                verify_blocks(parts, run.checksums, run.first_block, run.key)
 
 
 def _groups(chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
@@ -159,27 +180,32 @@ def _groups(chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
 
 def _split(key: str, segment: Segment, target: memoryview) -> Iterator[_Run]:
     """The run of a whole chunk, in pieces of a call each; the last one has the padding of an edge chunk."""
+    first, checksums = segment.offset, segment.checksums
     last = max(0, target.nbytes - 1) // _CALL_BYTES * _CALL_BYTES
     for start in range(0, last, _CALL_BYTES):
-        piece = target[start : start + _CALL_BYTES]
-        yield _Run(key, segment.offset + start, piece, 0, segment.checksums, start // BLOCK_BYTES)
-    rest = target[last:]
+        stop = start + _CALL_BYTES
+        yield _Run(key, first + start, first + stop, target[start:stop], 0, checksums, start // BLOCK_BYTES)
     tail = segment.covered - target.nbytes
-    yield _Run(key, segment.offset + last, rest, tail, segment.checksums, last // BLOCK_BYTES)
+    stop = first + segment.covered
+    yield _Run(key, first + last, stop, target[last:], tail, checksums, last // BLOCK_BYTES)
 
 
 def _calls(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
     """Group runs, which are sorted, such that each group is one stretch of one object."""
     call: list[_Run] = []
+    key, start, end = "", 0, 0
     for run in runs:
         if call and not (
-            run.key == call[0].key
-            and 0 <= run.offset - call[-1].stop < _GAP_BYTES
-            and run.stop - call[0].offset <= _CALL_BYTES
+            run.key == key
+            and 0 <= run.offset - end < _GAP_BYTES
+            and run.stop - start <= _CALL_BYTES
             and len(call) < _CALL_RUNS
         ):
             yield call
             call = []
+        if not call:
+            key, start = run.key, run.offset
         call.append(run)
+        end = run.stop
     if call:
         yield call

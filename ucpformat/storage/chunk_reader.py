@@ -39,6 +39,9 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, a
     Raises:
         IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
     """
+    if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
+        _compare(crc32c(buffers[0]), checksums, first, at)
+        return
     block, filled, value = first, 0, 0
     for buffer in buffers:
         start = 0
@@ -110,8 +113,8 @@ class ChunkReader:
             if part is None:
                 continue
             target = out[selection(part, box)]
-            if stored.slot.compressor is not None:
-                whole = self._decoded(stored, stored.slot.compressor, chunk, segment)
+            if stored.compressor is not None:
+                whole = self._decoded(stored, stored.compressor, chunk, segment)
                 target[...] = whole[selection(part, chunk_box)]
             else:
                 self._read_raw(stored, chunk, segment, held, part, target)

@@ -6,7 +6,7 @@ Torch is never imported here: a caller who passes a torch tensor has imported it
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from ucpformat.model.dtype import DType
 
-__all__ = ["array_view"]
+__all__ = ["array_view", "flat_bytes"]
+
+_CASTABLE: Final = frozenset("?bBhHiIlLqQfd")  # of what numpy has built in, those that memoryview can cast
 
 
 def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generic]:
@@ -29,11 +31,11 @@ def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generi
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for another data type, or memory that cannot be shared and written.
     """
+    if type(tensor) is np.ndarray and tensor.flags.writeable:
+        return tensor
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _torch_view(torch, tensor, expected, at)
-    if type(tensor) is np.ndarray and tensor.flags.writeable:
-        return tensor
     view = np.asarray(tensor)
     if not view.flags.writeable:
         raise error("UCP-E-MISMATCH", "the destination is read-only", at=at)
@@ -41,6 +43,13 @@ def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generi
     if view.ctypes.data != np.asarray(tensor).ctypes.data:
         raise error("UCP-E-MISMATCH", f"{type(tensor).__name__} does not share its memory", at=at)
     return view
+
+
+def flat_bytes(array: NDArray[np.generic]) -> memoryview:
+    """The bytes of an array in C order, which is not copied."""
+    if array.dtype.isbuiltin == 1 and array.dtype.char in _CASTABLE and array.size and array.ndim:
+        return array.data.cast("B")  # a third of the time that numpy takes
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _torch_view(torch: Any, tensor: Any, expected: DType, at: str) -> NDArray[np.generic]:

@@ -44,10 +44,7 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> No
     while pending:
         done = os.pwritev(descriptor, pending[:_IOV_LIMIT], offset)
         offset += done
-        while pending and done >= pending[0].nbytes:
-            done -= pending.pop(0).nbytes
-        if done:
-            pending[0] = pending[0][done:]
+        pending = _behind(pending, done)
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: str) -> None:
@@ -58,10 +55,16 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
         if done == 0:
             raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
         offset += done
-        while pending and done >= pending[0].nbytes:
-            done -= pending.pop(0).nbytes
-        if done:
-            pending[0] = pending[0][done:]
+        pending = _behind(pending, done)
+
+
+def _behind(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What of the buffers lies behind their first ``done`` bytes."""
+    for number, buffer in enumerate(buffers):
+        if done < buffer.nbytes:
+            return [buffer[done:], *buffers[number + 1 :]]
+        done -= buffer.nbytes
+    return []
 
 
 def sync(path: Path) -> None:

@@ -77,12 +77,12 @@ def read_local(
         place: NDArray[np.generic] = np.ndarray(
             piece.box.shape, stored.dtype.numpy, memory.data, piece.local.offset * item, strides
         )
-        if lowering.view == stored.slot.shape:
+        if lowering.view == stored.grid.shape:
             reader.read_box(stored, piece.box, place)
         else:
             _read_viewed(reader, stored, lowering.view, piece.box, place)
         if exponent:
-            place[...] = scaled(place, stored.dtype, exponent, at=f"{stored.atom.name}/{stored.slot.name}")
+            place[...] = scaled(place, stored.dtype, exponent, at=stored.label)
 
 
 def _read_viewed(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import bisect
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,40 +18,60 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ucpformat.geometry import ChunkGrid
-    from ucpformat.model.atom import Atom, IndexPart, Slot
+    from ucpformat.model.atom import Atom, Slot
+    from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
+    from ucpformat.model.index_part import IndexPart
     from ucpformat.model.packs import Pack
+    from ucpformat.model.part_columns import PartColumns
     from ucpformat.model.table import ChunkTable, Segment
 
 __all__ = ["StoredPart", "StoredSlot"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSlot:
-    """A slot and its rows of the chunk table. Its segments are checked as they are asked for."""
+class StoredSlot(NamedTuple):
+    """A slot and its rows of the chunk table. Its segments are checked as they are asked for.
 
-    atom: Atom
-    slot: Slot
+    ``position`` is that of its atom in the part.
+    """
+
+    part: StoredPart
+    position: int
+    name: str
     dtype: DType
     grid: ChunkGrid
+    compressor: Compressor | None
     first_row: int
-    part: StoredPart
+
+    @property
+    def atom(self) -> Atom:
+        """The atom, made when it is asked for."""
+        return self.part.index.atoms[self.position]
+
+    @property
+    def slot(self) -> Slot:
+        """The slot as the index has it."""
+        return self.atom.slot(self.name)
+
+    @property
+    def label(self) -> str:
+        """What messages to callers call it: the names of atom and slot."""
+        return f"{self.part.names[self.position]}/{self.name}"
 
     @property
     def nbytes(self) -> int:
         """Logical bytes."""
-        return element_count(self.slot.shape) * self.dtype.item_bytes
+        return element_count(self.grid.shape) * self.dtype.item_bytes
 
     @property
     def prefix(self) -> str:
         """Key of the Zarr array, in storage plain."""
-        return f"atoms/{self.atom.key}/{self.slot.name}"
+        return f"atoms/{self.atom.key}/{self.name}"
 
     @property
     def at(self) -> str:
         """The place of the slot in its index part."""
-        number = self.part.index.atoms.index(self.atom)
-        return pointer(self.part.index_key, "atoms", number, "slots", self.slot.name)
+        return pointer(self.part.index_key, "atoms", self.position, "slots", self.name)
 
     def chunk_key(self, chunk: int) -> str:
         """Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
@@ -66,7 +87,7 @@ class StoredSlot:
 
     def place(self, chunk: int) -> str:
         """Where messages say that a chunk is."""
-        return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.atom.name}/{self.slot.name}"
+        return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.label}"
 
     def object_key(self, chunk: int, segment: Segment) -> str:
         """Key of the object that holds a segment."""
@@ -86,8 +107,8 @@ class StoredSlot:
 
     def chunk_shape(self, chunk: int) -> tuple[int, ...]:
         """Extents of a chunk clipped to the shape."""
-        if self.grid.chunk_shape == self.slot.shape:
-            return self.slot.shape
+        if self.grid.chunk_shape == self.grid.shape:
+            return self.grid.shape
         return self.chunk_box(chunk).shape
 
     def raw_bytes(self, chunk: int) -> int:
@@ -104,7 +125,7 @@ class StoredSlot:
         Raises:
             InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-044 to UCP-D-050, UCP-D-056).
         """
-        segments = self.part.table.segments(self.first_row + chunk, len(self.slot.shape))
+        segments = self.part.table.segments(self.first_row + chunk, len(self.grid.shape))
         if segments:
             self._check(chunk, segments)
         return segments
@@ -115,7 +136,7 @@ class StoredSlot:
             return
         if len(segments) != 1:
             raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=self.place(chunk))
-        if self.slot.compressor is None:
+        if self.compressor is None:
             plain = segments[0].container == OWN_OBJECT
             expected = self.whole_bytes() + 4 if plain else self.raw_bytes(chunk)
             if segments[0].length != expected:
@@ -127,7 +148,7 @@ class StoredSlot:
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
         at = self.place(chunk)
-        if self.slot.compressor is not None:
+        if self.compressor is not None:
             raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
         whole = Box.whole(self.chunk_shape(chunk))
         boxes = []
@@ -173,35 +194,69 @@ class StoredPart:
         self.packs: tuple[Pack, ...] = packs if packs is not None else ()
         self.index_key = index_key
         self.table_key = table_key
-        # The list counts: a part that is only validated may have two atoms of one name.
-        self._in_order: list[StoredSlot] = []
-        rows = 0
-        for position, atom in enumerate(index.atoms):
-            for slot in atom.slots:
-                try:
-                    kind, grid = slot_form(slot.dtype, slot.shape, chunk_bytes)
-                except UcpError as refusal:
-                    at = pointer(index_key, "atoms", position, "slots", slot.name)
-                    raise error(refusal.code, refusal.message, at=at) from None
-                self._in_order.append(StoredSlot(atom, slot, kind, grid, rows, self))
-                rows += grid.count
-        self._slots = {(stored.atom.name, stored.slot.name): stored for stored in self._in_order}
-        if rows != table.counts.size:
-            raise error(
-                "UCP-E-TABLE", f"the slots have {rows} chunks, the table {table.counts.size}", at=table_key
-            )
+        columns = index.columns()
+        self.names = columns.atoms
+        self._first_slots = [*accumulate(columns.counts, initial=0)]
+        self._slot_names = columns.slots
+        self._compressors = columns.compressors
+        try:
+            self._forms = [
+                slot_form(dtype, shape, chunk_bytes)
+                for dtype, shape in zip(columns.dtypes, columns.shapes, strict=True)
+            ]
+        except UcpError:
+            self._refuse_form(columns, chunk_bytes)
+            raise
+        self._first_rows = [*accumulate((grid.count for _, grid in self._forms), initial=0)]
+        # Of two atoms of one name, in a part that is only validated, the last is found, and both are listed.
+        self._positions = {name: position for position, name in enumerate(columns.atoms)}
+        if self._first_rows[-1] != table.counts.size:
+            message = f"the slots have {self._first_rows[-1]} chunks, the table {table.counts.size}"
+            raise error("UCP-E-TABLE", message, at=table_key)
         if packs is None:
             self._check_plain()
         else:
             self._check_packed()
 
-    def slot(self, atom: str, slot: str) -> StoredSlot:
-        """One slot; KeyError if there is none."""
-        return self._slots[atom, slot]
+    def _refuse_form(self, columns: PartColumns, chunk_bytes: int) -> None:
+        for number, (dtype, shape) in enumerate(zip(columns.dtypes, columns.shapes, strict=True)):
+            try:
+                slot_form(dtype, shape, chunk_bytes)
+            except UcpError as refusal:
+                position = bisect.bisect_right(self._first_slots, number) - 1
+                at = pointer(self.index_key, "atoms", position, "slots", columns.slots[number])
+                raise error(refusal.code, refusal.message, at=at) from None
+
+    def position(self, atom: str) -> int | None:
+        """Where an atom stands in the part; None if it has none of that name."""
+        return self._positions.get(atom)
+
+    def find(self, atom: str, slot: str) -> StoredSlot | None:
+        """One slot; None if there is none."""
+        position = self._positions.get(atom)
+        if position is not None:
+            for number in range(self._first_slots[position], self._first_slots[position + 1]):
+                if self._slot_names[number] == slot:
+                    return self._slot(position, number)
+        return None
+
+    def _slot(self, position: int, number: int) -> StoredSlot:
+        kind, grid = self._forms[number]
+        return StoredSlot(
+            self,
+            position,
+            self._slot_names[number],
+            kind,
+            grid,
+            self._compressors.get(number),
+            self._first_rows[number],
+        )
 
     def slots(self) -> Iterator[StoredSlot]:
         """All slots, in derived order."""
-        return iter(self._in_order)
+        for position in range(len(self.names)):
+            for number in range(self._first_slots[position], self._first_slots[position + 1]):
+                yield self._slot(position, number)
 
     def _check_plain(self) -> None:
         rows = self.table.rows
@@ -230,8 +285,8 @@ class StoredPart:
         boxed = boxes > 0
         if not self.table.words.size and not boxed.any():
             return
-        chunks = np.array([slot.grid.count for slot in self.slots()], np.int64)
-        dims = np.array([len(slot.slot.shape) for slot in self.slots()], np.int64)
+        chunks = np.array([grid.count for _, grid in self._forms], np.int64)
+        dims = np.array([len(grid.shape) for _, grid in self._forms], np.int64)
         per_segment = np.repeat(np.repeat(dims, chunks), self.table.counts)[boxed]
         ends = np.cumsum(2 * per_segment)
         total = int(ends[-1]) if ends.size else 0

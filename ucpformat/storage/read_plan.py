@@ -38,7 +38,7 @@ def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Pi
         UcpError: ``UCP-E-SEGMENT``, ``UCP-E-TABLE``: the table is wrong where it is looked at.
     """
     for piece in pieces:
-        if view == stored.slot.shape:
+        if view == stored.grid.shape:
             for chunk in stored.grid.chunks_for(piece.box):
                 wanted = stored.chunk_box(chunk).intersect(piece.box)
                 if wanted is not None:
@@ -55,7 +55,7 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
         if part is None:
             continue
         start, stop = 0, segment.covered
-        if stored.slot.compressor is None:
+        if stored.compressor is None:
             strides, local = row_major_strides(held.shape), part.relative_to(held)
             first = sum(map(int.__mul__, local.offset, strides)) * item
             last = (
@@ -86,7 +86,7 @@ def storage_pattern(stored: StoredSlot) -> tuple[object, ...]:
     chunks = range(first, first + stored.grid.count)
     counts = table.counts[chunks.start : chunks.stop].tobytes()
     rows = table.rows[table.first_segment[chunks.start] : table.first_segment[chunks.stop]]
-    if stored.slot.compressor is not None:
+    if stored.compressor is not None:
         return counts, rows["length"].tobytes()
     if not rows["box"].any():
         return (counts,)

@@ -12,6 +12,7 @@ import numpy as np
 from ucpformat.collector import paused
 from ucpformat.model.dtype import clear_unused_bits
 from ucpformat.storage.chunk_writer import ChunkPiece
+from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
@@ -143,8 +144,9 @@ def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
 
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
     """The bytes in C order, with unused bits zero; a chunk in C order already is not copied."""
-    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    if kind.used_mask is not None and kind.kind != "bool":
-        raw = raw.copy()
-        clear_unused_bits(raw, kind)
-    return raw.data
+    raw = flat_bytes(np.ascontiguousarray(data))
+    if kind.used_mask is None or kind.kind == "bool":
+        return raw
+    cleared = np.array(raw)
+    clear_unused_bits(cleared, kind)
+    return cleared.data

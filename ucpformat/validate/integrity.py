@@ -94,9 +94,7 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
     recorded, found = stored.slot.content, content.value()
     if recorded is not None and found is not None and recorded != found:
         at = pointer(stored.part.index_key, "atoms")
-        message = (
-            f"the logical bytes of {stored.atom.name}/{stored.slot.name} have the content digest {found}"
-        )
+        message = f"the logical bytes of {stored.label} have the content digest {found}"
         findings.add(Problem("UCP-E-CONTENT", at, message))
 
 
@@ -130,8 +128,8 @@ def _raw_bytes(
         data = _segment_bytes(store, stored, chunk, segments[0], outcome)
         if segments[0].container == OWN_OBJECT:
             return _from_object(stored, chunk, data, outcome)
-        if stored.slot.compressor is not None:
-            return decompress(stored.slot.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
+        if stored.compressor is not None:
+            return decompress(stored.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
         return memoryview(data)
     whole = Box.whole(stored.chunk_shape(chunk))
     # All are read before memory is taken for a whole that may not be there.
@@ -175,8 +173,8 @@ def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome)
     if crc32c(body) != int.from_bytes(trailer, "little"):
         raise error("UCP-E-CODEC", "the checksum of Zarr's crc32c codec is wrong", at=at)
     size = stored.raw_bytes(chunk)
-    if stored.slot.compressor is not None:
-        body = decompress(stored.slot.compressor, bytes(body), stored.whole_bytes(), at=at)
+    if stored.compressor is not None:
+        body = decompress(stored.compressor, bytes(body), stored.whole_bytes(), at=at)
     # Only the outermost cut axis is clipped, so that padding is the tail of the chunk.
     if np.frombuffer(body[size:], np.uint8).any():
         outcome.problems.append(Problem("UCP-E-PADDING", at, "elements beyond the shape are not zero"))

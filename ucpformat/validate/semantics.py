@@ -9,9 +9,9 @@ import numpy as np
 from ucpformat.errors import Problem, error
 from ucpformat.geometry import covers, distinct_boxes
 from ucpformat.jsonio import pointer
-from ucpformat.model.atom import IndexPart
 from ucpformat.model.features import READ_FEATURES, feature_set_problems, needed_features, negotiate
 from ucpformat.model.fields import relocated
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.packs import Pack, PackList
 from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, root_digest
 from ucpformat.model.spread import SpreadSlot, spread_faults

@@ -1,0 +1,107 @@
+"""Index parts: runs of atoms, read strictly (SPEC 11.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import Problem, UcpError
+from ucpformat.jsonio import pointer
+from ucpformat.model.atom import Atom
+from ucpformat.model.fields import array, below, members, raise_first, relocated
+from ucpformat.model.part_columns import PartColumns, SoundAtoms, sound_atoms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["IndexPart"]
+
+_PART_REQUIRED: Final = frozenset({"atoms"})
+_NONE: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPart:
+    """A run of atoms, sorted by the UTF-8 bytes of their names."""
+
+    atoms: Sequence[Atom]
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> IndexPart:
+        """Read an index part and check its content.
+
+        Raises the first by precedence: ``UCP-E-SCHEMA``, then what `problems` finds.
+        """
+        atoms = sound_atoms(_items(value, at))
+        if atoms is not None:
+            return cls(atoms)
+        part = cls.structure(value, at=at)
+        raise_first(part.problems(at=at))
+        return part
+
+    @classmethod
+    def structure(cls, value: JsonValue, *, at: str) -> IndexPart:
+        """Read an index part without a look at its content; raises ``UCP-E-SCHEMA``."""
+        items = _items(value, at)
+        atoms: list[Atom] = []
+        try:
+            for item in items:
+                atoms.append(Atom._read(item))  # noqa: PERF401  # its length is the place of a refusal
+        except UcpError as refusal:
+            raise relocated(refusal, pointer(at, "atoms", len(atoms))) from None
+        return cls(tuple(atoms))
+
+    def problems(self, *, at: str) -> Iterator[Problem]:
+        """What is wrong with the content: ``UCP-E-KEY``, ``UCP-E-NAME``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
+
+        What depends on other documents is not looked at: layouts, other parts, the root's `Part`.
+        """
+        names: set[str] = set()
+        owners: dict[str, str] = {}
+        before = ""
+        for index, atom in enumerate(self.atoms):
+            found = [] if atom.is_sound() else [*atom.problems()]
+            if index and atom.name <= before:
+                message = (
+                    f"{atom.name[:80]!r} must come after {before[:80]!r}: atoms are sorted by UTF-8 bytes"
+                )
+                found.append(Problem("UCP-E-NAME", "#/name", message))
+            folded = atom.key.lower()
+            if folded in owners:
+                message = f"the key is also that of {owners[folded][:80]!r}, if case is ignored"
+                found.append(Problem("UCP-E-KEY", "#/key", message))
+            owners[folded] = before = atom.name
+            for place, name in (("#/name", atom.name), *atom.alias_places()):
+                if name in names:
+                    found.append(Problem("UCP-E-NAME", place, f"the name {name[:80]!r} is used twice"))
+                names.add(name)
+            if found:
+                yield from below(found, pointer(at, "atoms", index))
+
+    def columns(self) -> PartColumns:
+        """What it takes to find slots, without making atoms where they are `SoundAtoms`."""
+        return self.atoms.columns if isinstance(self.atoms, SoundAtoms) else PartColumns.of(self.atoms)
+
+    def reference_problems(self, layouts: int, *, at: str) -> Iterator[Problem]:
+        """``UCP-E-REFERENCE`` for slots whose layout is not one of the root's ``layouts`` (UCP-D-028)."""
+        if isinstance(self.atoms, SoundAtoms) and self.atoms.columns.highest_layout < layouts:
+            return
+        for index, atom in enumerate(self.atoms):
+            for slot in atom.slots:
+                if slot.layout is not None and slot.layout >= layouts:
+                    yield Problem(
+                        "UCP-E-REFERENCE",
+                        pointer(at, "atoms", index, "slots", slot.name, "layout"),
+                        f"the root has {layouts} layouts, and none with the index {slot.layout}",
+                    )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The JSON object that `from_json` reads."""
+        return {"atoms": [atom.to_json() for atom in self.atoms]}
+
+
+def _items(value: JsonValue, at: str) -> list[JsonValue]:
+    found = members(value, _PART_REQUIRED, _NONE, at)
+    return array(found["atoms"], pointer(at, "atoms"), least=1)
