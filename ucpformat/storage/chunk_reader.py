@@ -6,6 +6,7 @@ run goes straight into the destination.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Executor, wait
 from typing import TYPE_CHECKING
 
@@ -13,23 +14,26 @@ import numpy as np
 from crc32c import crc32c
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, row_major_strides
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.selection import selection
+from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from ucpformat.geometry import Box
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.table import Segment
     from ucpformat.storage.counted import Readable
     from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.stretch import Stretch
 
 __all__ = ["ChunkReader", "verify_blocks"]
 
+_SCRATCH_BYTES = 1 << 23  # what a thread keeps between reads, at most
 _INLINE_BYTES = 1 << 22  # less than this is read by the calling thread
 
 
@@ -72,12 +76,22 @@ class ChunkReader:
     """Reads boxes of slots from a store.
 
     ``verify`` False leaves the checksums alone; ``executor`` reads the chunks of a large box in parallel.
+    ``window``, a multiple of a block, is how many bytes are read at a time where not all of them are wanted.
     """
 
-    def __init__(self, store: Readable, *, verify: bool = True, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        store: Readable,
+        *,
+        verify: bool = True,
+        executor: Executor | None = None,
+        window: int = BLOCK_BYTES,
+    ) -> None:
         self._store = store
         self._verify = verify
         self._executor = executor
+        self._window = window
+        self._own = threading.local()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` (shape of ``box``, numpy type of the slot, any strides) with a box of the slot.
@@ -142,32 +156,77 @@ class ChunkReader:
         target: NDArray[np.generic],
     ) -> None:
         """Read ``part`` out of an uncompressed segment that holds the box ``held``."""
-        item = stored.dtype.item_bytes
-        strides = row_major_strides(held.shape)
         local = part.relative_to(held)
-        first = sum(offset * stride for offset, stride in zip(local.offset, strides, strict=True))
-        last = sum((stop - 1) * stride for stop, stride in zip(local.stop, strides, strict=True))
-        start, stop = first * item, (last + 1) * item
-        fetch_start, fetch_stop = start, stop
-        if self._verify:
-            fetch_start = start // BLOCK_BYTES * BLOCK_BYTES
-            fetch_stop = min(segment.covered, -(-stop // BLOCK_BYTES) * BLOCK_BYTES)
         key = stored.object_key(chunk, segment)
-        if stop - start == part.size * item and target.flags.c_contiguous:
-            head, tail = bytearray(start - fetch_start), bytearray(fetch_stop - stop)
-            direct = target.reshape(-1).view(np.uint8).data
-            buffers = [memoryview(head), direct, memoryview(tail)]
-            self._store.read_into(key, segment.offset + fetch_start, buffers)
-        else:
-            data = self._store.read(key, segment.offset + fetch_start, segment.offset + fetch_stop)
-            buffers = [memoryview(data)]
+        for stretch in stretches(local, held.shape, stored.dtype.item_bytes):
+            place = target[selection(stretch.box, local)]
+            fetch = stretch.start, stretch.stop
+            if self._verify:
+                first, last = stretch.in_blocks
+                fetch = first, min(segment.covered, last)
+            if place.flags.c_contiguous and stretch.stop - stretch.start == place.nbytes:
+                self._read_dense(key, segment, stretch, fetch, place)
+            else:
+                self._read_strided(key, segment, stretch, fetch, place)
+
+    def _read_dense(
+        self,
+        key: str,
+        segment: Segment,
+        stretch: Stretch,
+        fetch: tuple[int, int],
+        target: NDArray[np.generic],
+    ) -> None:
+        """Read a stretch straight into its place; what lies around it, within blocks, is looked at alone."""
+        first, last = fetch
+        head, tail = bytearray(stretch.start - first), bytearray(last - stretch.stop)
+        buffers = [memoryview(head), target.reshape(-1).view(np.uint8).data, memoryview(tail)]
+        self._store.read_into(key, segment.offset + first, buffers)
         if self._verify:
-            verify_blocks(buffers, segment.checksums, fetch_start // BLOCK_BYTES, key)
-        if len(buffers) == 1:
-            target[...] = np.ndarray(
-                part.shape,
-                stored.dtype.numpy,
-                buffers[0],
-                start - fetch_start,
-                tuple(stride * item for stride in strides),
-            )
+            verify_blocks(buffers, segment.checksums, first // BLOCK_BYTES, key)
+
+    def _read_strided(
+        self,
+        key: str,
+        segment: Segment,
+        stretch: Stretch,
+        fetch: tuple[int, int],
+        target: NDArray[np.generic],
+    ) -> None:
+        """Read a stretch, some at a time, and copy what is wanted of it while it is in the processor's cache.
+
+        A row, which is all of the target but its outermost dim, may lie in two of those times: what there is of it is
+        kept in front of the next.
+        """
+        position, end = fetch
+        lead = next(dim for dim, extent in enumerate(target.shape) if extent > 1)
+        rows = target[(0,) * lead]
+        steps = stretch.strides[lead:]
+        row_bytes = stretch.stop - stretch.start - (len(rows) - 1) * steps[0]
+        scratch = self._scratch(row_bytes + min(self._window, end - position))
+        # Rows that are done, where the next begins; where that begins which was read, and how much it is.
+        row, start, low, filled = 0, stretch.start, position, 0
+        while position < end:
+            kept = max(0, position - max(start, low))
+            if kept:
+                scratch[:kept] = scratch[filled - kept : filled]
+            size = min(self._window, end - position)
+            fresh = scratch[kept : kept + size].data
+            self._store.read_into(key, segment.offset + position, [fresh])
+            if self._verify:
+                verify_blocks([fresh], segment.checksums, position // BLOCK_BYTES, key)
+            low, filled, position = position - kept, kept + size, position + size
+            whole = min(len(rows) - row, (position - start - row_bytes) // steps[0] + 1)
+            if whole > 0:
+                shape = (whole, *rows.shape[1:])
+                rows[row : row + whole] = np.ndarray(shape, rows.dtype, scratch.data, start - low, steps)
+                row, start = row + whole, start + whole * steps[0]
+
+    def _scratch(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory of this thread's own, which is touched already: new pages cost as much as what is read into them."""
+        found: NDArray[np.uint8] | None = getattr(self._own, "scratch", None)
+        if found is None or found.nbytes < nbytes:
+            found = np.empty(nbytes, np.uint8)
+            if nbytes <= _SCRATCH_BYTES:
+                self._own.scratch = found
+        return found

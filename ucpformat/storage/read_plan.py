@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ucpformat.geometry import decompose_flat_range, row_major_strides
-from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.geometry import decompose_flat_range
+from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,17 +54,15 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
         part = held.intersect(wanted)
         if part is None:
             continue
-        start, stop = 0, segment.covered
-        if stored.compressor is None:
-            strides, local = row_major_strides(held.shape), part.relative_to(held)
-            first = sum(map(int.__mul__, local.offset, strides)) * item
-            last = (
-                sum((end - 1) * stride for end, stride in zip(local.stop, strides, strict=True)) + 1
-            ) * item
-            start = first // BLOCK_BYTES * BLOCK_BYTES
-            stop = min(stop, -(-last // BLOCK_BYTES) * BLOCK_BYTES)
         key = stored.object_key(chunk, segment)
-        yield StoredRead(key, segment.offset + start, segment.offset + stop, chunk, part.size * item)
+        if stored.compressor is not None:
+            stop = segment.offset + segment.covered
+            yield StoredRead(key, segment.offset, stop, chunk, part.size * item)
+            continue
+        for stretch in stretches(part.relative_to(held), held.shape, item):
+            start, stop = stretch.in_blocks
+            stop = segment.offset + min(stop, segment.covered)
+            yield StoredRead(key, segment.offset + start, stop, chunk, stretch.box.size * item)
 
 
 def _of_view(stored: StoredSlot, view: tuple[int, ...], box: Box) -> Iterator[StoredRead]:
