@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.giant import Grid, Size, arranged
 from benchmarks.growth.curves import Point, best_of
+from ucpformat.distributed.chunk_owners import whole_chunks
 from ucpformat.distributed.description import Described, describe, merged
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.receipts import Receipt
@@ -192,12 +193,16 @@ def at_ranks(job: Job, target: Job, repeats: int) -> Point:
     mine = [_to_share(whole, name) for name in names if name in local.arrays]
     found, sharing = best_of(repeats, lambda: portions(mine, rank))
     slots = [_to_share(whole, name) for name in names]
+    chunks, owning = best_of(repeats, lambda: whole_chunks(slots, rank))
     values = {
         "one rank describes, s": described.cpu_seconds,
         "every rank merges descriptions, s": merging.cpu_seconds,
         "descriptions, MiB": sum(len(data) for data, _ in descriptions) / (1 << 20),
         "one rank finds its share, packed, s": sharing.cpu_seconds,
         "its portions": len(found),
+        "one rank finds its share, plain or compressed, s": owning.cpu_seconds,
+        "its shared chunks": sum(len(wave.chunks) for wave in chunks.waves),
+        "waves in which it meets others": len(chunks.waves),
     }
     receipts = [*_receipts(slots, assignments(slots), job.grid.ranks)]
     with tempfile.TemporaryDirectory() as room:

@@ -16,15 +16,26 @@ from hypothesis import strategies as st
 from tests.distributed.test_save import Held, cases, local_state, logical
 from ucpformat import Compressor, validate
 from ucpformat import open as open_checkpoint
+from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.parts import Part
 from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save, save_together
-from ucpformat.distributed.share import SlotToShare, assignments
-from ucpformat.distributed.shared_chunks import in_waves, shared_chunks
+from ucpformat.distributed.share import SlotToShare, held_by_all
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
-from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, chunk_grid
+from ucpformat.geometry import (
+    Box,
+    BufferPlace,
+    ChunkGrid,
+    Concat,
+    Flatten,
+    Layout,
+    Mesh,
+    MeshAxis,
+    Shard,
+    chunk_grid,
+)
 from ucpformat.model.root import Storage
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
@@ -80,23 +91,21 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(atoms)): file.read_bytes() for file in atoms.rglob("*") if file.is_file()}
 
 
-def shared_bytes(count: int, slots: dict[SlotName, Held], chunk_bytes: int) -> int:
-    """Bytes of the chunks that more than one rank writes a part of, less the largest part of each."""
+def lacking_bytes(count: int, slots: dict[SlotName, Held], chunk_bytes: int) -> int:
+    """Bytes of all chunks, less what the rank holds of each that holds the most."""
     everyone = frozenset(range(count))
-    to_share = [
-        SlotToShare(name, (Source(layout, place, everyone),), chunk_grid(shape, 4, chunk_bytes), 4)
-        for name, (shape, layout, place) in slots.items()
-    ]
-    assigned = assignments(sorted(to_share, key=lambda slot: slot.name))
     total = 0
-    for slot in to_share:
+    for name, (shape, layout, place) in slots.items():
+        slot = SlotToShare(name, (Source(layout, place, everyone),), chunk_grid(shape, 4, chunk_bytes), 4)
+        held = held_by_all(slot)
         for chunk in range(slot.grid.count):
-            box = slot.grid.chunk_box(slot.grid.index_of(chunk))
+            box = slot.grid.box_at(chunk)
             sizes = [0] * count
-            for one in assigned.get(slot.name, ()):
+            for one in held:
                 part = one.box.intersect(box)
-                sizes[one.rank] += 0 if part is None else 4 * part.size
-            total += sum(sizes) - max(sizes)
+                for rank in one.holders:
+                    sizes[rank] += 0 if part is None else part.size
+            total += 4 * (box.size - max(sizes))
     return total
 
 
@@ -140,24 +149,34 @@ def test_what_several_write_is_what_one_writes(
         )
         sent = [report.sent for report in reports]
         assert sent == [group.exchanged for group in groups]
-        assert sum(sent) == shared_bytes(count, slots, options.chunk_bytes), (
-            "each part goes to its owner, once"
+        assert sum(sent) == lacking_bytes(count, slots, options.chunk_bytes), (
+            "what an owner lacks goes to it, once"
         )
 
 
 COLUMNS = Layout(Mesh((MeshAxis("tp", 4),)), (Shard("tp", 1),))
 
 
+def planned(slots: Sequence[SlotToShare], ranks: int, most: int = 1 << 28) -> list[WholeChunks]:
+    return [whole_chunks(slots, rank, most=most) for rank in range(ranks)]
+
+
 def test_chunks_that_all_hold_alike_have_owners_in_turn() -> None:
     slot = SlotToShare(
         ("w", "value"), (Source(COLUMNS, None, frozenset(range(4))),), chunk_grid((64, 16), 4, 512), 4
     )
-    chunks = shared_chunks([slot], assignments([slot]))
-    assert [one.owner for one in chunks] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert all(one.nbytes == 512 and len(one.parts) == 4 for one in chunks)
-    assert [len(wave) for wave in in_waves(chunks, most=512)] == [4, 4]
-    assert [len(wave) for wave in in_waves(chunks, most=1)] == [4, 4], "at least one chunk for each owner"
-    assert in_waves([]) == []
+    for rank, plan in enumerate(planned([slot], 4)):
+        (wave,) = plan.waves
+        assert [one.owner for one in wave.chunks] == [0, 1, 2, 3, 0, 1, 2, 3]
+        assert [len(one.parts) for one in wave.chunks] == [
+            4 if one.owner == rank else 1 for one in wave.chunks
+        ]
+        assert all(one.nbytes == 512 for one in wave.chunks)
+        assert len(plan.portions) == 8
+    for plan in planned([slot], 4, most=512):
+        assert [len(wave.chunks) for wave in plan.waves] == [4, 4]
+    for plan in planned([slot], 4, most=1):
+        assert [len(wave.chunks) for wave in plan.waves] == [4, 4], "at least one chunk for each owner"
 
 
 def test_whoever_has_most_of_a_chunk_owns_it() -> None:
@@ -165,8 +184,84 @@ def test_whoever_has_most_of_a_chunk_owns_it() -> None:
     slot = SlotToShare(
         ("w", "value"), (Source(uneven, None, frozenset(range(3))),), chunk_grid((8,), 4, 1024), 4
     )
-    (chunk,) = shared_chunks([slot], assignments([slot]))
-    assert (chunk.owner, chunk.box, chunk.chunk) == (1, Box((0,), (8,)), 0)
+    for plan in planned([slot], 3):
+        ((chunk,),) = (wave.chunks for wave in plan.waves)
+        assert (chunk.owner, chunk.box, chunk.chunk) == (1, Box((0,), (8,)), 0)
+
+
+@given(cases(), st.sampled_from([64, 1024, 65536]), st.sampled_from([1, 1024, 1 << 28]))
+def test_plans_of_all_ranks_fit_together(
+    case: tuple[int, dict[SlotName, Held]], chunk_bytes: int, most: int
+) -> None:
+    """Each cell is given once; giver and owner know of one another; who meets in several waves meets in one order."""
+    count, held = case
+    everyone = frozenset(range(count))
+    slots = [
+        SlotToShare(name, (Source(layout, place, everyone),), chunk_grid(shape, 4, chunk_bytes), 4)
+        for name, (shape, layout, place) in sorted(held.items())
+    ]
+    plans = planned(slots, count, most)
+    written = {slot.name: np.zeros(slot.grid.shape, int) for slot in slots}
+    meetings: dict[tuple[int, int], list[list[tuple[SlotName, int, Box]]]] = {}
+    for rank, plan in enumerate(plans):
+        assert [one.name for one in plan.portions] == sorted(one.name for one in plan.portions)
+        for portion in plan.portions:
+            box = portion.piece.box
+            written[portion.name][tuple(map(slice, box.offset, box.stop))] += 1
+        assert [wave.last for wave in plan.waves] == sorted(wave.last for wave in plan.waves)
+        for wave in plan.waves:
+            met: dict[int, list[tuple[SlotName, int, Box]]] = {}
+            for chunk in wave.chunks:
+                for part in chunk.parts:
+                    other = part.rank if chunk.owner == rank else chunk.owner
+                    if other != rank:
+                        met.setdefault(other, []).append((chunk.slot.name, chunk.chunk, part.box))
+            for other, parts in met.items():
+                meetings.setdefault((rank, other), []).append(parts)
+            for owner in {chunk.owner for chunk in wave.chunks} & {rank}:
+                owned = [chunk.nbytes for chunk in wave.chunks if chunk.owner == owner]
+                assert sum(owned) <= max(most, *owned)
+    for name, cells in written.items():
+        assert (cells == 1).all(), name
+    for (rank, other), waves in meetings.items():
+        assert waves == meetings[other, rank]
+
+
+def test_replicas_own_chunks_in_turn_and_send_nothing() -> None:
+    slot = SlotToShare(
+        ("w", "value"), (Source(None, None, frozenset(range(3))),), chunk_grid((96,), 4, 16), 4
+    )
+    plans = planned([slot], 3)
+    assert [len(plan.portions) for plan in plans] == [8, 8, 8]
+    assert not any(plan.waves for plan in plans)
+
+
+@pytest.mark.parametrize("ranks", [64, 4096])
+def test_a_rank_does_not_plan_the_chunks_of_others(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """Of a flat buffer, a rank looks at the chunks that its part meets, however many ranks there are."""
+    layout = Layout(Mesh((MeshAxis("dp", ranks),)), (Flatten(), Concat("all"), Shard("dp", 0, "even")))
+    each, count = 4096, 64
+    slots = [
+        SlotToShare(
+            (f"w{number:02}", "value"),
+            (Source(layout, BufferPlace((number * each,), (count * each,)), frozenset(range(ranks))),),
+            chunk_grid((each,), 4, 4096),
+            4,
+        )
+        for number in range(count)
+    ]
+    seen = []
+    box_at = ChunkGrid.box_at
+
+    def counted(self: ChunkGrid, chunk: int) -> Box:
+        seen.append(chunk)
+        return box_at(self, chunk)
+
+    monkeypatch.setattr(ChunkGrid, "box_at", counted)
+    found = whole_chunks(slots, ranks // 2)
+    share = count * each // ranks
+    assert sum(portion.piece.box.size for portion in found.portions) == share
+    assert len(seen) <= share // 1024 + 2
 
 
 SLOTS: dict[SlotName, Held] = {

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
 from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
@@ -21,8 +22,8 @@ from ucpformat.distributed.own_values import Owners, announced, entry_of, owners
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
-from ucpformat.distributed.share import Portion, SlotToShare, assignments, portions
-from ucpformat.distributed.shared_chunks import ChunkAssembly, SharedChunk, in_waves, shared_chunks
+from ucpformat.distributed.share import Portion, SlotToShare, portions
+from ucpformat.distributed.shared_chunks import ChunkAssembly
 from ucpformat.model.names import assign_keys
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.state import StateDocument
@@ -168,10 +169,9 @@ class Saving:
         self._whole_chunks = {
             name: self._slot_to_share(name) for name in self._names if self._takes_whole_chunks(name)
         }
-        self._waves: list[list[SharedChunk]] = []
-        if self._whole_chunks and len(group.ranks) > 1:
-            assigned = assignments(map(self._slot_to_share, self._names))
-            self._waves = in_waves(shared_chunks(self._whole_chunks.values(), assigned))
+        self._planned = WholeChunks([], [])
+        if self._shares_chunks:
+            self._planned = whole_chunks(self._whole_chunks.values(), group.rank)
         self._nbytes = 0
         self._sent = 0
 
@@ -195,8 +195,18 @@ class Saving:
             self._store.close()
 
     def share(self) -> list[Portion]:
-        """What this rank has to write."""
-        return portions(self._to_share(), self._group.rank)
+        """What this rank has to write, or to send to the owner of a chunk, in the order of slots."""
+        if not self._shares_chunks:
+            return portions(self._to_share(), self._group.rank)
+        others = (slot for slot in self._to_share() if slot.name not in self._whole_chunks)
+        found = [*portions(others, self._group.rank), *self._planned.portions]
+        found.sort(key=lambda portion: portion.name)
+        return found
+
+    @property
+    def _shares_chunks(self) -> bool:
+        """Whether ranks may have to send parts of chunks to others; all ranks say the same."""
+        return bool(self._whole_chunks) and len(self._group.ranks) > 1
 
     def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
         """How a slot is cut, and its data type."""
@@ -337,7 +347,7 @@ class Saving:
             begin()
             return b""
 
-        if not self._waves:
+        if not self._shares_chunks:
             begin()
             return
         decided(self._group, step)
@@ -352,7 +362,9 @@ class Saving:
         return entry_of(self.local, self._group, self._owners)
 
     def _write(self, target: PieceWriter) -> None:
-        assembly = ChunkAssembly(target, self._group, self._waves, self._whole_chunks, lasting=self._lasting)
+        assembly = ChunkAssembly(
+            target, self._group, self._planned.waves, self._whole_chunks, lasting=self._lasting
+        )
         stream = self._batches()
         try:
             while (batch := self._next(stream, assembly)) is not None:

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from ucpformat.distributed.description import Source
     from ucpformat.distributed.local_state import SlotName
 
-__all__ = ["Assigned", "Portion", "SlotToShare", "assignments", "largest_part", "portions"]
+__all__ = [
+    "Assigned",
+    "Portion",
+    "SlotToShare",
+    "assignments",
+    "held_by_all",
+    "largest_part",
+    "pieces_of",
+    "portions",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
         for slot in slots:
             key = (slot.sources, slot.grid.shape)
             if key not in held:
-                held[key] = _pieces(slot, rank)
+                held[key] = pieces_of(slot, rank)
             pieces[slot.name] = held[key]
             yield slot
 
@@ -115,7 +124,7 @@ def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[Slot
     for slot in slots:
         key = (slot.sources, slot.grid.shape)
         if key not in held:
-            held[key] = tuple(_boxes(slot, only))
+            held[key] = tuple(held_by_all(slot, only))
         for one in held[key]:
             order += 1
             if len(one.holders) == 1:
@@ -158,19 +167,22 @@ def _largest(sources: tuple[Source, ...], shape: tuple[int, ...]) -> int:
     )
 
 
-def _boxes(slot: SlotToShare, only: int | None) -> Iterator[HeldBox]:
-    """Disjoint boxes, with all who hold each; those of which ``only`` one rank has some. None are empty."""
+def held_by_all(slot: SlotToShare, only: int | None = None) -> list[HeldBox]:
+    """Disjoint boxes, with all who hold each; those of which ``only`` one rank has some. None are empty.
+
+    Raises as `portions`.
+    """
     sources = [
         (plain_holdings(source, slot.grid.shape, at="/".join(slot.name)), source.ranks)
         for source in slot.sources
     ]
-    for one in held_boxes(sources):
-        if not one.box.is_empty and (only is None or only in one.holders):
-            yield one
+    return [
+        one for one in held_boxes(sources) if not one.box.is_empty and (only is None or only in one.holders)
+    ]
 
 
-def _pieces(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
-    """What ``rank`` holds, as disjoint pieces."""
+def pieces_of(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
+    """What ``rank`` holds of a slot, as disjoint pieces; raises as `portions`."""
     shape = slot.grid.shape
     pieces: tuple[Piece, ...] = ()
     for source in slot.sources:

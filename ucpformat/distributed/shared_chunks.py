@@ -1,15 +1,12 @@
-"""Whole chunks where several ranks hold parts of one: each chunk gets one owner, to whom the others send theirs.
+"""Chunks of several ranks, put together by their owners while everything else is written (SPEC sections 16.3 and 16.4).
 
-Storage plain and compressed slots take whole chunks (SPEC sections 16.3 and 16.4). The owner of a chunk is the rank
-that has the most bytes of it to write; of several, the one that owns the least of the chunks before. So no more is
-sent than the bytes of shared chunks, and every rank works out the same from the description of the whole.
+`chunk_owners` says who owns what, and which chunks are put together at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,76 +29,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ucpformat.distributed.chunk_owners import SharedChunk, Wave
     from ucpformat.distributed.group import Group
     from ucpformat.distributed.local_state import SlotName
-    from ucpformat.distributed.share import Assigned, SlotToShare
+    from ucpformat.distributed.share import SlotToShare
     from ucpformat.geometry import ChunkGrid
     from ucpformat.storage.piece_writer import PieceWriter
 
-__all__ = ["ChunkAssembly", "SharedChunk", "in_waves", "shared_chunks"]
-
-_WAVE_BYTES: Final = 1 << 28  # of chunks that one rank owns, while they are put together
-
-
-@dataclass(frozen=True, slots=True)
-class SharedChunk:
-    """A chunk of which several ranks have parts to write, and the one that gets them all."""
-
-    slot: SlotToShare
-    chunk: int
-    parts: tuple[Assigned, ...]
-    owner: int
-
-    @property
-    def box(self) -> Box:
-        """The chunk's box of the slot."""
-        return self.slot.grid.box_at(self.chunk)
-
-    @property
-    def nbytes(self) -> int:
-        """Logical bytes of the chunk."""
-        return self.box.size * self.slot.item_bytes
-
-
-def shared_chunks(
-    slots: Iterable[SlotToShare], assigned: Mapping[SlotName, Sequence[Assigned]]
-) -> list[SharedChunk]:
-    """The chunks of ``slots`` that have parts of several ranks, in the order of slots and chunks, and their owners.
-
-    What no rank holds all of is left out: it is missed when the checkpoint is committed.
-    """
-    found: list[SharedChunk] = []
-    owned: dict[int, int] = {}
-    for slot in slots:
-        parts: dict[int, list[Assigned]] = {}
-        for one in assigned.get(slot.name, ()):
-            for chunk in slot.grid.chunks_for(one.box):
-                parts.setdefault(chunk, []).append(one)
-        for chunk in sorted(parts):
-            if len({one.rank for one in parts[chunk]}) > 1:
-                box = slot.grid.box_at(chunk)
-                sizes: dict[int, int] = {}
-                for one in parts[chunk]:
-                    sizes[one.rank] = sizes.get(one.rank, 0) + _size(one.box, box)
-                if sum(sizes.values()) == box.size:
-                    owner = min(sizes, key=lambda rank: (-sizes[rank], owned.get(rank, 0), rank))
-                    owned[owner] = owned.get(owner, 0) + box.size * slot.item_bytes
-                    found.append(SharedChunk(slot, chunk, tuple(parts[chunk]), owner))
-    return found
-
-
-def in_waves(chunks: Iterable[SharedChunk], *, most: int = _WAVE_BYTES) -> list[list[SharedChunk]]:
-    """Runs of chunks that are put together at once: no rank owns more than ``most`` bytes of one, or one chunk."""
-    waves: list[list[SharedChunk]] = []
-    owned: dict[int, int] = {}
-    for one in chunks:
-        nbytes = owned.get(one.owner, 0) + one.nbytes
-        if not waves or (nbytes > most and owned.get(one.owner)):
-            waves.append([])
-            owned, nbytes = {}, one.nbytes
-        waves[-1].append(one)
-        owned[one.owner] = nbytes
-    return waves
+__all__ = ["ChunkAssembly"]
 
 
 class ChunkAssembly:
@@ -115,7 +50,7 @@ class ChunkAssembly:
         self,
         target: PieceWriter,
         group: Group,
-        waves: Sequence[Sequence[SharedChunk]],
+        waves: Sequence[Wave],
         whole: Mapping[SlotName, SlotToShare],
         *,
         lasting: bool,
@@ -125,7 +60,7 @@ class ChunkAssembly:
         self._waves = list(waves)
         self._whole = whole
         self._lasting = lasting
-        self._shared = {(one.slot.name, one.chunk) for wave in waves for one in wave}
+        self._shared = {(one.slot.name, one.chunk) for wave in waves for one in wave.chunks}
         self._waiting: dict[tuple[SlotName, int], list[tuple[Box, NDArray[np.generic]]]] = {}
         self._failure: Exception | None = None
         self.moved = Moved()
@@ -177,8 +112,8 @@ class ChunkAssembly:
         Raises:
             Whatever the group raises where a rank is gone.
         """
-        while self._waves and self._waves[0][-1].slot.name < name:
-            self._exchange(self._waves.pop(0))
+        while self._waves and self._waves[0].last_slot < name:
+            self._exchange(self._waves.pop(0).chunks)
 
     def finish(self) -> None:
         """Exchange all that is left.
@@ -187,7 +122,7 @@ class ChunkAssembly:
             What failed here; and what the group raises where a rank is gone.
         """
         while self._waves:
-            self._exchange(self._waves.pop(0))
+            self._exchange(self._waves.pop(0).chunks)
         if self._failure is not None:
             raise self._failure
 

@@ -102,7 +102,9 @@ def transport(
     sends, receives = _by_peer(parcels, message_bytes)
     ranks = list(group.ranks)
     count, mine = len(ranks), ranks.index(group.rank)
-    for first in range(1, count, LANES):
+    meeting = {(ranks.index(rank) - mine) % count for rank in sends}
+    meeting |= {(mine - ranks.index(rank)) % count for rank in receives}
+    for first in sorted({1 + (shift - 1) // LANES * LANES for shift in meeting}):
         shifts = range(first, min(count, first + LANES))
         outgoing = {
             rank: _messages(sends.get(rank, ()), message_bytes)
