@@ -22,11 +22,28 @@ from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 
-__all__ = ["ExpertRanks", "add_unpartitioned_experts", "expert_layers", "with_experts"]
+__all__ = [
+    "ExpertRanks",
+    "add_unpartitioned_experts",
+    "are_shared",
+    "expert_layers",
+    "with_experts",
+    "without_experts",
+]
 
 
-def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStates:
-    """``model`` with the parameters that the files of experts hold.
+def are_shared(directory: DeepSpeedDirectory) -> bool:
+    """Whether tensor-parallel ranks have whole experts, each its own: files of one expert are not of all of them."""
+    places: dict[tuple[int, int], int] = {}
+    for layer, expert, _ in directory.experts:
+        places[layer, expert] = places.get((layer, expert), 0) + 1
+    return directory.model_degree > 1 and set(places.values()) == {1}
+
+
+def with_experts(
+    directory: DeepSpeedDirectory, model: ModelStates, position: int | None = None
+) -> ModelStates:
+    """``model`` with the parameters that the files of experts hold: those of a model-parallel rank, or all.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for an expert that is missing or in the wrong file.
@@ -34,23 +51,26 @@ def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStat
     at = model.file.name
     if model.values.get("ds_autoep_layers"):
         raise refused("saved by AutoEP, whose stacked experts are not read", at)
-    if directory.model_degree > 1 or directory.layers:
-        raise refused("experts under tensor or pipeline parallelism are not read", at)
     counts = model.values.get("num_experts")
     if not isinstance(counts, list) or not all(
         type(count) is int and 0 < count < 1 << 20 for count in counts
     ):
         raise refused("num_experts does not list the experts of each layer", at)
     module, homes = dict(model.module), dict(model.homes)
+    files = {
+        (layer, expert): name
+        for (layer, expert, rank), name in directory.experts.items()
+        if position in (None, rank)
+    }
     # The model file has the buffers of experts under the numbers that rank 0 gives them.
     buffers = {name for name in model.buffers if expert_name(name) is None}
     of_experts = {(found[0], found[2]) for name in model.buffers if (found := expert_name(name))}
     for layer, count in enumerate(counts):
         for expert in range(count):
-            name = directory.experts.get((layer, expert, 0))
+            name = files.get((layer, expert))
             if name is None:
                 raise refused(
-                    f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt is missing; "
+                    f"layer_{layer}_expert_{expert}_mp_rank_{position or 0:02d}_model_states.pt is missing; "
                     "copy the files of all ranks into one directory",
                     at,
                 )
@@ -62,9 +82,7 @@ def with_experts(directory: DeepSpeedDirectory, model: ModelStates) -> ModelStat
                 module[key], homes[key] = stored, file
                 if (found[0], found[2]) in of_experts:
                     buffers.add(key)
-    extra = [
-        name for (layer, expert, _), name in directory.experts.items() if not _is_there(layer, expert, counts)
-    ]
+    extra = [name for (layer, expert), name in files.items() if not _is_there(layer, expert, counts)]
     if extra:
         raise refused(f"the layers have {counts} experts: from two saves", min(extra))
     return replace(model, module=module, homes=homes, buffers=frozenset(buffers))
@@ -83,11 +101,25 @@ def _is_there(layer: int, expert: int, counts: Sequence[int]) -> bool:
     return 0 <= layer < len(counts) and expert < counts[layer]
 
 
-class ExpertRanks:
-    """Who shares which flat group, and what each calls the parameters; for `flat_groups`."""
+def without_experts(
+    ranks: Sequence[OptimizerStates], count: int, shapes: Shapes
+) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
+    """A group that all ranks share; nothing where it is of experts. For `flat_groups`."""
+    if not any(expert_name(name) for name in shapes):
+        yield ranks, shapes
 
-    def __init__(self, model: ModelStates, ranks: Sequence[OptimizerStates]) -> None:
+
+class ExpertRanks:
+    """Who shares which flat group, and what each calls the parameters; for `flat_groups`.
+
+    ``has_others`` is false where the groups of other parameters are left out.
+    """
+
+    def __init__(
+        self, model: ModelStates, ranks: Sequence[OptimizerStates], *, has_others: bool = True
+    ) -> None:
         self._ranks = ranks
+        self._has_others = has_others
         self._at = model.file.name
         config = model.values.get("ds_config")
         self._data_first = (
@@ -102,7 +134,8 @@ class ExpertRanks:
     def __call__(self, count: int, shapes: Shapes) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
         """Ranks and global names of a group that ``count`` ranks share."""
         if not any(expert_name(name) for name in shapes):
-            yield self._ranks, shapes
+            if self._has_others:
+                yield self._ranks, shapes
             return
         degree, rest = divmod(len(self._ranks), count or 1)
         if rest or not degree:
@@ -128,14 +161,18 @@ def add_unpartitioned_experts(
     model: ModelStates,
     draft: Draft,
     groups: list[tuple[list[str], Mapping[str, Any]]],
+    position: int = 0,
 ) -> None:
     """States without ZeRO: one file of each expert-parallel rank has them, those of other parameters in each.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where ranks contradict each other, or one is missing.
     """
-    files = [name for _, name in sorted(directory.expert_optimizer.items())]
-    if [rank for rank, _ in sorted(directory.expert_optimizer)] != list(range(len(files))):
+    found = sorted(place for place in directory.expert_optimizer if place[1] == position)
+    files = [directory.expert_optimizer[place] for place in found]
+    if not files:
+        raise refused(f"expp_rank_0_mp_rank_{position:02d}_optim_states.pt is missing", model.file.name)
+    if [rank for rank, _ in found] != list(range(len(files))):
         raise refused("the file of an expert-parallel rank before it is missing", files[-1])
     experts = [name for name in model.module if expert_name(name)]
     for rank, file_name in enumerate(files):

@@ -9,20 +9,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.draft import Draft
+from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.experts import (
     ExpertRanks,
     add_unpartitioned_experts,
+    are_shared,
     expert_layers,
     with_experts,
+    without_experts,
 )
 from ucpformat.frameworks.deepspeed.fields import refused
-from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, flat_groups
+from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
 from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
 from ucpformat.frameworks.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
@@ -55,20 +59,28 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
             read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
     """
     directory = DeepSpeedDirectory.open(path)
-    positions = [_position(directory, number) for number in range(directory.model_degree)]
+    has_shared = are_shared(directory)
+    positions = [
+        _position(directory, number, has_shared=has_shared) for number in range(directory.model_degree)
+    ]
     note: dict[str, JsonValue] = {
         "kind": KIND,
         "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
         "world_size": len(positions[0].ranks) or _world_size(positions[0].model),
     }
-    if prefixes := expert_layers(positions[0].model):
-        note["expert_layers"] = list(prefixes)
-    if directory.layers:
+    if not has_shared:
+        positions = _with_all_counts(positions)
+    if directory.layers or (directory.experts and _degrees(positions[0].model)[0] > 1):
         parts = _pipeline_parts(directory, positions, note, settings or {})
     else:
         parts = [_part(position, directory) for position in positions]
         if len(parts) > 1:
             parts = [_tensor_parallel(parts, len(parts), settings or {})]
+    if has_shared:
+        parts.append(_shared_experts(directory, positions))
+    models = [part.position.model for part in parts]
+    if prefixes := dict.fromkeys(prefix for model in models for prefix in expert_layers(model)):
+        note["expert_layers"] = list(prefixes)
     first = parts[0]
     draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
     wrapper = _wrapper(first.position.ranks, first.position.model)
@@ -88,14 +100,42 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     )
 
 
+def _with_all_counts(positions: Sequence[Position]) -> list[Position]:
+    """Positions whose models list the experts of all stages; each saved those of its own."""
+    step = max(_degrees(positions[0].model)[1], 1)
+    counts = [
+        count for position in positions[::step] for count in position.model.values.get("num_experts", [])
+    ]
+    return [
+        replace(
+            position,
+            models=[
+                replace(model, values={**model.values, "num_experts": counts})
+                if "num_experts" in model.values
+                else model
+                for model in position.models
+            ],
+        )
+        for position in positions
+    ]
+
+
 def _world_size(model: ModelStates) -> int:
     """How many data-parallel ranks there were without ZeRO, where one saves for all."""
     found = model.values.get("dp_world_size")
     return found if type(found) is int and found > 0 else 1
 
 
-def _position(directory: DeepSpeedDirectory, number: int) -> Position:
-    """What the files of one model-parallel rank say, tensors aside."""
+def _degrees(model: ModelStates) -> tuple[int, int]:
+    """Pipeline stages and tensor-parallel ranks, as a model file has them; 0 where it does not say."""
+    dims = model.values.get("checkpoint_parallel_dimensions")
+    found = [dims.get(name) for name in ("pp_degree", "tp_degree")] if isinstance(dims, dict) else [0, 0]
+    stages, ranks = (degree if type(degree) is int else 0 for degree in found)
+    return stages, ranks
+
+
+def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> Position:
+    """What the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
     models = [
         ModelStates.read(TorchFile(directory.files, name))
         for (_, model), name in sorted(directory.model.items())
@@ -111,12 +151,33 @@ def _position(directory: DeepSpeedDirectory, number: int) -> Position:
     if ranks and first.groups is None:
         tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
         models[0] = first = named_slices(directory, ranks, first, number % tensor_degree)
-    sharers = None
-    if directory.experts or directory.expert_optimizer:
-        models[0] = first = with_experts(directory, first)
+    sharers: Sharers | None = None
+    if has_shared:
+        if not ranks:
+            raise refused(
+                "whole experts under tensor parallelism are read with ZeRO alone; save with ZeRO-1",
+                first.file.name,
+            )
+        sharers = partial(without_experts, ranks)
+    elif "num_experts" in first.values or (directory.experts and directory.model_degree == 1):
+        models[0] = first = with_experts(directory, first, number)
         sharers = ExpertRanks(first, ranks)
     flat = list(flat_groups(ranks, first.groups or (), first.file.name, sharers)) if ranks else []
-    return Position(models, ranks, flat)
+    return Position(models, ranks, flat, number)
+
+
+def _shared_experts(directory: DeepSpeedDirectory, positions: Sequence[Position]) -> Part:
+    """The experts where tensor-parallel ranks, which are next to each other, have whole ones."""
+    for position in positions[1:]:
+        if len(position.ranks) != len(positions[0].ranks):
+            raise refused("there are files of other data-parallel ranks here", position.model.file.name)
+    ranks = [rank for held in zip(*(position.ranks for position in positions), strict=True) for rank in held]
+    model = with_experts(directory, positions[0].model)
+    sharers = ExpertRanks(model, ranks, has_others=False)
+    flat = list(flat_groups(ranks, model.groups or (), model.file.name, sharers))
+    experts = {name: held for name, held in model.module.items() if name in model.homes}
+    model = replace(model, module=experts, frozen={}, fragments={}, shared={})
+    return _part(Position([model], ranks, flat), directory)
 
 
 def _part(position: Position, directory: DeepSpeedDirectory, names: Mapping[int, str] | None = None) -> Part:
@@ -131,7 +192,7 @@ def _part(position: Position, directory: DeepSpeedDirectory, names: Mapping[int,
             groups[group.options][0].extend(_in_order(group, first))
             _add_group(draft, group, first, is_shared_by_all=len(group.ranks) == len(ranks))
     elif directory.expert_optimizer:
-        add_unpartitioned_experts(directory, first, draft, groups)
+        add_unpartitioned_experts(directory, first, draft, groups, position.number)
     elif first.optimizer is not None:
         for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names):
             draft.add(name, slot, kind, shape, read)
@@ -150,15 +211,12 @@ def _pipeline_parts(
     settings: Mapping[str, str],
 ) -> list[Part]:
     """One part of each stage, of whole tensors."""
-    tensor_degree = 1 + max(rank for _, rank in directory.layers)
-    stages, rest = divmod(len(positions), tensor_degree)
     first = positions[0].model
-    dims = first.values.get("checkpoint_parallel_dimensions")
-    said = (
-        (stages, tensor_degree)
-        if not isinstance(dims, dict)
-        else (dims.get("pp_degree"), dims.get("tp_degree"))
-    )
+    said = _degrees(first)
+    tensor_degree = 1 + max(rank for _, rank in directory.layers) if directory.layers else max(said[1], 1)
+    stages, rest = divmod(len(positions), tensor_degree)
+    if "checkpoint_parallel_dimensions" not in first.values:
+        said = (stages, tensor_degree)
     if rest or said != (stages, tensor_degree):
         raise refused(
             f"{len(positions)} model-parallel ranks whose layers are of {tensor_degree} tensor-parallel ones: "
@@ -171,7 +229,7 @@ def _pipeline_parts(
         mine = positions[tensor_rank::tensor_degree]
         models = [position.model for position in mine]
         names: list[Mapping[int, str] | None] = [None] * stages
-        if not any(position.ranks for position in mine):
+        if not any(position.ranks for position in mine) and not directory.expert_optimizer:
             named = named_stages(directory, models, tensor_rank, chosen)
             models, names = [stage.model for stage in named], [stage.names for stage in named]
         held = [Stage(model, position.flat) for model, position in zip(models, mine, strict=True)]
@@ -265,7 +323,7 @@ def _check_saves(
                 )
         if other.groups != first.groups or other.frozen != first.frozen:
             raise refused(f"other parameters than {first.file.name}: from two saves", other.file.name)
-    degree = max(ranks[0].counts, default=0) if ranks else len(models)
+    degree = _data_degree(ranks[0], first) if ranks else len(models)
     if ranks and degree > len(ranks):
         raise missing(len(ranks), 0, "optim_states", directory.tag)
     if ranks and degree < len(ranks):
@@ -276,6 +334,16 @@ def _check_saves(
         raise refused(f"of another ZeRO stage than {first.file.name}: from two saves", ranks[0].file.name)
     if not ranks and first.groups is not None:
         raise missing(0, 0, "optim_states", directory.tag)
+
+
+def _data_degree(states: OptimizerStates, model: ModelStates) -> int:
+    """How many ranks share what is no expert: those of experts may be of all tensor-parallel ranks."""
+    shared = [
+        count
+        for count, shapes in zip(states.counts, model.groups or (), strict=False)
+        if not any(map(expert_name, shapes))
+    ]
+    return max(shared or states.counts, default=0)
 
 
 def _add_group(draft: Draft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:

@@ -80,10 +80,10 @@ def read_layers(
             if parts := tied_parts(name):
                 holders = layers.ties.setdefault(parts[0], [])
                 holders.extend([number] if number not in holders else [])
-    modules: list[dict[str, StoredTensor]] = [{} for _ in stages]
-    homes: list[dict[str, TorchFile]] = [{} for _ in stages]
+    # A stage with experts has its module in its model file, and no files of layers.
+    modules = [dict(stage.model.module) for stage in stages]
+    homes = [dict(stage.model.homes) for stage in stages]
     shared: list[dict[str, str]] = [{} for _ in stages]
-    seen: dict[int, list[int]] = {}
     unclaimed: list[tuple[int, TorchFile, dict[str, StoredTensor]]] = []
     for (layer, model), file_name in sorted(directory.layers.items()):
         if model != tensor_rank:
@@ -96,7 +96,6 @@ def read_layers(
         for key, stored in held.items():
             modules[owners[layer]][f"{layer}.{key}"] = stored
             homes[owners[layer]][f"{layer}.{key}"] = file
-        seen.setdefault(owners[layer], []).append(layer)
     for layer, file, held in unclaimed:
         tie = (tied or {}).get(layer) or _tie_of(layer, held, said, stages, file)
         if tie is None:
@@ -117,7 +116,8 @@ def read_layers(
             alias = f"{layer}.{key}"
             modules[first][alias], homes[first][alias] = modules[first][name], homes[first][name]
             shared[first][alias] = name
-    layers.first = [0, *(min(seen.get(number, [0])) for number in range(1, len(stages)))]
+    numbers = [[int(match[1]) for name in module if (match := _LAYER.fullmatch(name))] for module in modules]
+    layers.first = [0, *(min(held, default=0) for held in numbers[1:])]
     for number, stage in enumerate(stages):
         for name in said[number]:
             if name not in modules[number]:

@@ -19,11 +19,12 @@ ParameterGroups = list[tuple[list[str], Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The files of one model-parallel rank: models and optimizers of its data-parallel ranks, and the flat groups."""
+    """The files of a model-parallel rank: models and optimizers of its data-parallel ranks, and the flat groups."""
 
     models: Sequence[ModelStates]
     ranks: Sequence[OptimizerStates]
     flat: Sequence[FlatGroup]
+    number: int = 0
 
     @property
     def model(self) -> ModelStates:

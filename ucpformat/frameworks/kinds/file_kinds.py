@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content
     from ucpformat.frameworks.converting.job import Job
 
-__all__ = ["ACCELERATE", "MAPS", "ORBAX", "SAFETENSORS", "TORCH_SAVE"]
+__all__ = ["ACCELERATE", "MAPS", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE"]
 
 
 def _detect_safetensors(path: Path) -> bool:
@@ -105,6 +105,34 @@ TORCH_SAVE: Final = ForeignKind(
     title="files of torch.save: state dicts, training states, Lightning's .ckpt",
     import_settings=(_ORDER,),
     export_settings=(Setting("numbered", "true, to number the parameters of optimizers as torch's own do"),),
+)
+
+
+def _detect_ranks(path: Path) -> bool:
+    from ucpformat.frameworks.torch_save.rank_files import detect
+
+    return detect(path)
+
+
+def _plan_ranks(path: Path, options: ImportOptions) -> Job:
+    from ucpformat.frameworks.torch_save.rank_files import import_rank_files
+
+    settings = options.settings
+    return import_rank_files(path, order=settings.get("order", ""), replicas=settings.get("replicas", ""))
+
+
+TORCH_RANKS: Final = ForeignKind(
+    "torch-ranks",
+    _detect_ranks,
+    _plan_ranks,
+    title="directories of torch.save's files, one of each rank, with FSDP1's sharded state dicts",
+    import_settings=(
+        _ORDER,
+        Setting(
+            "replicas",
+            "equal or first: whether whole tensors of a model have to be equal on all ranks; left out, equal",
+        ),
+    ),
 )
 
 

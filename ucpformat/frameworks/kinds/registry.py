@@ -35,6 +35,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "megatron-classic": "ucpformat.frameworks.kinds.built_in:MEGATRON_CLASSIC",
     "orbax": "ucpformat.frameworks.kinds.file_kinds:ORBAX",
     "safetensors": "ucpformat.frameworks.kinds.file_kinds:SAFETENSORS",
+    "torch-ranks": "ucpformat.frameworks.kinds.file_kinds:TORCH_RANKS",
     "torch-save": "ucpformat.frameworks.kinds.file_kinds:TORCH_SAVE",
 }
 

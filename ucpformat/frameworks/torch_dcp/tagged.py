@@ -11,6 +11,7 @@ import datetime
 import pathlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -94,6 +95,7 @@ _PLAIN: Final[dict[type, Callable[[Any], object]]] = {
     DefaultDict: lambda obj: values.NamedValue("collections.defaultdict", [obj.factory, _plain(dict(obj))]),
     Counter: lambda obj: values.NamedValue("collections.Counter", _plain(dict(obj))),
     values.NamedValue: lambda obj: values.NamedValue(obj.type, _plain(obj.value)),
+    values.PerRankValues: lambda obj: replace(obj, entries=tuple(map(_plain, obj.entries))),
     bytearray: lambda obj: values.NamedValue("builtins.bytearray", bytes(obj)),
     range: lambda obj: values.NamedValue("builtins.range", [obj.start, obj.stop, obj.step]),
     datetime.timezone: lambda obj: obj if has_own_name(obj) else _zone(obj),

@@ -1,0 +1,261 @@
+"""One rank of a job with experts and tensor or pipeline parallelism: trains, saves, and tells what it holds.
+
+``python -m tests.frameworks_live.deepspeed.make_moe_parallel CASE:FOLDER...`` under `tests.processes.launch`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.frameworks_live.deepspeed.make import gather
+from tests.frameworks_live.deepspeed.make_pipe import criterion, head
+from tests.processes import join, leave
+
+WIDTH, INNER, WORDS, EXPERTS, DEGREE = 8, 6, 21, 4, 2
+
+
+@dataclass(frozen=True)
+class ParallelCase:
+    """ZeRO stage, data type, pipeline stages, and whether experts are split among tensor-parallel ranks."""
+
+    zero: int
+    dtype: torch.dtype = torch.bfloat16
+    stages: int = 1
+    is_split: bool = False
+
+
+CASES = {
+    "tp-split-z1-bf16": ParallelCase(1, is_split=True),
+    "tp-split-z0-fp32": ParallelCase(0, torch.float32, is_split=True),
+    "tp-whole-z1-bf16": ParallelCase(1),
+    "tp-whole-z2-fp32": ParallelCase(2, torch.float32),
+    "pp-z1-bf16": ParallelCase(1, stages=2),
+    "pp-z1-fp32": ParallelCase(1, torch.float32, stages=2),
+    "pp-z0-fp32": ParallelCase(0, torch.float32, stages=2),
+}
+
+
+class Grid:
+    """What DeepSpeed calls an mpu: two tensor-parallel ranks next to each other."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        rows = [list(range(first, first + self.size)) for first in range(0, world, self.size)]
+        columns = [list(range(first, world, self.size)) for first in range(self.size)]
+        made = {tuple(ranks): dist.new_group(ranks) for ranks in (*rows, *columns)}
+        self.tensor = next(made[tuple(ranks)] for ranks in rows if rank in ranks)
+        self.data = next(made[tuple(ranks)] for ranks in columns if rank in ranks)
+
+    def get_model_parallel_group(self) -> Any:
+        return self.tensor
+
+    def get_model_parallel_world_size(self) -> int:
+        return self.size
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank() % self.size
+
+    def get_data_parallel_group(self) -> Any:
+        return self.data
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size() // self.size
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank() // self.size
+
+    get_tensor_model_parallel_group = get_model_parallel_group
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+
+
+GRID: list[Grid] = []
+"""The one grid, of which no module can hold a copy."""
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, hidden: Tensor) -> Tensor:
+        hidden = hidden.clone()
+        dist.all_reduce(hidden, group=GRID[0].tensor)
+        return hidden
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Any:
+        return gradient
+
+
+class SumGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, hidden: Tensor) -> Tensor:
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Any:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=GRID[0].tensor)
+        return gradient
+
+
+class Block(nn.Module):
+    """Two layers, the first split by columns and the second by rows, or neither."""
+
+    def __init__(self, *, is_split: bool) -> None:
+        super().__init__()
+        self.is_split = is_split
+        inner = INNER // (Grid.size if is_split else 1)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH, bias=False)
+        if is_split:
+            with torch.no_grad():
+                for item in self.parameters():
+                    item.add_(0.1 * GRID[0].get_model_parallel_rank())  # shards are not equal
+                    setattr(item, "tensor_model_parallel", True)  # noqa: B010
+
+    def forward(self, hidden: Tensor) -> Any:
+        if not self.is_split:
+            return self.down(torch.tanh(self.up(hidden)))
+        together: Any = Sum.apply
+        apart: Any = SumGradients.apply
+        return together(self.down(torch.tanh(self.up(apart(hidden)))))
+
+
+def mixture(*, is_split: bool) -> Any:
+    from deepspeed.moe.layer import MoE
+
+    return MoE(
+        WIDTH,
+        Block(is_split=is_split),
+        num_experts=EXPERTS,
+        ep_size=DEGREE,
+        min_capacity=6,  # even: tensor-parallel ranks share it
+        use_rts=False,
+        enable_expert_tensor_parallelism=is_split,
+    )
+
+
+class Net(nn.Module):
+    def __init__(self, case: ParallelCase) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.dense = Block(is_split=True)
+        self.first = mixture(is_split=case.is_split)
+        self.second = mixture(is_split=case.is_split)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: Tensor) -> Any:
+        hidden = self.embed(ids)
+        hidden = hidden + self.dense(hidden)
+        hidden = hidden + self.first(hidden)[0]
+        return self.norm(hidden + self.second(hidden)[0])
+
+
+class MixtureLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixture = mixture(is_split=False)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, hidden: Tensor) -> Any:
+        return self.norm(hidden + self.mixture(hidden)[0])
+
+
+def engine_of(case: ParallelCase) -> Any:
+    import deepspeed
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    torch.manual_seed(7)
+    net: Any
+    if case.stages > 1:
+        tied = (nn.Embedding, WORDS, WIDTH)
+        layers = [
+            TiedLayerSpec("embed", *tied),
+            LayerSpec(MixtureLayer),
+            LayerSpec(nn.Linear, WIDTH, WIDTH),
+            LayerSpec(MixtureLayer),
+            LayerSpec(MixtureLayer),
+            TiedLayerSpec("embed", *tied, forward_fn=head),
+        ]
+        net = PipelineModule(
+            layers=layers, num_stages=case.stages, loss_fn=criterion, partition_method="uniform"
+        )
+    else:
+        net = Net(case)
+    groups = [
+        {"params": [p for p in net.parameters() if p.ndim > 1], "name": "matrices", "lr": 0.01},
+        {"params": [p for p in net.parameters() if p.ndim == 1], "name": "vectors", "lr": 0.02},
+    ]
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 4 * (1 if case.stages == 1 else 2),
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": case.zero, "reduce_scatter": case.zero > 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1000,
+        **({"bf16": {"enabled": True}} if case.dtype == torch.bfloat16 else {}),
+    }
+    optimizer = torch.optim.AdamW(split_params_into_different_moe_groups_for_optimizer(groups))
+    mpu = None if case.stages > 1 else GRID[0]
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config, mpu=mpu)
+    return engine
+
+
+def train(engine: Any, case: ParallelCase) -> None:
+    for step in range(3):
+        if case.stages > 1:
+            generator = torch.Generator().manual_seed(step)
+            ids, target = (torch.randint(0, WORDS, (2, 5), generator=generator) for _ in range(2))
+            engine.train_batch(iter([(ids, target)] * 64))
+            continue
+        generator = torch.Generator().manual_seed(10 * step + GRID[0].get_data_parallel_rank())
+        ids = torch.randint(0, WORDS, (2, 5), generator=generator)
+        target = torch.randn(2, 5, WIDTH, generator=generator).to(case.dtype)
+        engine.backward(nn.functional.mse_loss(engine(ids), target))
+        engine.step()
+
+
+def main() -> None:
+    import deepspeed
+    from deepspeed.utils import groups
+
+    rank, _ = join()
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    GRID.append(Grid())
+    # Gloo wants both tensors of one shape or flat, where NCCL does not: what DeepSpeed gathers here is not.
+    gathering = deepspeed.comm.all_gather_into_tensor
+    deepspeed.comm.all_gather_into_tensor = lambda out, held, *more, **named: gathering(
+        out, held.reshape(-1), *more, **named
+    )
+    for job in sys.argv[1:]:
+        name, path = job.split(":")
+        case = CASES[name]
+        groups._EXPERT_PARALLEL_GROUP.clear()
+        groups._EXPERT_DATA_PARALLEL_GROUP.clear()
+        groups.mpu = None
+        groups.expert_tensor_parallel_world_size = 1
+        engine = engine_of(case)
+        train(engine, case)
+        engine.save_checkpoint(str(Path(path, "ckpt")), tag="step3", client_state={"epoch": 3})
+        found = {
+            "tensors": gather(engine, ("exp_avg", "exp_avg_sq")),
+            "expert_rank": groups._get_expert_parallel_rank(f"ep_size_{DEGREE}"),
+            "tensor_rank": GRID[0].get_model_parallel_rank() if case.stages == 1 else 0,
+        }
+        torch.save(found, Path(path, f"reference-{rank}.pt"))
+        engine.destroy()
+    leave()
+
+
+if __name__ == "__main__":
+    main()
