@@ -12,19 +12,23 @@ import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
 from ucpformat.frameworks.converting.options import EngineOptions
+from ucpformat.frameworks.converting.ranks import together
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.kinds.registry import UCP, registry
+from ucpformat.frameworks.live.torchrun import job_group, started_by_torchrun
 from ucpformat.model.compression_rule import AUTO, Compression
 from ucpformat.model.compressor import Compressor
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.pool import PoolKind
+    from ucpformat.frameworks.converting.ranks import RankExecutor
     from ucpformat.frameworks.kinds.conversion import ConversionReport
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
     from ucpformat.model.root import Storage
 
 __all__ = ["convert"]
 
+_TORCHRUN = "torchrun"
 _COMPRESSORS: Mapping[str, Compression] = {
     AUTO: AUTO,
     "gzip": Compressor("gzip", {"level": 5}),
@@ -127,8 +131,9 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.option("--workers", type=click.IntRange(1), help="How many. [default: one per core, at most 8]")
 @click.option(
     "--pool",
-    type=click.Choice(["threads", "processes", "mpi"]),
-    help="Where the work is done. [default: threads, or processes where there are very many small tensors]",
+    type=click.Choice(["threads", "processes", "mpi", _TORCHRUN]),
+    help="Where the work is done. [default: threads, or processes where there are very many small tensors; "
+    "under torchrun, its ranks]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Work on a dask cluster, by the address of its scheduler.")
 @click.option(
@@ -165,38 +170,48 @@ def convert(
     output: str,
 ) -> None:
     """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed."""
-    kind = source_kind or detect_kind(source)
-    target = destination_kind or (UCP if kind != UCP else "dcp")
-    if settings and kind != UCP != target:
-        raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
-    if target == UCP:
-        source_settings = {**settings, **source_settings}
+
+    def work(executor: RankExecutor | None) -> tuple[ConversionReport, str, str]:
+        kind = source_kind or detect_kind(source)
+        target = destination_kind or (UCP if kind != UCP else "dcp")
+        if settings and kind != UCP != target:
+            raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
+        ours = {**settings, **source_settings} if target == UCP else source_settings
+        theirs = destination_settings if target == UCP else {**settings, **destination_settings}
+        with progress_bar("converting") as progress:
+            report = convert_checkpoint(
+                source,
+                destination,
+                source_kind=kind,
+                destination_kind=target,
+                storage=cast("Storage", storage),
+                compressor=None if compressor is None else _COMPRESSORS[compressor],
+                foreign_objects=cast("ForeignObjects", foreign_objects),
+                shard_count=shards,
+                settings=theirs,
+                source_settings=ours,
+                drop=drop,
+                dry_run=dry_run,
+                engine=EngineOptions(
+                    memory=memory,
+                    workers=workers if executor is None else executor.workers,
+                    pool=None if pool == _TORCHRUN else cast("PoolKind | None", pool),
+                    dask=dask,
+                    executor=executor,
+                    resume=resume,
+                ),
+                progress=progress,
+                expect=progress.expect,
+            )
+        return report, kind, target
+
+    if pool == _TORCHRUN or (pool is None and dask is None and started_by_torchrun()):
+        with job_group() as group:
+            report, kind, target = together(group, work)
+        if group.rank != group.ranks[0]:
+            return  # one of them says it
     else:
-        destination_settings = {**settings, **destination_settings}
-    with progress_bar("converting") as progress:
-        report = convert_checkpoint(
-            source,
-            destination,
-            source_kind=kind,
-            destination_kind=target,
-            storage=cast("Storage", storage),
-            compressor=None if compressor is None else _COMPRESSORS[compressor],
-            foreign_objects=cast("ForeignObjects", foreign_objects),
-            shard_count=shards,
-            settings=destination_settings,
-            source_settings=source_settings,
-            drop=drop,
-            dry_run=dry_run,
-            engine=EngineOptions(
-                memory=memory,
-                workers=workers,
-                pool=cast("PoolKind | None", pool),
-                dask=dask,
-                resume=resume,
-            ),
-            progress=progress,
-            expect=progress.expect,
-        )
+        report, kind, target = work(None)
     if output == "json":
         click.echo(json.dumps(_as_json(report, kind, target, dry_run), indent=2))
         return

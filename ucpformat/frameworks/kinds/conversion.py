@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.content import Content
@@ -14,8 +14,10 @@ from ucpformat.frameworks.converting.exporting import Export
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Recipe, url_of
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
+from ucpformat.frameworks.converting.ranks import RankExecutor, together
 from ucpformat.frameworks.kinds.foreign import ExportOptions, ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
+from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.store import open_store
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
-__all__ = ["ConversionReport", "Kind", "convert_checkpoint", "detect_kind"]
+__all__ = ["ConversionReport", "Kind", "convert_checkpoint", "convert_together", "detect_kind"]
 
 Kind = str
 
@@ -154,6 +156,33 @@ def convert_checkpoint(
         return ConversionReport(
             len(job.sources), job.nbytes, plan.objects, None, plan.renamed, opened.dropped, plan.cast
         )
+
+
+def convert_together(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    group: object = None,
+    engine: EngineOptions | None = None,
+    **options: Any,
+) -> ConversionReport:
+    """Convert with all ranks of a torch.distributed job, or of ``group``; every rank calls this and gets the report.
+
+    Everything else is as for `convert_checkpoint`; what is told of progress, the first rank is told. Source and
+    destination lie where all ranks see them. ``engine.memory`` is that of all ranks together.
+
+    Raises:
+        UcpError: on all ranks, what `convert_checkpoint` raises, or a rank as it does its part;
+            ``UCP-E-RANK`` where one is gone. Nothing is visible then.
+    """
+
+    def convert(executor: RankExecutor | None) -> ConversionReport:
+        chosen = engine or EngineOptions()
+        if executor is not None:
+            chosen = replace(chosen, executor=executor, workers=executor.workers)
+        return convert_checkpoint(source, destination, engine=chosen, **options)
+
+    return together(group_of(group), convert)
 
 
 def _refuse_losses(lost: Sequence[Lost], kind: Kind) -> None:
