@@ -13,8 +13,9 @@ from tests.frameworks.converting.jobs import assert_same, make, rewrite
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job
+from ucpformat.frameworks.converting.memory import needed_for, workers_within
 from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.converting.pool import Pool, process_pool, run_tasks
+from ucpformat.frameworks.converting.pool import Pool, open_pool, process_pool, run_tasks
 from ucpformat.model.state import StateDocument
 
 
@@ -109,3 +110,26 @@ def test_missing_packages_are_named(tmp_path: Path) -> None:
             patch.setitem(__import__("sys").modules, f"{name}.futures", None)
             with pytest.raises(UcpError, match=f"install the package `{name}`"):
                 rewrite(source, tmp_path / "c", **options)
+
+
+def test_no_more_tasks_are_sent_elsewhere_than_fit_into_memory() -> None:
+    asked: list[int] = []
+
+    def within(wanted: int) -> int:
+        asked.append(wanted)
+        return workers_within(3 * needed_for(1 << 20), wanted, 1 << 20)
+
+    with ThreadPoolExecutor(1) as executor:
+        for workers, window in ((1, 2), (8, 3)):
+            options = EngineOptions(executor=executor, workers=workers)
+            with open_pool(options, within, is_known=True, is_python_bound=False) as pool:
+                assert (pool.window, pool.is_remote) == (window, True)
+        assert asked == [2, 16]
+        small = EngineOptions(executor=executor)
+        with (
+            pytest.raises(UcpError, match="UCP-E-LIMIT"),
+            open_pool(
+                small, lambda wanted: workers_within(1, wanted, 1), is_known=True, is_python_bound=False
+            ),
+        ):
+            pass

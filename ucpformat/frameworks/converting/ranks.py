@@ -11,9 +11,8 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -29,6 +28,9 @@ _Item = tuple["Future[Any]", _Call]
 
 _WORK: Final = b"w"
 _DONE: Final = b"d"
+_ALIVE: Final = b"a"
+_PULSE: Final = 60.0
+"""Seconds after which a rank that has nothing to say says that: groups give up where nothing comes for half an hour."""
 
 
 class _Line:
@@ -55,6 +57,13 @@ class _Line:
             self._group.exchange({}, {self.peer: data})
         return data[:1].tobytes(), pickle.loads(data[1:].tobytes())  # noqa: S301
 
+    def answer(self) -> Any:
+        """Wait for a message that is more than a sign of life."""
+        while True:
+            kind, content = self.receive()
+            if kind != _ALIVE:
+                return content
+
     @contextmanager
     def _noticing(self) -> Iterator[None]:
         try:
@@ -75,10 +84,9 @@ class RankExecutor(Executor):
 
     def __init__(self, lines: Sequence[_Line]) -> None:
         self._waiting: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        workers: list[Callable[[_Call], Any]] = [_run, *(partial(_run_there, line) for line in lines)]
         self._threads = [
-            threading.Thread(target=self._work, args=(run,), name=f"ucp-rank-{number}", daemon=True)
-            for number, run in enumerate(workers)
+            threading.Thread(target=self._work, args=(line,), name=f"ucp-rank-{number}", daemon=True)
+            for number, line in enumerate((None, *lines))
         ]
         for thread in self._threads:
             thread.start()
@@ -102,22 +110,33 @@ class RankExecutor(Executor):
             for thread in self._threads:
                 thread.join()
 
-    def _work(self, run: Callable[[_Call], Any]) -> None:
-        while (item := self._waiting.get()) is not None:
+    def _work(self, line: _Line | None) -> None:
+        """Give calls to another rank, or run them here, until there are no more."""
+        while (item := self._next(line)) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(run(call))
+                    future.set_result(_run(call) if line is None else _run_there(line, call))
                 except _GoneError as gone:
                     future.set_exception(gone)
                     return
                 except BaseException as failure:
                     future.set_exception(failure)
 
+    def _next(self, line: _Line | None) -> _Item | None:
+        while True:
+            try:
+                return self._waiting.get(timeout=_PULSE)
+            except queue.Empty:
+                # A rank that is gone is noticed with the next call.
+                with suppress(_GoneError):
+                    if line is not None:
+                        line.send(_ALIVE, None)
+
 
 def _run_there(line: _Line, call: _Call) -> Any:
     line.send(_WORK, call)
-    _, (result, failure) = line.receive()
+    result, failure = line.answer()
     if failure is not None:
         raise _placed(failure, line.peer)
     return result
@@ -176,15 +195,23 @@ def together(group: Group, call: Callable[[RankExecutor | None], _T]) -> _T:
 
 def _serve(line: _Line) -> Any:
     """Do what the first rank says until it says what became of all."""
-    while True:
-        kind, content = line.receive()
-        if kind == _DONE:
-            result, failure = content
-            if failure is not None:
-                raise failure
-            return result
-        try:
-            reply: tuple[Any, BaseException | None] = (_run(content), None)
-        except Exception as failure:
-            reply = (None, _portable(failure))
-        line.send(_WORK, reply)
+    with ThreadPoolExecutor(1, thread_name_prefix="ucp-rank") as worker:
+        while True:
+            kind, content = line.receive()
+            if kind == _DONE:
+                result, failure = content
+                if failure is not None:
+                    raise failure
+                return result
+            if kind == _WORK:
+                reply = worker.submit(_reply, content)
+                while not wait([reply], timeout=_PULSE).done:
+                    line.send(_ALIVE, None)
+                line.send(_WORK, reply.result())
+
+
+def _reply(call: _Call) -> tuple[Any, BaseException | None]:
+    try:
+        return _run(call), None
+    except Exception as failure:
+        return None, _portable(failure)
