@@ -1,7 +1,7 @@
 # ruff: noqa: E402
 """Worker: trains a tiny GPT with megatron-core on gloo, saves it with `dist_checkpointing`, or resumes it.
 
-``python -m tests.frameworks_live.megatron.make save FOLDER CASE`` and ``... load FOLDER CASE TP PP EP``. What
+``python -m tests.frameworks_live.megatron.make save FOLDER CASE`` and ``... load FOLDER CASE``. What
 lies in the memory of each rank is dumped as it is, so that references need neither Megatron's checkpoints nor ours.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
+from tests.frameworks_live.megatron.references import global_name
 from tests.processes import join, leave
 
 
-def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
+def build(case: Case, seed: int) -> tuple[list[Any], Any]:
+    """The chunks of the model that this rank has, and their optimizer."""
     torch.manual_seed(seed)
     config = TransformerConfig(
         num_layers=4,
@@ -46,9 +50,11 @@ def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
         use_cpu_initialization=True,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=ep,
+        tensor_model_parallel_size=case.tp,
+        pipeline_model_parallel_size=case.pp,
+        expert_model_parallel_size=case.ep,
+        virtual_pipeline_model_parallel_size=case.chunks,
+        num_layers_in_first_pipeline_stage=case.first_stage,
         pipeline_dtype=torch.float32,
         bf16=case.bf16,
         params_dtype=torch.bfloat16 if case.bf16 else torch.float32,
@@ -58,24 +64,27 @@ def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
     )
-    model = GPTModel(
-        config,
-        get_gpt_layer_local_spec(num_experts=case.experts, normalization="RMSNorm"),
-        vocab_size=32,
-        max_sequence_length=8,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=case.tied,
-        position_embedding_type="rope",
-    )
-    if case.bf16:
-        model.bfloat16()
+    models = []
+    for chunk in range(case.chunks or 1):
+        stage = {} if case.chunks is None else {"ignore_virtual": False, "vp_stage": chunk}
+        model = GPTModel(
+            config,
+            get_gpt_layer_local_spec(num_experts=case.experts, normalization="RMSNorm"),
+            vocab_size=32,
+            max_sequence_length=8,
+            pre_process=parallel_state.is_pipeline_first_stage(**stage),
+            post_process=parallel_state.is_pipeline_last_stage(**stage),
+            share_embeddings_and_output_weights=case.tied,
+            position_embedding_type="rope",
+            vp_stage=None if case.chunks is None else chunk,
+        )
+        models.append(model.bfloat16() if case.bf16 else model)
     sharded = DistributedDataParallelConfig(
         use_distributed_optimizer=case.sharding is not None,
         bucket_size=case.bucket_size,
         overlap_grad_reduce=case.bucket_size is not None,
     )
-    ddp = DistributedDataParallel(config, sharded, model)
+    ddps = [DistributedDataParallel(config, sharded, model) for model in models]
     settings = OptimizerConfig(
         optimizer="adam",
         lr=1e-2,
@@ -84,24 +93,28 @@ def build(case: Case, tp: int, pp: int, ep: int, seed: int) -> tuple[Any, Any]:
         bf16=case.bf16,
         params_dtype=torch.bfloat16 if case.bf16 else torch.float32,
     )
-    return ddp, get_megatron_optimizer(settings, [ddp])
+    return ddps, get_megatron_optimizer(settings, ddps)
 
 
-def step(ddp: Any, optimizer: Any, number: int, *, forward: bool) -> float:
-    """One step; with stages or experts the gradients are made up, equal on all data-parallel ranks."""
-    ddp.zero_grad_buffer()
+def step(ddps: list[Any], optimizer: Any, number: int, case: Case) -> float:
+    """One step; with stages or experts the gradients are made up, of names and values alone, whatever the degrees."""
+    for ddp in ddps:
+        ddp.zero_grad_buffer()
     optimizer.zero_grad()
     loss = torch.zeros(())
-    if forward:
+    if case.forward:
+        (ddp,) = ddps
         ids = (torch.arange(16).reshape(2, 8) * 5 + number) % 32
         places = torch.arange(8).expand(2, 8)
         loss = ddp(ids, places, None, labels=(ids + 1) % 32).mean()
         loss.backward()
         ddp.finish_grad_sync()
     else:
-        for number_of, (_, parameter) in enumerate(ddp.named_parameters()):
-            place = 0 if getattr(parameter, "shared_embedding", False) else number_of
-            parameter.main_grad.copy_(torch.sin(parameter.detach() * 3 + number + place))
+        for ddp in ddps:
+            for local, parameter in ddp.module.named_parameters():
+                name = global_name(local, first_layer(ddp), first_expert(ddp))
+                place = 0 if getattr(parameter, "shared_embedding", False) else zlib.crc32(name.encode()) % 50
+                parameter.main_grad.copy_(torch.sin(parameter.detach().float() * 3 + number + place))
     optimizer.step()
     return float(loss.detach())
 
@@ -116,13 +129,35 @@ def metadata(case: Case) -> dict[str, Any]:
     }
 
 
-def sharded_state(case: Case, ddp: Any, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
+def sharded_state(case: Case, ddps: list[Any], optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
     described = metadata(case)
-    model = ddp.module.sharded_state_dict(metadata=described)
-    return {
-        "model": model,
-        "optimizer": optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=described),
+    models = {
+        name: ddp.module.sharded_state_dict(metadata=described)
+        for name, ddp in zip(model_names(ddps), ddps, strict=True)
     }
+    return {
+        **models,
+        "optimizer": optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=described),
+    }
+
+
+def model_names(ddps: list[Any]) -> list[str]:
+    """What Megatron-LM calls the chunks of a rank in its state."""
+    return ["model"] if len(ddps) == 1 else [f"model{number}" for number in range(len(ddps))]
+
+
+def first_layer(ddp: Any) -> int:
+    """The number of the first layer of a chunk in the whole model."""
+    layers = ddp.module.decoder.layers
+    return int(layers[0].layer_number) - 1 if len(layers) else 0
+
+
+def first_expert(ddp: Any) -> int:
+    """The number of the first expert of a rank."""
+    held = (
+        int(ddp.module.config.num_moe_experts or 0) // parallel_state.get_expert_model_parallel_world_size()
+    )
+    return int(held) * int(parallel_state.get_expert_model_parallel_rank())
 
 
 def keep_steps(optimizer: Any) -> None:
@@ -143,7 +178,12 @@ def inner(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def dump(ddp: Any, optimizer: Any) -> dict[str, Any]:
+def dump(ddps: list[Any], optimizer: Any) -> list[dict[str, Any]]:
+    """What each chunk holds."""
+    return [dump_chunk(ddp, optimizer) for ddp in ddps]
+
+
+def dump_chunk(ddp: Any, optimizer: Any) -> dict[str, Any]:
     """Local values and states by name; a state of a flat shard with the range that it is of its parameter."""
     names = {parameter: name for name, parameter in ddp.module.named_parameters()}
     values = {name: parameter.detach().clone() for parameter, name in names.items()}
@@ -172,25 +212,22 @@ def dump(ddp: Any, optimizer: Any) -> dict[str, Any]:
             {key: item for key, item in group.items() if key != "params"}
             for group in found.optimizer.param_groups
         ]
-    first = ddp.module.decoder.layers[0].layer_number - 1
     return {
         "values": values,
         "states": states,
         "groups": groups,
-        "first_layer": first,
+        "first_layer": first_layer(ddp),
         "tp": parallel_state.get_tensor_model_parallel_rank(),
-        "first_expert": (ddp.module.config.num_moe_experts or 0)
-        // parallel_state.get_expert_model_parallel_world_size()
-        * parallel_state.get_expert_model_parallel_rank(),
+        "first_expert": first_expert(ddp),
     }
 
 
 def save(folder: Path, case: Case, rank: int) -> None:
-    ddp, optimizer = build(case, case.tp, case.pp, case.ep, seed=5)
+    ddps, optimizer = build(case, seed=5)
     for number in range(2):
-        step(ddp, optimizer, number, forward=case.forward)
-    torch.save(dump(ddp, optimizer), folder / f"rank-{rank}.pt")
-    state = sharded_state(case, ddp, optimizer, is_loading=False)
+        step(ddps, optimizer, number, case)
+    torch.save(dump(ddps, optimizer), folder / f"rank-{rank}.pt")
+    state = sharded_state(case, ddps, optimizer, is_loading=False)
     state |= {
         "iteration": 7,
         "checkpoint_version": 3.0,
@@ -205,48 +242,66 @@ def save(folder: Path, case: Case, rank: int) -> None:
         (folder / "ckpt").mkdir()
     dist.barrier()
     dist_checkpointing.save(state, str(folder / "ckpt"), content_metadata=described)
+    go_on(folder, "", ddps, optimizer, case, rank)
+
+
+def go_on(folder: Path, stem: str, ddps: list[Any], optimizer: Any, case: Case, rank: int) -> None:
+    """Two more steps: their losses, and what every rank holds after them."""
+    losses = [step(ddps, optimizer, number, case) for number in (2, 3)]
+    torch.save(dump(ddps, optimizer), folder / f"{stem}later-{rank}.pt")
     if rank == 0:
-        torch.save(
-            [step(ddp, optimizer, number, forward=case.forward) for number in (2, 3)], folder / "losses.pt"
-        )
-    else:
-        for number in (2, 3):
-            step(ddp, optimizer, number, forward=case.forward)
+        torch.save(losses, folder / f"{stem}losses.pt")
 
 
-def load(folder: Path, case: Case, rank: int, tp: int, pp: int, ep: int) -> None:
-    ddp, optimizer = build(case, tp, pp, ep, seed=99)
+def load(folder: Path, case: Case, rank: int) -> None:
+    ddps, optimizer = build(case, seed=99)
     # Loading asks torch's Adam for its steps, which it has none of before the first; fused Adams differ.
-    step(ddp, optimizer, 17, forward=case.forward)
+    step(ddps, optimizer, 17, case)
     keep_steps(optimizer)
-    state = sharded_state(case, ddp, optimizer, is_loading=True)
+    state = sharded_state(case, ddps, optimizer, is_loading=True)
     loaded = dist_checkpointing.load(state, str(folder / "exported"))
-    ddp.module.load_state_dict(loaded["model"])
+    for name, ddp in zip(model_names(ddps), ddps, strict=True):
+        ddp.module.load_state_dict(loaded.pop(name))
     with torch.no_grad():
-        optimizer.load_state_dict(loaded["optimizer"])
+        optimizer.load_state_dict(loaded.pop("optimizer"))
     for found in inner(optimizer):
         if hasattr(found, "_copy_main_params_to_model_params"):
             found._copy_main_params_to_model_params()
         for held in found.optimizer.state.values():
             held["step"] = held["step"].clone()  # 0.16.1 gives all of torch Adam's states one counter
-    torch.save(dump(ddp, optimizer), folder / f"resumed-{rank}.pt")
-    losses = [step(ddp, optimizer, number, forward=case.forward) for number in (2, 3)]
+    torch.save(dump(ddps, optimizer), folder / f"resumed-{rank}.pt")
+    go_on(folder, "resumed-", ddps, optimizer, case, rank)
     if rank == 0:
-        torch.save(losses, folder / "resumed-losses.pt")
-        del loaded["model"], loaded["optimizer"]
         torch.save(loaded, folder / "resumed-common.pt")
 
 
+def resumed(case: Case) -> Case:
+    """The job that loads: what lay in buckets lies with its parameters."""
+    world, tp, pp, ep = case.resumed
+    return replace(
+        case,
+        world=world,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        chunks=case.resumed_chunks,
+        first_stage=case.resumed_first_stage,
+        sharding=case.sharding and "fully_reshardable",
+    )
+
+
 def main() -> None:
-    what, folder, name, *degrees = sys.argv[1:]
-    case = CASES[name]
+    what, folder, name = sys.argv[1:]
+    case = CASES[name] if what == "save" else resumed(CASES[name])
     rank, _ = join()
-    tp, pp, ep = map(int, degrees) if degrees else (case.tp, case.pp, case.ep)
-    parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep)
-    if what == "save":
-        save(Path(folder), case, rank)
-    else:
-        load(Path(folder), case, rank, tp, pp, ep)
+    parallel_state.initialize_model_parallel(
+        case.tp,
+        case.pp,
+        virtual_pipeline_model_parallel_size=case.chunks,
+        expert_model_parallel_size=case.ep,
+        expert_tensor_parallel_size=1 if case.experts else None,
+    )
+    (save if what == "save" else load)(Path(folder), case, rank)
     leave()
 
 

@@ -36,10 +36,11 @@ def settings(case: Case) -> Namespace:
 
 
 def save(folder: Path, case: Case, rank: int) -> None:
-    ddp, optimizer = make.build(case, case.tp, case.pp, case.ep, seed=5)
+    ddps, optimizer = make.build(case, seed=5)
     for number in range(2):
-        make.step(ddp, optimizer, number, forward=case.forward)
-    torch.save(make.dump(ddp, optimizer), folder / f"rank-{rank}.pt")
+        make.step(ddps, optimizer, number, case)
+    (ddp,) = ddps
+    torch.save(make.dump(ddps, optimizer), folder / f"rank-{rank}.pt")
     tp, pp, ep = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),

@@ -27,8 +27,9 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 def ranks_of(folder: Path, stem: str) -> list[dict[str, Any]]:
+    """What lay in the memory of each rank, chunk by chunk."""
     paths = sorted(folder.glob(f"{stem}-[0-9].pt"))
-    return [torch.load(path, weights_only=True) for path in paths]
+    return [chunk for path in paths for chunk in torch.load(path, weights_only=True)]
 
 
 def whole(ranks: list[dict[str, Any]]) -> Tensors:

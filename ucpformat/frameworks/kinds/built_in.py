@@ -189,13 +189,16 @@ MEGATRON_CLASSIC: Final = ForeignKind(
 _EXPERTS: Final = Setting(
     "experts", "apart (with expert parallelism, as is usual) or together: the optimizers that the job has"
 )
+_BUCKETS: Final = Setting(
+    "buckets", "resolved (left out) gives states in flat buffers to their parameters, kept leaves them there"
+)
 MEGATRON: Final = ForeignKind(
     "megatron",
     _detect_megatron,
     _plan_megatron,
     _export_megatron,
     title="Megatron-core's torch_dist",
-    import_settings=MAPS,
+    import_settings=(*MAPS, _BUCKETS),
     export_settings=(*MAPS, _EXPERTS),
     before=("dcp",),
 )

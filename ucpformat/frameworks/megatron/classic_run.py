@@ -15,7 +15,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Instance
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Place", "Run"]
+__all__ = ["Place", "Run", "bucket_sizes"]
 
 _CHUNK: Final = re.compile(r"model(\d*)")
 _LARGE: Final = 1 << 20
@@ -93,7 +93,7 @@ class Run:
             said.get("untie_embeddings_and_output_weights") is False,
             said.get("swiglu") is True,
             experts if type(experts) is int and 0 < experts < _LARGE else 0,
-            _bucket_sizes(said),
+            bucket_sizes(said),
             iteration if type(iteration) is int and iteration >= 0 else None,
             layers,
         )
@@ -158,7 +158,7 @@ def _degree(said: Mapping[str, Any], name: str, at: str) -> int:
     return value
 
 
-def _bucket_sizes(said: Mapping[str, Any]) -> tuple[int | None, ...]:
+def bucket_sizes(said: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Sizes of the buckets of gradients that the job may have had, the one that is said first (training.py)."""
     given = said.get("ddp_bucket_size")
     dp = said.get("data_parallel_size")

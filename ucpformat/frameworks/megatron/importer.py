@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.foreign import Lost
+from ucpformat.frameworks.megatron.classic_run import bucket_sizes
+from ucpformat.frameworks.megatron.flat_states import PARAM, read_flat_states
 from ucpformat.frameworks.megatron.parameter_groups import (
     OPTIMIZER,
     STEP,
@@ -27,21 +30,27 @@ from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     COMMON_GLOBALS,
     EXTRA_STATE_GLOBALS,
+    MASTER,
     assign,
     check_configuration,
     is_sharded_object,
+    state_key,
 )
 from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, Once, TensorSource, grid_layout
+from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.tagged import encode
+from ucpformat.model.dtype import dtype
 from ucpformat.model.state import StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ucpformat.frameworks.converting.job import ReadBox
+    from ucpformat.frameworks.megatron.flat_states import FlatStates
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.state import Optimizer
 
@@ -61,7 +70,9 @@ def import_torch_dist(
 
     Stacked layers and experts stay stacked; the annotation of a slot keeps its key. Every top-level entry of
     ``common.pt`` becomes a value of its name, every ShardedObject one of its key. ``iteration`` is the step. The groups
-    of the optimizer are there with their atoms, too, and its steps in slots.
+    of the optimizer are there with their atoms, too, and its steps in slots. States in flat buffers become those of
+    their parameters (`flat_states`), as if they had been saved as ``fully_reshardable``, unless ``settings`` have
+    ``buckets=kept``; ``map`` and ``map_parameters`` there give atoms other names.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete or of another backend, ``UCP-E-PICKLE``
@@ -74,10 +85,51 @@ def import_torch_dist(
     common = TorchFile(files, COMMON, COMMON_GLOBALS)
     values, tree, iteration = _common(common)
     _check_iteration(Path(path), iteration)
+    slots: dict[str, dict[str, SlotSpec]] = defaultdict(dict)
+    reads: dict[tuple[str, str], ReadBox] = {}
+    for key, tensor in directory.tensors.items():
+        place = assign(directory.tensors, key)
+        if place.slot in slots[place.name]:
+            raise error("UCP-E-SOURCE", f"{key!r} is a second {place.slot!r} of {place.name!r}", at=str(path))
+        slots[place.name][place.slot] = SlotSpec(
+            tensor.dtype,
+            tensor.shape,
+            grid_layout([(part.offset, part.shape) for part in tensor.fragments], tensor.shape),
+            annotations=slot_annotations((key,)),
+        )
+        reads[place.name, place.slot] = TensorSource(directory, tensor, Once())
+    resolved = _resolve_buffers(directory, common, slots, reads, (settings or {}).get("buckets", "resolved"))
+    if resolved is not None:
+        tree |= resolved.common(tree)
+        values |= {key: encode(tree[key], at=f"{COMMON}#{key}") for key in resolved.common(tree)}
+    blobs = _read_objects(directory, values, resolved.keys if resolved else frozenset(), foreign_objects)
+    optimizers = _add_steps(stored_groups(tree.get("optimizer")), slots, reads)
+    job = Job(
+        atoms=[AtomSpec(name, found) for name, found in slots.items()],
+        sources=[SlotSource(*place, read) for place, read in reads.items()],
+        state=StateDocument(values, optimizers, {}, state_annotations("megatron-torch-dist", {}, {})),
+        blobs={key: (PICKLE, data) for key, data in blobs.items()},
+        step=iteration,
+    )
+    if not settings or "map" not in settings:
+        return job
+    mapped, unmapped = apply_maps(job, settings)
+    return replace(mapped, dropped=[Lost(what, "the atom map says so") for what in unmapped])
+
+
+def _read_objects(
+    directory: DcpDirectory,
+    values: dict[str, JsonValue],
+    known: frozenset[str],
+    foreign_objects: ForeignObjects,
+) -> dict[str, bytes]:
+    """Add sharded objects to ``values``, but for those that are ``known``; returns those that are carried as bytes."""
     blobs: dict[str, bytes] = {}
     for key in directory.objects:
         if key in values or not is_sharded_object(key):
-            raise error("UCP-E-SOURCE", f"{key!r} is not the key of a sharded object", at=str(path))
+            raise error("UCP-E-SOURCE", f"{key!r} is not the key of a sharded object", at=str(directory.path))
+        if key in known:
+            continue
         directory.verify(key)
         is_extra = _EXTRA_STATE in key
         try:
@@ -90,40 +142,64 @@ def import_torch_dist(
             is_stream = is_extra and refusal.code == "UCP-E-OBJECT"
             if foreign_objects == "refuse" and not is_stream:
                 remedy = "carry it as opaque bytes (--foreign-objects opaque), or save without it"
-                raise error(refusal.code, f"{refusal.message}; {remedy}", at=f"{path}#{key}") from refusal
+                at = f"{directory.path}#{key}"
+                raise error(refusal.code, f"{refusal.message}; {remedy}", at=at) from refusal
             blobs[key] = directory.read_object_bytes(key)
+    return blobs
 
-    slots: dict[str, dict[str, SlotSpec]] = defaultdict(dict)
-    sources = []
-    for key, tensor in directory.tensors.items():
-        place = assign(directory.tensors, key)
-        if place.slot in slots[place.name]:
-            raise error("UCP-E-SOURCE", f"{key!r} is a second {place.slot!r} of {place.name!r}", at=str(path))
-        slots[place.name][place.slot] = SlotSpec(
-            tensor.dtype,
-            tensor.shape,
-            grid_layout([(part.offset, part.shape) for part in tensor.fragments], tensor.shape),
-            annotations=slot_annotations((key,)),
-        )
-        sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor, Once())))
-    optimizers = _add_steps(stored_groups(tree.get("optimizer")), slots, sources)
-    job = Job(
-        atoms=[AtomSpec(name, found) for name, found in slots.items()],
-        sources=sources,
-        state=StateDocument(values, optimizers, {}, state_annotations("megatron-torch-dist", {}, {})),
-        blobs={key: (PICKLE, data) for key, data in blobs.items()},
-        step=iteration,
+
+def _resolve_buffers(
+    directory: DcpDirectory,
+    common: TorchFile,
+    slots: dict[str, dict[str, SlotSpec]],
+    reads: dict[tuple[str, str], ReadBox],
+    choice: str,
+) -> FlatStates | None:
+    """Put states that lie in flat buffers where those of parameters are; None where they stay in their buffers."""
+    if choice not in ("resolved", "kept"):
+        raise error("UCP-E-PATTERN", f"buckets is resolved or kept, not {choice!r:.40}", at="buckets")
+    if choice == "kept":
+        return None
+    args = common.tree.get("args") if isinstance(common.tree, dict) else None
+    said: Mapping[str, Any] = (
+        args.state if isinstance(args, Instance) and isinstance(args.state, dict) else {}
     )
-    if not settings:
-        return job
-    mapped, unmapped = apply_maps(job, settings)
-    return replace(mapped, dropped=[Lost(what, "the atom map says so") for what in unmapped])
+    degree = said.get("tensor_model_parallel_size")
+    found = read_flat_states(
+        directory,
+        {
+            name: (held["value"].dtype, reads[name, "value"])
+            for name, held in slots.items()
+            if "value" in held
+        },
+        tensor_parallel=degree if type(degree) is int and degree > 0 else None,
+        bucket_sizes=bucket_sizes(said),
+    )
+    if found is None:
+        return None
+    for key in found.keys & slots.keys():
+        del slots[key], reads[key, "value"]
+    for name, states in found.sources.items():
+        value = slots[name]["value"]
+        for state, (kind, source) in states.items():
+            slot = MASTER if state == PARAM else state
+            annotations = slot_annotations((state_key(name, slot),))
+            slots[name][slot] = SlotSpec(kind, value.shape, annotations=annotations)
+            reads[name, slot] = source
+        kind, source = states[PARAM]
+        known = reads[name, "value"]
+        reads[name, "value"] = (
+            EqualSources(known, source, name, str(directory.path))
+            if kind == value.dtype
+            else AgreeingSources(known, CastSource(source, dtype(kind).numpy), name, str(directory.path))
+        )
+    return found
 
 
 def _add_steps(
     groups: Sequence[tuple[Mapping[str, Any], float | None]] | None,
     slots: Mapping[str, dict[str, SlotSpec]],
-    sources: list[SlotSource],
+    reads: dict[tuple[str, str], ReadBox],
 ) -> dict[str, Optimizer]:
     """Parameter groups with their atoms, and a step for every parameter, which other frameworks ask for.
 
@@ -142,7 +218,7 @@ def _add_steps(
         if parameter.name in steps:
             shape = parameter.shape[: stacked_dims(parameter.name)]
             slots[parameter.name][STEP] = SlotSpec("float32", shape)
-            sources.append(SlotSource(parameter.name, STEP, Number(steps[parameter.name])))
+            reads[parameter.name, STEP] = Number(steps[parameter.name])
     return {OPTIMIZER: optimizer}
 
 

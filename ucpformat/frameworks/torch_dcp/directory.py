@@ -16,13 +16,14 @@ from ucpformat.frameworks.torch_dcp.cover import intersection
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.fragment_reader import FragmentReader
 from ucpformat.frameworks.torch_dcp.hugging_face import SHARDING_INFO, is_shard, is_whole, read_hugging_face
-from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, check_covers
+from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Location, check_covers
 from ucpformat.frameworks.torch_dcp.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.ranks import rank_files, read_ranks
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
 from ucpformat.frameworks.torch_dcp.strided import element_view
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.frameworks.torch_dcp.unpickle import Globals
 
 __all__ = ["DcpDirectory", "detect"]
@@ -131,6 +132,23 @@ class DcpDirectory:
         places = item.locations
         place = places[rank if len(places) > 1 else 0]
         return self._reader.read_object(place, limits or Limits(), also_allowed)
+
+    def read_tree(self, key: str, *, limits: Limits | None = None) -> object:
+        """Return object ``key`` as `read_object` does, its tensors as `StoredTensor`, for `read_elements`."""
+        return self._reader.read_tree(self._plain_place(key), limits or Limits())
+
+    def read_elements(self, key: str, stored: StoredTensor, offset: int, target: npt.NDArray[Any]) -> None:
+        """Fill ``target`` (1-D, of `element_view`) with consecutive elements of a contiguous tensor in object ``key``.
+
+        ``stored`` is what `read_tree` found. Raises ``UCP-E-SOURCE``.
+        """
+        self._reader.read_elements(self._plain_place(key), stored, offset, target)
+
+    def _plain_place(self, key: str) -> Location:
+        item = self.objects.get(key)
+        if item is None or len(item.locations) != 1 or item.locations[0].transforms:
+            raise error("UCP-E-SOURCE", f"{key!r} is compressed, or not one object", at=str(self.path))
+        return item.locations[0]
 
     def read_object_bytes(self, key: str, *, limits: Limits | None = None) -> bytes:
         """Return object ``key`` as the bytes that were stored, without a look at them.

@@ -57,6 +57,18 @@ class FragmentReader:
         with self._source(location, limits.nodes * 16) as source:
             return TorchArchive(source).read_object(limits, also_allowed)
 
+    def read_tree(self, location: Location, limits: Limits) -> object:
+        """Return the object with its tensors as `StoredTensor`, of whose data nothing is read; never decompressed."""
+        with self._files.open(location) as source:
+            return TorchArchive(source).read_tree({}, limits)
+
+    def read_elements(
+        self, location: Location, stored: StoredTensor, offset: int, target: npt.NDArray[Any]
+    ) -> None:
+        """Fill 1-D ``target`` (a view from `element_view`) with consecutive elements of what `read_tree` found."""
+        with self._files.open(location) as source:
+            read_strided(source, stored.start + offset * target.itemsize, (1,), target)
+
     def read_stored(self, location: Location, limits: Limits) -> bytes:
         """Return the item's bytes, decompressed and otherwise as they are. Raises ``UCP-E-SOURCE``."""
         with self._source(location, limits.nodes * 16) as source:
