@@ -21,6 +21,8 @@ from benchmarks.reshard import Work, compare_reshard, table
 from benchmarks.save_load import compare
 from benchmarks.stall import measure as measure_stalls
 from benchmarks.tables import aligned, markdown, piped, text
+from benchmarks.validation import compare_validation
+from benchmarks.validation import table as table_of_validation
 from benchmarks.workloads import WORKLOADS
 
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -159,6 +161,36 @@ def reshard(
         json_path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
     if markdown_path is not None:
         markdown_path.write_text(f"`{outcome.command}`\n\n{piped(table(outcome))}\n")
+
+
+@main.command("validate")
+@click.option(
+    "--state", "state_name", default="gpt", type=click.Choice([*WORKLOADS]), help="What is checked."
+)
+@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--cold", is_flag=True, help="Drop the files' pages before each reading.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+def validate_(
+    state_name: str, nbytes: int, repeats: int, cold: bool, directory: Path, markdown_path: Path | None
+) -> None:
+    """Check every byte of a checkpoint, against reading its files, in turn."""
+    found = compare_validation(
+        state_name=state_name,
+        nbytes=nbytes,
+        repeats=repeats,
+        cold=cold,
+        directory=directory.absolute(),
+        report=lambda line: click.echo(line, err=True),
+    )
+    click.echo(aligned(table_of_validation(*found)))
+    if markdown_path is not None:
+        command = (
+            f"python -m benchmarks validate --state {state_name} --size {nbytes >> 20}MiB --repeats {repeats}"
+        )
+        command += " --cold" if cold else ""
+        markdown_path.write_text(f"`{command}`\n\n{piped(table_of_validation(*found))}\n")
 
 
 if __name__ == "__main__":

@@ -58,10 +58,16 @@ class Checkpoint(Mapping[str, AtomView]):
         self.store = store
         self.root = root
         self._lock = threading.RLock()
-        self._executor = ThreadPoolExecutor(worker_count(workers), thread_name_prefix="ucp-read")
+        self._executor = ThreadPoolExecutor(
+            worker_count(workers, store.calls.at_once), thread_name_prefix="ucp-read"
+        )
         self._reads = CountedReads(store)
-        self._reader = ChunkReader(self._reads, verify=verify, executor=self._executor)
-        self._bulk_reader = BulkReader(self._reads, self._reader, self._executor, verify=verify)
+        self._reader = ChunkReader(
+            self._reads, verify=verify, executor=self._executor, window=store.calls.window
+        )
+        self._bulk_reader = BulkReader(
+            self._reads, self._reader, self._executor, verify=verify, calls=store.calls
+        )
         self._parts: dict[int, StoredPart] = {}
         self._packs: tuple[Pack, ...] | None = None
         self._state: StateDocument | None = None

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from ucpformat.storage.chunk_reader import ChunkReader
     from ucpformat.storage.counted import Readable
     from ucpformat.storage.part import StoredPart, StoredSlot
+    from ucpformat.storage.store import Calls
 
 __all__ = ["BulkReader"]
 
 _CALL_BYTES: Final = 1 << 22  # a multiple of BLOCK_BYTES, small enough to be verified while in cache
 _CALL_RUNS: Final = 256
 _GROUP_CHUNKS: Final = 16
-_GAP_BYTES: Final = 4096  # what alignment can leave between two segments
+_REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
 
 
 _OfChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
@@ -55,15 +56,22 @@ class _Run(NamedTuple):
 
 
 class BulkReader:
-    """Fills arrays with boxes of slots; ``verify`` and ``executor`` as `ChunkReader`, which does the odd ones."""
+    """Fills arrays with boxes of slots; ``verify`` and ``executor`` as `ChunkReader`, which does the odd ones.
+
+    ``calls`` are those of the store.
+    """
 
     def __init__(
-        self, store: Readable, reader: ChunkReader, executor: Executor, *, verify: bool = True
+        self, store: Readable, reader: ChunkReader, executor: Executor, *, calls: Calls, verify: bool = True
     ) -> None:
         self._store = store
         self._reader = reader
         self._executor = executor
         self._verify = verify
+        self._gap = calls.gap
+        # Where a call waits for the network, it takes as many runs as it can, and chunks do not wait for one another.
+        self._call_runs = _CALL_RUNS if calls.at_once is None else _REMOTE_RUNS
+        self._group_chunks = _GROUP_CHUNKS if calls.at_once is None else 1
 
     def read(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array (shape of its box, numpy type of its slot, any strides) with a box of a slot.
@@ -80,8 +88,8 @@ class BulkReader:
             else:
                 runs.extend(of_chunk)
         runs.sort(key=itemgetter(0, 1))
-        futures = [self._executor.submit(self._fetch, call) for call in _calls(runs)]
-        futures += [self._executor.submit(self._read_chunks, group) for group in _groups(rest)]
+        futures = [self._executor.submit(self._fetch, call) for call in self._calls(runs)]
+        futures += [self._executor.submit(self._read_chunks, group) for group in self._groups(rest)]
         wait(futures)
         for future in futures:
             future.result()
@@ -163,19 +171,38 @@ class BulkReader:
             for run, parts in zip(call, checked, strict=True):
                 verify_blocks(parts, run.checksums, run.first_block, run.key)
 
-
-def _groups(chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
-    """Chunks that go one by one: some to a task, where they are small, because tasks cost as well."""
-    group: list[_OfChunk] = []
-    nbytes = 0
-    for one in chunks:
-        group.append(one)
-        nbytes += one[3].nbytes
-        if nbytes >= _CALL_BYTES or len(group) == _GROUP_CHUNKS:
+    def _groups(self, chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
+        """Chunks that go one by one: some to a task, where they are small, because tasks cost as well."""
+        group: list[_OfChunk] = []
+        nbytes = 0
+        for one in chunks:
+            group.append(one)
+            nbytes += one[3].nbytes
+            if nbytes >= _CALL_BYTES or len(group) == self._group_chunks:
+                yield group
+                group, nbytes = [], 0
+        if group:
             yield group
-            group, nbytes = [], 0
-    if group:
-        yield group
+
+    def _calls(self, runs: Iterable[_Run]) -> Iterator[list[_Run]]:
+        """Group runs, which are sorted, such that each group is one stretch of one object."""
+        call: list[_Run] = []
+        key, start, end = "", 0, 0
+        for run in runs:
+            if call and not (
+                run.key == key
+                and 0 <= run.offset - end <= self._gap
+                and run.stop - start <= _CALL_BYTES
+                and len(call) < self._call_runs
+            ):
+                yield call
+                call = []
+            if not call:
+                key, start = run.key, run.offset
+            call.append(run)
+            end = run.stop
+        if call:
+            yield call
 
 
 def _split(key: str, segment: Segment, target: memoryview) -> Iterator[_Run]:
@@ -188,24 +215,3 @@ def _split(key: str, segment: Segment, target: memoryview) -> Iterator[_Run]:
     tail = segment.covered - target.nbytes
     stop = first + segment.covered
     yield _Run(key, first + last, stop, target[last:], tail, checksums, last // BLOCK_BYTES)
-
-
-def _calls(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
-    """Group runs, which are sorted, such that each group is one stretch of one object."""
-    call: list[_Run] = []
-    key, start, end = "", 0, 0
-    for run in runs:
-        if call and not (
-            run.key == key
-            and 0 <= run.offset - end < _GAP_BYTES
-            and run.stop - start <= _CALL_BYTES
-            and len(call) < _CALL_RUNS
-        ):
-            yield call
-            call = []
-        if not call:
-            key, start = run.key, run.offset
-        call.append(run)
-        end = run.stop
-    if call:
-        yield call

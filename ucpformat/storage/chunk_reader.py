@@ -6,7 +6,6 @@ run goes straight into the destination.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Executor, wait
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,9 @@ import numpy as np
 from crc32c import crc32c
 
 from ucpformat.errors import error
-from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.storage.checksum import BLOCK_BYTES, unpacked
 from ucpformat.storage.compression import decompress
+from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stretch import stretches
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from ucpformat.storage.part import StoredSlot
     from ucpformat.storage.stretch import Stretch
 
-__all__ = ["ChunkReader", "verify_blocks"]
+__all__ = ["ChunkReader", "compare_blocks", "verify_blocks"]
 
-_SCRATCH_BYTES = 1 << 23  # what a thread keeps between reads, at most
 _INLINE_BYTES = 1 << 22  # less than this is read by the calling thread
 
 
@@ -59,6 +58,17 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, a
                 block, filled, value = block + 1, 0, 0
     if filled:
         _compare(value, checksums, block, at)
+
+
+def compare_blocks(found: bytes, checksums: bytes, first: int, at: str) -> None:
+    """Compare the checksums of blocks, the first of which is block ``first`` of a segment, with those recorded.
+
+    Raises:
+        IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
+    """
+    if found != checksums[4 * first : 4 * first + len(found)]:
+        for block, value in enumerate(unpacked(found), first):
+            _compare(value, checksums, block, at)
 
 
 def _compare(value: int, checksums: bytes, block: int, at: str) -> None:
@@ -91,7 +101,7 @@ class ChunkReader:
         self._verify = verify
         self._executor = executor
         self._window = window
-        self._own = threading.local()
+        self._scratch = Scratch()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` (shape of ``box``, numpy type of the slot, any strides) with a box of the slot.
@@ -203,7 +213,7 @@ class ChunkReader:
         rows = target[(0,) * lead]
         steps = stretch.strides[lead:]
         row_bytes = stretch.stop - stretch.start - (len(rows) - 1) * steps[0]
-        scratch = self._scratch(row_bytes + min(self._window, end - position))
+        scratch = self._scratch.take(row_bytes + min(self._window, end - position))
         # Rows that are done, where the next begins; where that begins which was read, and how much it is.
         row, start, low, filled = 0, stretch.start, position, 0
         while position < end:
@@ -221,12 +231,3 @@ class ChunkReader:
                 shape = (whole, *rows.shape[1:])
                 rows[row : row + whole] = np.ndarray(shape, rows.dtype, scratch.data, start - low, steps)
                 row, start = row + whole, start + whole * steps[0]
-
-    def _scratch(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory of this thread's own, which is touched already: new pages cost as much as what is read into them."""
-        found: NDArray[np.uint8] | None = getattr(self._own, "scratch", None)
-        if found is None or found.nbytes < nbytes:
-            found = np.empty(nbytes, np.uint8)
-            if nbytes <= _SCRATCH_BYTES:
-                self._own.scratch = found
-        return found

@@ -11,7 +11,7 @@ import fsspec
 from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.store import PREFIXES
+from ucpformat.storage.store import PREFIXES, Calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +39,10 @@ class RemoteStore:
 
     Objects become visible whole when they are written, and durable with that, as object stores promise.
     """
+
+    # A call waits for tens of milliseconds, in which a connection carries about a megabyte: many wait at once, and
+    # hold 64 MiB together.
+    calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PREFIXES", "Durability", "PackFile", "Store", "is_remote", "open_store"]
+__all__ = ["PREFIXES", "Calls", "Durability", "PackFile", "Store", "is_remote", "open_store"]
 
 Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
@@ -29,12 +29,27 @@ class PackFile(Protocol):
         ...
 
 
+class Calls(NamedTuple):
+    """How a store is read at its best.
+
+    ``at_once``: how many calls keep it busy, where that is more than cores do. ``window``: bytes of a call, a multiple
+    of a checksum block, of which some are thrown away. ``gap``: what lies between two runs, in bytes, that is sooner
+    read and thrown away than left out by another call.
+    """
+
+    at_once: int | None
+    window: int
+    gap: int
+
+
 class Store(Protocol):
     """Keys to byte sequences. Implementations are safe to use from several threads.
 
     Every method raises `StoreError` (``UCP-E-STORE``) where the medium fails; local stores also raise
     ``UCP-E-LINK`` for anything that is not a plain file in plain directories.
     """
+
+    calls: Calls
 
     @property
     def url(self) -> str:

@@ -56,7 +56,7 @@ def validate(
         if checked is None:
             return list(findings)
         if level == "integrity":
-            with ThreadPoolExecutor(worker_count(workers)) as executor:
+            with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
                 check_integrity(store, checked, findings, executor=executor, progress=progress)
         if checked.complete and checked.state is not None:
             _report_unreferenced(store, checked, checked.state, findings)

@@ -17,7 +17,9 @@ from ucpformat.storage.checksum import ContentDigest, checksum_run, zero_cuts
 from ucpformat.storage.chunk_reader import verify_blocks
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.fetch import check_object
+from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
+from ucpformat.validate.passing import CODEC_MESSAGE, pass_by, passes
 from ucpformat.validate.semantics import pack_ranges
 
 if TYPE_CHECKING:
@@ -45,13 +47,14 @@ def check_integrity(
     progress: Callable[[int], None],
 ) -> None:
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
+    scratch = Scratch()
     pending: deque[tuple[StoredSlot, ContentDigest, Future[_Outcome]]] = deque()
     for stored in checked.slots():
         content = ContentDigest(stored.nbytes)
         if stored.grid.count == 0:
             _check_content(stored, content, findings)
         for chunk in range(stored.grid.count):
-            pending.append((stored, content, executor.submit(_check_chunk, store, stored, chunk)))
+            pending.append((stored, content, executor.submit(_check_chunk, store, stored, chunk, scratch)))
             while len(pending) >= _WINDOW:
                 _collect(*pending.popleft(), findings, progress)
     while pending:
@@ -69,7 +72,7 @@ class _Outcome:
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
         self.problems: list[Problem] = []
-        self.cuts: bytes | None = None
+        self.runs: list[tuple[int, int, bytes]] = []
         self.nbytes = 0
 
 
@@ -83,8 +86,8 @@ def _collect(
     outcome = future.result()
     findings.extend(outcome.problems)
     progress(outcome.nbytes)
-    if outcome.cuts is not None:
-        content.add(stored.logical_start(outcome.chunk), stored.raw_bytes(outcome.chunk), outcome.cuts)
+    for start, size, cuts in outcome.runs:
+        content.add(start, size, cuts)
     if outcome.chunk == stored.grid.count - 1:
         _check_content(stored, content, findings)
 
@@ -98,26 +101,36 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
         findings.add(Problem("UCP-E-CONTENT", at, message))
 
 
-def _check_chunk(store: Store, stored: StoredSlot, chunk: int) -> _Outcome:
+def _check_chunk(store: Store, stored: StoredSlot, chunk: int, scratch: Scratch) -> _Outcome:
     outcome = _Outcome(chunk)
-    start = stored.logical_start(chunk)
-    has_content = stored.slot.content is not None
+    start, size = stored.logical_start(chunk), stored.raw_bytes(chunk)
     try:
         segments = stored.segments(chunk)
         if not segments:
             if not stored.part.packed:
                 _require_absent(store, f"{stored.prefix}/{stored.chunk_key(chunk)}")
-            outcome.cuts = zero_cuts(stored.raw_bytes(chunk), start) if has_content else None
+            outcome.runs.append((start, size, zero_cuts(size, start)))
+            return outcome
+        if passes(stored, chunk, segments):
+            _require_object(store, stored, chunk, segments[0])
+            passed = pass_by(store, stored, chunk, segments, scratch)
+            outcome.nbytes += passed.nbytes
+            outcome.runs += passed.runs
+            if not passed.clean:
+                outcome.problems.append(_unused_bits(stored, chunk))
             return outcome
         raw = _raw_bytes(store, stored, chunk, segments, outcome)
     except UcpError as refusal:
         outcome.problems.append(refusal.problem())
         return outcome
     if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), stored.dtype):
-        at = stored.place(chunk)
-        outcome.problems.append(Problem("UCP-E-PADDING", at, "unused bits of elements are not zero"))
-    outcome.cuts = checksum_run(raw, start).cuts if has_content else None
+        outcome.problems.append(_unused_bits(stored, chunk))
+    outcome.runs.append((start, size, checksum_run(raw, start).cuts))
     return outcome
+
+
+def _unused_bits(stored: StoredSlot, chunk: int) -> Problem:
+    return Problem("UCP-E-PADDING", stored.place(chunk), "unused bits of elements are not zero")
 
 
 def _raw_bytes(
@@ -150,16 +163,23 @@ def _require_absent(store: Store, key: str) -> None:
         raise error("UCP-E-LENGTH", "the table says that this chunk is zero and has no object", at=key)
 
 
+def _require_object(store: Store, stored: StoredSlot, chunk: int, segment: Segment) -> None:
+    """A chunk's own object is as long as is recorded."""
+    if segment.container != OWN_OBJECT:
+        return
+    key = stored.object_key(chunk, segment)
+    size = store.size(key)
+    if size is None:
+        raise error("UCP-E-MISSING", "the chunk's object is missing", at=key)
+    if size != segment.length:
+        raise error("UCP-E-LENGTH", f"the object has {size} bytes, recorded are {segment.length}", at=key)
+
+
 def _segment_bytes(
     store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome
 ) -> bytes:
     key = stored.object_key(chunk, segment)
-    if segment.container == OWN_OBJECT:
-        size = store.size(key)
-        if size is None:
-            raise error("UCP-E-MISSING", "the chunk's object is missing", at=key)
-        if size != segment.length:
-            raise error("UCP-E-LENGTH", f"the object has {size} bytes, recorded are {segment.length}", at=key)
+    _require_object(store, stored, chunk, segment)
     data = store.read(key, segment.offset, segment.offset + segment.length)
     outcome.nbytes += segment.length
     verify_blocks([memoryview(data)[: segment.covered]], segment.checksums, 0, key)
@@ -171,7 +191,7 @@ def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome)
     at = f"{stored.prefix}/{stored.chunk_key(chunk)}"
     body, trailer = memoryview(data)[:-OBJECT_TRAILER], data[-OBJECT_TRAILER:]
     if crc32c(body) != int.from_bytes(trailer, "little"):
-        raise error("UCP-E-CODEC", "the checksum of Zarr's crc32c codec is wrong", at=at)
+        raise error("UCP-E-CODEC", CODEC_MESSAGE, at=at)
     size = stored.raw_bytes(chunk)
     if stored.compressor is not None:
         body = decompress(stored.compressor, bytes(body), stored.whole_bytes(), at=at)

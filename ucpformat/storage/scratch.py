@@ -1,0 +1,31 @@
+"""Memory that a thread reads into again and again: new pages cost as much as what is read into them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Scratch"]
+
+_KEPT_BYTES: Final = 1 << 23
+
+
+class Scratch:
+    """Memory of each thread's own; up to 8 MiB of it are kept until the thread ends."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """At least so many bytes, with anything in them, until this thread asks again."""
+        found: NDArray[np.uint8] | None = getattr(self._own, "memory", None)
+        if found is None or found.nbytes < nbytes:
+            found = np.empty(nbytes, np.uint8)
+            if nbytes <= _KEPT_BYTES:
+                self._own.memory = found
+        return found

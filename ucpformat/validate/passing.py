@@ -1,0 +1,87 @@
+"""Uncompressed bytes that lie in the store as they do in the chunk: looked at once, as they pass (SPEC section 18).
+
+They are read some at a time into memory that is kept, and one checksum of each byte serves the chunk table, the
+content digest and Zarr's codec: the values of parts are combined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.model.dtype import unused_bits_are_zero
+from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
+from ucpformat.storage.checksum import BLOCK_BYTES, checksum_run, combine
+from ucpformat.storage.chunk_reader import compare_blocks
+from ucpformat.storage.stretch import stretches
+
+if TYPE_CHECKING:
+    from ucpformat.model.table import Segment
+    from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.scratch import Scratch
+    from ucpformat.storage.store import Store
+
+__all__ = ["CODEC_MESSAGE", "Passed", "pass_by", "passes"]
+
+CODEC_MESSAGE = "the checksum of Zarr's crc32c codec is wrong"
+
+
+@dataclass(slots=True)
+class Passed:
+    """What was found of a chunk: runs with their cuts, as `ContentDigest.add` takes them."""
+
+    runs: list[tuple[int, int, bytes]] = field(default_factory=list)
+    nbytes: int = 0
+    clean: bool = True
+    """Whether unused bits of elements are zero."""
+
+
+def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> bool:
+    """Whether the stored bytes of a chunk, segment after segment, are its logical bytes and nothing else."""
+    if stored.compressor is not None:
+        return False
+    if segments[0].box is None:
+        return segments[0].covered == stored.raw_bytes(chunk)
+    shape, item = stored.chunk_shape(chunk), stored.dtype.item_bytes
+    position = 0
+    for segment in segments:
+        if segment.box is None:  # pragma: no cover - `StoredSlot.segments` has refused it
+            return False
+        first = next(stretches(segment.box, shape, item))
+        if first.start != position or first.stop - position != segment.length:
+            return False
+        position = first.stop
+    return True
+
+
+def pass_by(
+    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], scratch: Scratch
+) -> Passed:
+    """Check a chunk for which `passes` holds, byte by byte.
+
+    Raises:
+        IntegrityError: ``UCP-E-CHECKSUM``, ``UCP-E-CODEC``, and what the store raises.
+    """
+    passed = Passed()
+    logical = stored.logical_start(chunk)
+    for segment in segments:
+        key = stored.object_key(chunk, segment)
+        trailer = memoryview(bytearray(OBJECT_TRAILER if segment.container == OWN_OBJECT else 0))
+        total = 0
+        for start in range(0, segment.covered, store.calls.window):
+            size = min(store.calls.window, segment.covered - start)
+            piece = scratch.take(size)[:size]
+            last = start + size == segment.covered
+            store.read_into(key, segment.offset + start, [piece.data, trailer] if last else [piece.data])
+            run = checksum_run(piece.data, logical)
+            compare_blocks(run.blocks, segment.checksums, start // BLOCK_BYTES, key)
+            passed.runs.append((logical, size, run.cuts))
+            passed.clean = passed.clean and unused_bits_are_zero(piece, stored.dtype)
+            if trailer:
+                total = combine(total, run.total, size)
+            logical += size
+        passed.nbytes += segment.length
+        if trailer and total != int.from_bytes(trailer, "little"):
+            raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
+    return passed
