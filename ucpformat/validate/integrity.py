@@ -36,6 +36,10 @@ __all__ = ["check_integrity"]
 
 _GAP_BYTES = 1 << 20
 _WINDOW = 32
+_GROUP_BYTES = 1 << 22
+_GROUP_CHUNKS = 64
+
+_OfChunk = tuple["StoredSlot", ContentDigest, int]
 
 
 def check_integrity(
@@ -48,15 +52,11 @@ def check_integrity(
 ) -> None:
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
     scratch = Scratch()
-    pending: deque[tuple[StoredSlot, ContentDigest, Future[_Outcome]]] = deque()
-    for stored in checked.slots():
-        content = ContentDigest(stored.nbytes)
-        if stored.grid.count == 0:
-            _check_content(stored, content, findings)
-        for chunk in range(stored.grid.count):
-            pending.append((stored, content, executor.submit(_check_chunk, store, stored, chunk, scratch)))
-            while len(pending) >= _WINDOW:
-                _collect(*pending.popleft(), findings, progress)
+    pending: deque[tuple[list[_OfChunk], Future[list[_Outcome]]]] = deque()
+    for group in _groups(checked, findings):
+        pending.append((group, executor.submit(_check_chunks, store, group, scratch)))
+        while len(pending) >= _WINDOW:
+            _collect(*pending.popleft(), findings, progress)
     while pending:
         _collect(*pending.popleft(), findings, progress)
     for number in range(len(checked.packs or ())):
@@ -69,27 +69,43 @@ def check_integrity(
 class _Outcome:
     """What one chunk came to."""
 
-    def __init__(self, chunk: int) -> None:
-        self.chunk = chunk
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.runs: list[tuple[int, int, bytes]] = []
         self.nbytes = 0
 
 
+def _groups(checked: CheckedCheckpoint, findings: Findings) -> Iterator[list[_OfChunk]]:
+    """Every chunk, small ones together, because tasks cost as well."""
+    group: list[_OfChunk] = []
+    nbytes = 0
+    for stored in checked.slots():
+        content = ContentDigest(stored.nbytes)
+        if stored.grid.count == 0:
+            _check_content(stored, content, findings)
+        for chunk in range(stored.grid.count):
+            group.append((stored, content, chunk))
+            nbytes += stored.raw_bytes(chunk)
+            if nbytes >= _GROUP_BYTES or len(group) == _GROUP_CHUNKS:
+                yield group
+                group, nbytes = [], 0
+    if group:
+        yield group
+
+
 def _collect(
-    stored: StoredSlot,
-    content: ContentDigest,
-    future: Future[_Outcome],
+    group: list[_OfChunk],
+    future: Future[list[_Outcome]],
     findings: Findings,
     progress: Callable[[int], None],
 ) -> None:
-    outcome = future.result()
-    findings.extend(outcome.problems)
-    progress(outcome.nbytes)
-    for start, size, cuts in outcome.runs:
-        content.add(start, size, cuts)
-    if outcome.chunk == stored.grid.count - 1:
-        _check_content(stored, content, findings)
+    for (stored, content, chunk), outcome in zip(group, future.result(), strict=True):
+        findings.extend(outcome.problems)
+        progress(outcome.nbytes)
+        for start, size, cuts in outcome.runs:
+            content.add(start, size, cuts)
+        if chunk == stored.grid.count - 1:
+            _check_content(stored, content, findings)
 
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
@@ -101,8 +117,12 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
         findings.add(Problem("UCP-E-CONTENT", at, message))
 
 
+def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
+    return [_check_chunk(store, stored, chunk, scratch) for stored, _, chunk in group]
+
+
 def _check_chunk(store: Store, stored: StoredSlot, chunk: int, scratch: Scratch) -> _Outcome:
-    outcome = _Outcome(chunk)
+    outcome = _Outcome()
     start, size = stored.logical_start(chunk), stored.raw_bytes(chunk)
     try:
         segments = stored.segments(chunk)
