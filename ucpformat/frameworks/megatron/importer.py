@@ -29,7 +29,6 @@ from ucpformat.frameworks.megatron.parameter_groups import (
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
     COMMON_GLOBALS,
-    EXTRA_STATE_GLOBALS,
     MASTER,
     assign,
     check_configuration,
@@ -41,6 +40,7 @@ from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, Once, TensorSource, grid_layout
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
+from ucpformat.frameworks.torch_dcp.streams import STREAM_GLOBALS
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.model.dtype import dtype
 from ucpformat.model.state import StateDocument
@@ -133,7 +133,9 @@ def _read_objects(
         directory.verify(key)
         is_extra = _EXTRA_STATE in key
         try:
-            also_allowed = EXTRA_STATE_GLOBALS if is_extra else None
+            also_allowed = (
+                STREAM_GLOBALS if is_extra else None
+            )  # TransformerEngine keeps bytes of its own there
             values[key] = encode(directory.read_object(key, also_allowed=also_allowed), at=key)
         except UcpError as refusal:
             if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT"):

@@ -25,7 +25,6 @@ __all__ = [
     "COMMON_GLOBALS",
     "CONFIG",
     "CONFIGURATION",
-    "EXTRA_STATE_GLOBALS",
     "MASTER",
     "NAMESPACE",
     "assign",
@@ -116,17 +115,8 @@ def _namespace(arguments: tuple[Any, ...]) -> object:
     return Instance(NAMESPACE)
 
 
-def _stream(arguments: tuple[Any, ...]) -> object:
-    if arguments and not (len(arguments) == 1 and type(arguments[0]) is bytes):
-        raise ValueError("a stream takes bytes")
-    return Instance("io.BytesIO")
-
-
 COMMON_GLOBALS: Final[Globals] = {
     ("argparse", "Namespace"): Constructor(NAMESPACE, _namespace),
     **enum_globals(),
 }
 """What ``common.pt`` may name beyond plain data and tensors."""
-
-EXTRA_STATE_GLOBALS: Final[Globals] = {("_io", "BytesIO"): Constructor("io.BytesIO", _stream)}
-"""What the extra state of a module may name, too: TransformerEngine keeps bytes of its own in a stream."""

@@ -5,6 +5,7 @@ Needs torch, to write what stock ``torch.distributed.checkpoint.load`` reads.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import error
 from ucpformat.frameworks.kinds.foreign import ExportPlan
 from ucpformat.frameworks.state.groups import expand_groups
@@ -74,7 +76,10 @@ def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
     nested = value_paths(content.state)
     for name, (media_type, data) in content.blobs.items():
         key = claim(key_path(nested.get(name, (name,))))
-        (stored if media_type == PICKLE else objects)[key] = data
+        if media_type == PICKLE:
+            stored[key] = data
+        else:
+            objects[key] = io.BytesIO(data) if media_type == OPAQUE_MEDIA else data
     files = dcp_files(tensors, objects, paths, stored=stored)
     return ExportPlan.of_files(len(objects) + len(stored), files, path, renamed)
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.state.groups import gather_groups
 from ucpformat.frameworks.state.names import recognise
 from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
+from ucpformat.frameworks.torch_dcp.streams import STREAM_GLOBALS, stream_content
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.state import StateDocument
@@ -78,8 +80,9 @@ def import_dcp(
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged or incomplete, ``UCP-E-PICKLE`` and
             ``UCP-E-OBJECT``, naming the key, for objects that are not plain data, unless ``foreign_objects`` is
-            ``opaque``: their bytes are then carried as blobs. ``shard_count`` is the number of ranks that saved
-            a Hugging Face directory of shards, which does not record it.
+            ``opaque``: their bytes are then carried as blobs. What an ``io.BytesIO`` holds always is, where that is
+            an object of its own. ``shard_count`` is the number of ranks that saved a Hugging Face directory of shards,
+            which does not record it.
     """
     directory = DcpDirectory.open(path, shard_count=shard_count)
     tensors = {key: tensor.path for key, tensor in directory.tensors.items()}
@@ -116,7 +119,7 @@ def import_dcp(
         atoms=[AtomSpec(name, found) for name, found in slots.items()],
         sources=sources,
         state=state,
-        blobs={key: (PICKLE, data) for key, data in blobs.items()},
+        blobs=blobs,
     )
 
 
@@ -146,10 +149,10 @@ def grid_layout(
 
 def _objects(
     directory: DcpDirectory, foreign_objects: ForeignObjects
-) -> tuple[dict[str, JsonValue], dict[str, bytes]]:
-    """Objects as tagged values, and those that are carried as bytes."""
+) -> tuple[dict[str, JsonValue], dict[str, tuple[str, bytes]]]:
+    """Objects as tagged values, and those that are carried as bytes: the content of a stream, or a whole pickle."""
     encoded: dict[str, JsonValue] = {}
-    blobs: dict[str, bytes] = {}
+    blobs: dict[str, tuple[str, bytes]] = {}
     for key, item in directory.objects.items():
         if len(item.locations) > 1:
             raise error(
@@ -160,7 +163,12 @@ def _objects(
             )
         directory.verify(key)
         try:
-            encoded[key] = encode(directory.read_object(key), at=key)
+            found = directory.read_object(key, also_allowed=STREAM_GLOBALS)
+            stream = stream_content(found)
+            if stream is None:
+                encoded[key] = encode(found, at=key)
+            else:
+                blobs[key] = (OPAQUE_MEDIA, stream)
         except UcpError as refusal:
             if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT"):
                 raise
@@ -169,5 +177,5 @@ def _objects(
                 raise error(
                     refusal.code, f"{refusal.message}; {remedy}", at=f"{directory.path}#{key}"
                 ) from refusal
-            blobs[key] = directory.read_object_bytes(key)
+            blobs[key] = (PICKLE, directory.read_object_bytes(key))
     return encoded, blobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import pathlib
 from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +39,7 @@ FACTORIES: Final[dict[str | None, type[Any] | None]] = {None: None} | {
 _PLAIN: Final = (
     *(bool, int, float, complex, str, bytes, bytearray, range, type(None)),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
-    *(np.ndarray, np.generic, pathlib.PurePath),
+    *(np.ndarray, np.generic, pathlib.PurePath, io.BytesIO),
 )
 _TORCH_NAMES: Final = {name: torch_name for torch_name, (name, _) in TORCH_DTYPES.items()}
 

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ucpformat.errors import error
+from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.objects import (
     DefaultDict,
     NumpyArray,
@@ -82,6 +84,12 @@ def _zone(obj: datetime.timezone) -> values.NamedValue:
     return values.NamedValue("datetime.timezone", obj.utcoffset(None))
 
 
+def _refuse_instance(obj: Instance) -> object:
+    raise error(
+        "UCP-E-OBJECT", f"an {obj.kind} that is not an object of its own, or has members, has no place here"
+    )
+
+
 _PLAIN: Final[dict[type, Callable[[Any], object]]] = {
     TorchSize: lambda obj: values.NamedValue("torch.Size", list(obj)),
     TorchDtype: lambda obj: values.NamedValue("torch.dtype", obj.name),
@@ -97,6 +105,7 @@ _PLAIN: Final[dict[type, Callable[[Any], object]]] = {
     values.NamedValue: lambda obj: values.NamedValue(obj.type, _plain(obj.value)),
     values.PerRankValues: lambda obj: replace(obj, entries=tuple(map(_plain, obj.entries))),
     bytearray: lambda obj: values.NamedValue("builtins.bytearray", bytes(obj)),
+    Instance: _refuse_instance,
     range: lambda obj: values.NamedValue("builtins.range", [obj.start, obj.stop, obj.step]),
     datetime.timezone: lambda obj: obj if has_own_name(obj) else _zone(obj),
 }
