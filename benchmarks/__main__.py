@@ -7,19 +7,16 @@ import shlex
 import sys
 import tempfile
 import warnings
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import click
-import torch
 
-from benchmarks.compression import command as compression
 from benchmarks.contenders import CONTENDERS
-from benchmarks.growth.command import command as growth
 from benchmarks.plots import draw
-from benchmarks.reshard import Work, compare_reshard, table
 from benchmarks.save_load import compare
-from benchmarks.stall import measure as measure_stalls
 from benchmarks.tables import aligned, markdown, piped, text
 from benchmarks.validation import compare_validation
 from benchmarks.validation import table as table_of_validation
@@ -28,16 +25,28 @@ from benchmarks.workloads import WORKLOADS
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-@click.group(invoke_without_command=True)
+_LATER: Final = {"compression": "benchmarks.compression", "growth": "benchmarks.growth.command"}
+
+
+class _Commands(click.Group):
+    """Commands that need torch are imported when they are asked for: save-load also runs where there is none."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted({*super().list_commands(context), *_LATER})
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _LATER:
+            return super().get_command(context, name)
+        found: click.Command = import_module(_LATER[name]).command
+        return found
+
+
+@click.group(invoke_without_command=True, cls=_Commands)
 @click.pass_context
 def main(context: click.Context) -> None:
     """Measure; without a command, save-load."""
     if context.invoked_subcommand is None:
         context.invoke(save_load)
-
-
-main.add_command(compression)
-main.add_command(growth)
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -61,6 +70,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--only", "names", callback=_names, help="Contenders, with commas between.")
 @click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
+@click.option("--in-place", is_flag=True, help="Load into the arrays that were saved: half of the memory.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
@@ -73,6 +83,7 @@ def save_load(
     repeats: int,
     names: frozenset[str],
     torch_threads: int,
+    in_place: bool,
     directory: Path,
     json_path: Path | None,
     markdown_path: Path | None,
@@ -80,7 +91,10 @@ def save_load(
 ) -> None:
     """Save a GPT-like state and load it again: the raw limits, this library, and its peers, in turn."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(torch_threads)
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(torch_threads)
     contenders = [contender for contender in CONTENDERS if contender.name in names]
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
         run = compare(
@@ -90,9 +104,15 @@ def save_load(
             repeats=repeats,
             directory=Path(room),
             command=_command(
-                state_name, nbytes, repeats, [contender.name for contender in contenders], torch_threads
+                state_name,
+                nbytes,
+                repeats,
+                [contender.name for contender in contenders],
+                torch_threads,
+                in_place=in_place,
             ),
             report=lambda line: click.echo(line, err=True),
+            in_place=in_place,
         )
     click.echo(text(run))
     if json_path is not None:
@@ -111,12 +131,18 @@ def save_load(
 def stall(nbytes: int, repeats: int, torch_threads: int, directory: Path) -> None:
     """For how long asynchronous saves keep training: a plain copy, this library, and torch's."""
     warnings.simplefilter("ignore")
+    import torch
+
+    from benchmarks.stall import measure as measure_stalls
+
     torch.set_num_threads(torch_threads)
     found = measure_stalls(nbytes, repeats, directory, lambda line: click.echo(line, err=True))
     click.echo(found.text())
 
 
-def _command(state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int) -> str:
+def _command(
+    state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int, *, in_place: bool
+) -> str:
     """How to have the same again; without paths, which are nobody's business."""
     unit = max((unit for unit in _UNITS if nbytes % _UNITS[unit] == 0), key=_UNITS.__getitem__)
     words = [
@@ -132,6 +158,8 @@ def _command(state: str, nbytes: int, repeats: int, names: list[str], torch_thre
         words += ["--only", ",".join(names)]
     if torch_threads > 1:
         words += ["--torch-threads", str(torch_threads)]
+    if in_place:
+        words.append("--in-place")
     return shlex.join(["python", "-m", "benchmarks", *words])
 
 
@@ -148,6 +176,10 @@ def reshard(
 ) -> None:
     """Read what four ranks saved as each of eight, split otherwise: this library and torch DCP, in turn."""
     warnings.simplefilter("ignore")
+    import torch
+
+    from benchmarks.reshard import Work, compare_reshard, table
+
     torch.set_num_threads(1)
     outcome = compare_reshard(
         Work(max(1, nbytes // Work(1).nbytes)),

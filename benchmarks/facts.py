@@ -20,6 +20,8 @@ _PACKAGES: Final = (
     "safetensors",
     "tensorstore",
     "zarr",
+    "orbax-checkpoint",
+    "jax",
 )
 
 

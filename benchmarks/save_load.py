@@ -33,16 +33,19 @@ def compare(
     directory: Path,
     command: str,
     report: Callable[[str], None],
+    in_place: bool = False,
 ) -> Run:
-    """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded."""
+    """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded.
+
+    ``in_place``: load into the arrays that were saved, which takes half of the memory.
+    """
     facts = machine_facts(directory)
     state = workload(state_name, nbytes)
-    into = state.blank()
+    into = state if in_place else state.blank()
     room = _Room(directory)
     for contender in contenders:
-        into.erase()
-        _round(contender, state, into, room)
-        wrong = state.differing(into)
+        report(f"{contender.name} warms up")
+        wrong = (_wrong_in_place if in_place else _wrong)(contender, state, into, room)
         if wrong is not None:
             raise ValueError(f"{contender.name} brought back other values of {wrong}")
     series: dict[Task, Series] = defaultdict(Series)
@@ -53,6 +56,24 @@ def compare(
                 series[Task(contender.name, what)].readings.append(reading)
     notes = {contender.name: contender.note for contender in contenders}
     return Run(command, facts, state.nbytes, len(state.flat), notes, dict(series), room.footprints)
+
+
+def _wrong(contender: Contender, state: TrainingState, into: TrainingState, room: _Room) -> str | None:
+    into.erase()
+    _round(contender, state, into, room)
+    return state.differing(into)
+
+
+def _wrong_in_place(
+    contender: Contender, state: TrainingState, into: TrainingState, room: _Room
+) -> str | None:
+    target = room.next()
+    wanted = state.checksums()
+    contender.save(state, target, "none")
+    into.erase()
+    contender.load(target, into)
+    found = into.checksums()
+    return next((name for name, checksum in wanted.items() if found[name] != checksum), None)
 
 
 def _order(contenders: Sequence[Contender], number: int) -> list[Contender]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 __all__ = ["Array", "TrainingState"]
@@ -51,6 +52,10 @@ class TrainingState:
         """Overwrite everything, so that what a load leaves out is seen."""
         for array in self.flat.values():
             array.fill(-1.0)
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32C of every array."""
+        return {name: crc32c(array.reshape(-1).view(np.uint8).data) for name, array in self.flat.items()}
 
     def differing(self, other: TrainingState) -> str | None:
         """Name of the first array that is not equal to its counterpart."""

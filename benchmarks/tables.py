@@ -15,7 +15,7 @@ __all__ = ["aligned", "markdown", "piped", "text"]
 Row = Sequence[str]
 
 _TASKS: Final = ("save", "save durable", "load")
-_REFERENCES: Final = ("raw-crc32c", "raw", "torch-dcp", "safetensors")
+_REFERENCES: Final = ("raw-crc32c", "raw", "torch-dcp", "safetensors", "orbax")
 _MEBIBYTE: Final = 1 << 20
 
 

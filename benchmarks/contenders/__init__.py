@@ -1,9 +1,11 @@
-"""Everybody who takes part, in the order of the tables."""
+"""Everybody who takes part, of those that are installed, in the order of the tables."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.contenders.orbax import Orbax
 from benchmarks.contenders.ours import Ours, OursSlotBySlot, OursUnverified
 from benchmarks.contenders.raw import RawLimit
 from benchmarks.contenders.torch_files import Safetensors, TorchDcp, TorchSave
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTENDERS"]
 
-CONTENDERS: Final[tuple[Contender, ...]] = (
+_ALL: Final[tuple[Contender, ...]] = (
     RawLimit.bare(),
     RawLimit.checked(),
     Ours("packed"),
@@ -27,4 +29,14 @@ CONTENDERS: Final[tuple[Contender, ...]] = (
     TorchSave(),
     TensorStore(),
     ZarrPython(),
+    Orbax(),
 )
+_NEEDS: Final = {
+    "torch-dcp": "torch",
+    "torch-save": "torch",
+    "safetensors": "safetensors",
+    "tensorstore-zarr3": "tensorstore",
+    "zarr-python": "zarr",
+    "orbax": "orbax",
+}
+CONTENDERS: Final = tuple(one for one in _ALL if one.name not in _NEEDS or find_spec(_NEEDS[one.name]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,27 @@ def test_the_state_has_the_size_asked_for(mebibytes: int) -> None:
         assert sum(len(shape) == 1 for shape in shapes.values()) > len(shapes) / 2
 
 
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_everybody_loads_into_the_arrays_that_were_saved(tmp_path: Path, contender: Contender) -> None:
+    run = compare(
+        [contender],
+        state_name="gpt-mixed",
+        nbytes=MIB,
+        repeats=1,
+        directory=tmp_path,
+        command="",
+        report=print,
+        in_place=True,
+    )
+    assert {task.what for task in run.series} == {"save", "load", "save durable"}
+
+
+def test_orbax_takes_part_where_it_is_installed() -> None:
+    names = [contender.name for contender in CONTENDERS]
+    assert ("orbax" in names) == (find_spec("orbax") is not None)
+    assert len(names) - ("orbax" in names) == 12
+
+
 class Forgetful(RawLimit):
     """Loads nothing."""
 
@@ -97,7 +119,8 @@ class Forgetful(RawLimit):
         pass
 
 
-def test_who_loads_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_who_loads_something_else_is_refused(tmp_path: Path, in_place: bool) -> None:
     raw = RawLimit.bare()
     forgetful = Forgetful("forgetful", "", raw.look)
     with pytest.raises(ValueError, match="forgetful brought back other values"):
@@ -109,6 +132,7 @@ def test_who_loads_something_else_is_refused(tmp_path: Path) -> None:
             directory=tmp_path,
             command="",
             report=print,
+            in_place=in_place,
         )
 
 
