@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kin
 from ucpformat.frameworks.megatron.exporter import GROUPS
 from ucpformat.frameworks.megatron.importer import import_torch_dist
 from ucpformat.frameworks.megatron.torch_dist import COMMON, CONFIG, CONFIGURATION, assign, is_sharded_object
+from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, write_dcp
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -224,6 +226,25 @@ def test_an_extra_state_that_would_run_something_is_refused(tmp_path: Path) -> N
     found = refusal(source)
     assert found.code == "UCP-E-PICKLE"
     assert key in found.at
+
+
+def test_what_a_rank_saved_with_classes_of_arguments(tmp_path: Path) -> None:
+    """As the state of Megatron's rerun machine, which names enumerations; the classes are not needed."""
+    import io
+
+    key = "rerun/shard_0_1"
+    source = write(tmp_path / "in", objects={key: [1], "plain/shard_0_1": [(1, "a")]}, w=WEIGHT)
+    archive = io.BytesIO()
+    torch.save([{"args": argparse.Namespace(lr=0.5, parts=(1, signal.SIGTERM))}], archive)
+    _replace(source, key, archive.getvalue())
+    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    directory = DcpDirectory.open(tmp_path / "out")
+    stored = io.BytesIO(directory.read_object_bytes(key))
+    with torch.serialization.safe_globals([argparse.Namespace, signal.Signals]):
+        (found,) = torch.load(stored, weights_only=True)
+    assert found == {"args": argparse.Namespace(lr=0.5, parts=(1, signal.SIGTERM))}
+    assert directory.read_object("plain/shard_0_1") == [(1, "a")]
 
 
 def test_a_common_state_of_another_iteration_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import warnings
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 warnings.simplefilter("ignore")
@@ -27,6 +28,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.rerun_state_machine import (
+    RerunMode,
+    get_rerun_state_machine,
+    initialize_rerun_state_machine,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from tests.frameworks_live.megatron.arguments import arguments
@@ -232,6 +239,9 @@ def save(folder: Path, case: Case, rank: int) -> None:
         "iteration": 7,
         "checkpoint_version": 3.0,
         "args": arguments(),
+        "opt_param_scheduler": scheduler().state_dict(),
+        # As a save has it that is asked for to run a step again.
+        "rerun_state_machine": get_rerun_state_machine().state_dict(None, "torch_dist", force=True),
     }
     state["rng_state"] = dist_checkpointing.ShardedObject(
         "rng_state", [{"numbers": torch.arange(3) + rank}], (dist.get_world_size(),), (rank,)
@@ -243,6 +253,23 @@ def save(folder: Path, case: Case, rank: int) -> None:
     dist.barrier()
     dist_checkpointing.save(state, str(folder / "ckpt"), content_metadata=described)
     go_on(folder, "", ddps, optimizer, case, rank)
+
+
+def scheduler() -> Any:
+    """Of no groups: one that has some sets their learning rates."""
+    return OptimizerParamScheduler(
+        SimpleNamespace(param_groups=[]),
+        init_lr=0.0,
+        max_lr=1e-2,
+        min_lr=1e-3,
+        lr_warmup_steps=3,
+        lr_decay_steps=10,
+        lr_decay_style="cosine",
+        start_wd=0.01,
+        end_wd=0.01,
+        wd_incr_steps=10,
+        wd_incr_style="constant",
+    )
 
 
 def go_on(folder: Path, stem: str, ddps: list[Any], optimizer: Any, case: Case, rank: int) -> None:
@@ -301,6 +328,7 @@ def main() -> None:
         expert_model_parallel_size=case.ep,
         expert_tensor_parallel_size=1 if case.experts else None,
     )
+    initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
     (save if what == "save" else load)(Path(folder), case, rank)
     leave()
 

@@ -33,6 +33,7 @@ from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.frameworks.megatron.parameter_groups import is_expert_name, stacked_dims
+from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.tagged import decode
 
 WORKER = "tests.frameworks_live.megatron.make"
@@ -120,6 +121,10 @@ def test_everything_else_is_carried(saved: tuple[str, Path]) -> None:
         key = f"rng_state/shard_{rank}_{CASES[name].world}"
         saved_numbers: Any = values[key]
         assert saved_numbers[0][0]["numbers"].data == (torch.arange(3) + rank).numpy().tobytes()
+    assert values["opt_param_scheduler"]["lr_decay_style"] == "cosine"  # type: ignore[index]
+    rerun: Any = values["rerun_state_machine"]
+    assert rerun["mode"].value == {"value": "validate_results"}
+    assert rerun["state"].type == "megatron.core.rerun_state_machine.RerunState"
     groups = param_groups(values)
     assert len(groups) == len(ranks[0]["groups"])
     for kept, original in zip(groups, ranks[0]["groups"], strict=True):
@@ -210,6 +215,31 @@ def test_there_and_back(saved: tuple[str, Path], tmp_path: Path) -> None:
                 # Bytes: what pads a bucket is whatever lay in Megatron's memory.
                 assert one[...].tobytes() == two[...].tobytes()
                 assert one.stored.slot.annotations == two.stored.slot.annotations
+
+
+def test_every_entry_is_loaded_as_it_was_saved(saved: tuple[str, Path], tmp_path: Path) -> None:
+    """``common.pt`` and the object of each rank, under Megatron's own list of what is safe: nothing is lost or new."""
+    name, folder = saved
+    convert_checkpoint(folder / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    is_flat = CASES[name].sharding in ("dp_reshardable", "dp_zero_gather_scatter")
+    before, after = (DcpDirectory.open(path) for path in (folder / "ckpt", tmp_path / "out"))
+    kept = {key for key in before.objects if not (is_flat and "optimizer.distributed." in key)}
+    assert kept == set(after.objects)
+    assert any(key.startswith("rerun_state_machine_state/") for key in kept)
+    with torch.serialization.safe_globals(SAFE_GLOBALS):
+        for key in kept:
+            one, two = (
+                torch.load(io.BytesIO(directory.read_object_bytes(key)), weights_only=True)
+                for directory in (before, after)
+            )
+            assert repr(one) == repr(two), key
+        one, two = (
+            torch.load(path / "common.pt", weights_only=True) for path in (folder / "ckpt", tmp_path / "out")
+        )
+    if is_flat:
+        for entry in ("optimizer", "content_metadata"):
+            del one[entry], two[entry]
+    assert one == two
 
 
 def as_of_015(folder: Path, out: Path, notes: dict[str, Any]) -> Path:

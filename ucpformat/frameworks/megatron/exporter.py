@@ -24,7 +24,7 @@ from ucpformat.frameworks.megatron.distributed_optimizer import (
     distributed_optimizer,
     is_own,
 )
-from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
+from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle, is_enum
 from ucpformat.frameworks.megatron.parameter_groups import STEP
 from ucpformat.frameworks.megatron.torch_dist import (
     COMMON,
@@ -89,12 +89,16 @@ def export_torch_dist(
             tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot))
             renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
+    stored: dict[str, bytes] = {}
     common: dict[str, object] = {}
     for name, value in content.state.values.items():
-        if is_sharded_object(name):
-            objects[name] = values.decode(value, at=name, restore=RESTORE)
+        decoded = values.decode(value, at=name, restore=RESTORE)
+        if is_sharded_object(name) and _names_classes(decoded):
+            stored[name] = _saved(_revived(decoded, name))
+        elif is_sharded_object(name):
+            objects[name] = decoded
         else:
-            common[name] = _revived(values.decode(value, at=name, restore=RESTORE), name)
+            common[name] = _revived(decoded, name)
     dropped = [Lost(what, "the atom map says so") for what in unmapped]
     place = OPTIMIZER_ENTRY if isinstance(made, DistributedOptimizer) else f"{GROUPS}: {made}"
     if made is not None:
@@ -106,7 +110,6 @@ def export_torch_dist(
         common[GROUPS] = _groups(content)
     if content.step is not None:
         common.setdefault("iteration", content.step)
-    stored: dict[str, bytes] = {}
     for name, (media_type, data) in content.blobs.items():
         if media_type == PICKLE and is_sharded_object(name):
             stored[name] = data
@@ -177,10 +180,23 @@ def _revived(value: object, key: str) -> object:
     return revive(value, key)
 
 
-def _write_common(common: dict[str, object], stream: IO[bytes]) -> None:
+def _names_classes(value: object) -> bool:
+    """Whether a value has namespaces or enumerations in it, which only `_saved` writes."""
+    if isinstance(value, values.NamedValue):
+        return value.type == NAMESPACE or is_enum(value.type)
+    if isinstance(value, dict):
+        return any(map(_names_classes, value.values()))
+    return isinstance(value, list | tuple) and any(map(_names_classes, value))
+
+
+def _saved(value: object) -> bytes:
     import torch
 
     # Into memory first: torch hides what goes wrong with a stream.
     buffer = io.BytesIO()
-    torch.save(common, buffer, pickle_module=NamingPickle)
-    stream.write(buffer.getbuffer())
+    torch.save(value, buffer, pickle_module=NamingPickle)
+    return buffer.getvalue()
+
+
+def _write_common(common: dict[str, object], stream: IO[bytes]) -> None:
+    stream.write(_saved(common))

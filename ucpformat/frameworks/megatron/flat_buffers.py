@@ -132,8 +132,10 @@ class _Model:
         layers: dict[int, list[_Member]] = {}
         rest = []
         for tensor in tensors:
-            depth = min(stacked_dims(tensor.name), len(tensor.shape))
-            if any(extent != 1 for box in tensor.shards for extent in box.shape[:depth]):
+            depth = stacked_dims(tensor.name)
+            if len(tensor.shape) < depth or any(
+                extent != 1 for box in tensor.shards for extent in box.shape[:depth]
+            ):
                 return None
             held = shards.setdefault(tensor.name, {})
             for box in sorted(tensor.shards, key=lambda box: box.offset):

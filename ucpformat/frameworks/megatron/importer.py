@@ -33,6 +33,7 @@ from ucpformat.frameworks.megatron.torch_dist import (
     assign,
     check_configuration,
     is_sharded_object,
+    named,
     state_key,
 )
 from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
@@ -133,10 +134,9 @@ def _read_objects(
         directory.verify(key)
         is_extra = _EXTRA_STATE in key
         try:
-            also_allowed = (
-                STREAM_GLOBALS if is_extra else None
-            )  # TransformerEngine keeps bytes of its own there
-            values[key] = encode(directory.read_object(key, also_allowed=also_allowed), at=key)
+            # TransformerEngine keeps bytes of its own in an extra state.
+            also_allowed = {**COMMON_GLOBALS, **(STREAM_GLOBALS if is_extra else {})}
+            values[key] = encode(named(directory.read_object(key, also_allowed=also_allowed)), at=key)
         except UcpError as refusal:
             if refusal.code not in ("UCP-E-PICKLE", "UCP-E-OBJECT"):
                 raise

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.megatron.enums import enum_globals
+from ucpformat.frameworks.megatron.enums import enum_globals, is_enum
 from ucpformat.frameworks.state.names import Assignment
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
 from ucpformat.jsonio import loads
+from ucpformat.model.values import NamedValue
 
 __all__ = [
     "COMMON",
@@ -31,6 +33,7 @@ __all__ = [
     "check_configuration",
     "detect",
     "is_sharded_object",
+    "named",
     "state_key",
 ]
 
@@ -115,8 +118,19 @@ def _namespace(arguments: tuple[Any, ...]) -> object:
     return Instance(NAMESPACE)
 
 
+def named(value: Any) -> Any:
+    """``value`` as what `encode` takes: namespaces and members of enumerations by name, others as they are."""
+    if isinstance(value, Instance) and (value.kind == NAMESPACE or is_enum(value.kind)):
+        return NamedValue(value.kind, named(value.state if isinstance(value.state, dict) else {}))
+    if type(value) in (list, tuple):
+        return type(value)(map(named, value))
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, named(item)) for key, item in value.items())
+    return value
+
+
 COMMON_GLOBALS: Final[Globals] = {
     ("argparse", "Namespace"): Constructor(NAMESPACE, _namespace),
     **enum_globals(),
 }
-"""What ``common.pt`` may name beyond plain data and tensors."""
+"""What ``common.pt`` and sharded objects may name beyond plain data and tensors."""
