@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import ucpformat
 from tests.frameworks.converting.jobs import assert_same, make
 from tests.frameworks.converting.test_exporting import content
 from tests.frameworks.deepspeed.made import make_checkpoint
 from tests.processes import launch
+from ucpformat.cli import main
 from ucpformat.distributed.group import OneProcess
 from ucpformat.distributed.thread_group import run_threads
 from ucpformat.errors import UcpError, error
@@ -178,3 +180,17 @@ def test_signs_of_life_keep_groups_from_giving_up(monkeypatch: pytest.MonkeyPatc
         return list(executor.map(until_all_said, range(2)))  # of three ranks
 
     assert in_threads(call) == [[True] * 2] * 3
+
+
+def test_where_there_is_no_job(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = ["convert", str(source), str(tmp_path / "c"), "--to", "ucp"]
+    refused = CliRunner().invoke(main, [*arguments, "--pool", "torchrun"])
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error UCP-E-RANK")
+    assert not (tmp_path / "c").exists()
+    # One rank of torchrun's is none but itself.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert CliRunner().invoke(main, arguments).exit_code == 0

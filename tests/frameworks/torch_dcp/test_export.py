@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, loa
 from tests.frameworks.torch_dcp.cases import Case, DcpCase
 from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting import batches
 from ucpformat.frameworks.torch_dcp import DcpDirectory, DcpObject, DcpTensor, KeyPath
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, write_dcp
 from ucpformat.frameworks.torch_dcp.objects import NumpyArray, PathValue, TensorValue, TorchSize
@@ -102,6 +103,20 @@ def test_no_box_is_larger_than_the_limit(tmp_path: Path) -> None:
     write_dcp(tmp_path / "out", {"w": ExportTensor("float32", (7, 1000), read)}, {}, {}, box_bytes=9000)
     assert sum(sizes) == 28000
     assert max(sizes) <= 9000
+
+
+@pytest.mark.distributed
+def test_several_files(dcp_case: DcpCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock torch finds each box in its file, the boxes of one tensor in several."""
+    monkeypatch.setattr(batches, "_MIN_BATCH", 500)
+    case = dcp_case("single")
+    exported(case, tmp_path / "out", box_bytes=300)
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.distcp"))
+    assert len(names) > 3
+    assert "__0_0.distcp" in names
+    flat, _ = flatten_state_dict(loaded(tmp_path / "out"))
+    for key, reference in case.reference.items():
+        assert stand_in(flat[key]) == TensorValue(reference.dtype, reference.shape, reference.data), key
 
 
 def zeros(offset: tuple[int, ...], shape: tuple[int, ...], out: Any) -> None:

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.frameworks.converting.jobs import BATCH, assert_same, make
+from tests.frameworks.converting.test_exporting import content
+from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.cli import main
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
@@ -118,3 +120,28 @@ def test_no_scheduler_there(source: Path, tmp_path: Path) -> None:
             destination_kind="ucp",
             engine=EngineOptions(dask="tcp://127.0.0.1:9"),
         )
+
+
+def test_files_of_an_export_while_a_worker_is_killed(cluster: Any, tmp_path: Path) -> None:
+    state = make_checkpoint(tmp_path / "state.ucp")
+    convert_checkpoint(state, tmp_path / "alone", source_kind="ucp", destination_kind="ds-universal")
+    victim = min(workers(cluster).values())
+    done: list[int] = []
+
+    def progress(nbytes: int) -> None:
+        if nbytes:
+            done.append(nbytes)
+            if len(done) == 2:
+                os.kill(victim, signal.SIGKILL)
+
+    convert_checkpoint(
+        state,
+        tmp_path / "c",
+        source_kind="ucp",
+        destination_kind="ds-universal",
+        engine=EngineOptions(dask=cluster.scheduler_address, batch_bytes=1),
+        progress=progress,
+    )
+    assert len(done) > 6
+    assert content(tmp_path / "c") == content(tmp_path / "alone")
+    assert victim not in workers(cluster).values()
