@@ -17,15 +17,16 @@ import click
 from benchmarks.contenders import CONTENDERS
 from benchmarks.plots import draw
 from benchmarks.save_load import compare
+from benchmarks.sizes import UNITS, in_bytes
 from benchmarks.tables import aligned, markdown, piped, text
-from benchmarks.validation import compare_validation
-from benchmarks.validation import table as table_of_validation
 from benchmarks.workloads import WORKLOADS
 
-_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-_LATER: Final = {"compression": "benchmarks.compression", "growth": "benchmarks.growth.command"}
+_LATER: Final = {
+    "compression": "benchmarks.compression",
+    "growth": "benchmarks.growth.command",
+    "objects": "benchmarks.objects",
+    "validate": "benchmarks.validation",
+}
 
 
 class _Commands(click.Group):
@@ -49,13 +50,6 @@ def main(context: click.Context) -> None:
         context.invoke(save_load)
 
 
-def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    number, unit = value[:-3], value[-3:]
-    if not number.isdecimal() or unit not in _UNITS:
-        raise click.BadParameter(f"a size is a number and one of {', '.join(_UNITS)}, such as 64MiB")
-    return int(number) * _UNITS[unit]
-
-
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> frozenset[str]:
     known = [contender.name for contender in CONTENDERS]
     names = frozenset(value.split(",") if value else known)
@@ -66,7 +60,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 @main.command("save-load")
 @click.option("--state", "state_name", default="gpt", type=click.Choice([*WORKLOADS]), help="What is saved.")
-@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--size", "nbytes", default="1GiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--only", "names", callback=_names, help="Contenders, with commas between.")
 @click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
@@ -124,7 +118,7 @@ def save_load(
 
 
 @main.command()
-@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--size", "nbytes", default="1GiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
@@ -144,13 +138,13 @@ def _command(
     state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int, *, in_place: bool
 ) -> str:
     """How to have the same again; without paths, which are nobody's business."""
-    unit = max((unit for unit in _UNITS if nbytes % _UNITS[unit] == 0), key=_UNITS.__getitem__)
+    unit = max((unit for unit in UNITS if nbytes % UNITS[unit] == 0), key=UNITS.__getitem__)
     words = [
         "save-load",
         "--state",
         state,
         "--size",
-        f"{nbytes // _UNITS[unit]}{unit}",
+        f"{nbytes // UNITS[unit]}{unit}",
         "--repeats",
         str(repeats),
     ]
@@ -165,7 +159,7 @@ def _command(
 
 @main.command("reshard")
 @click.option(
-    "--size", "nbytes", default="512MiB", callback=_bytes, help="Bytes of matrices, such as 256MiB."
+    "--size", "nbytes", default="512MiB", callback=in_bytes, help="Bytes of matrices, such as 256MiB."
 )
 @click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
@@ -193,36 +187,6 @@ def reshard(
         json_path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
     if markdown_path is not None:
         markdown_path.write_text(f"`{outcome.command}`\n\n{piped(table(outcome))}\n")
-
-
-@main.command("validate")
-@click.option(
-    "--state", "state_name", default="gpt", type=click.Choice([*WORKLOADS]), help="What is checked."
-)
-@click.option("--size", "nbytes", default="1GiB", callback=_bytes, help="Bytes of state, such as 64MiB.")
-@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
-@click.option("--cold", is_flag=True, help="Drop the files' pages before each reading.")
-@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
-def validate_(
-    state_name: str, nbytes: int, repeats: int, cold: bool, directory: Path, markdown_path: Path | None
-) -> None:
-    """Check every byte of a checkpoint, against reading its files, in turn."""
-    found = compare_validation(
-        state_name=state_name,
-        nbytes=nbytes,
-        repeats=repeats,
-        cold=cold,
-        directory=directory.absolute(),
-        report=lambda line: click.echo(line, err=True),
-    )
-    click.echo(aligned(table_of_validation(*found)))
-    if markdown_path is not None:
-        command = (
-            f"python -m benchmarks validate --state {state_name} --size {nbytes >> 20}MiB --repeats {repeats}"
-        )
-        command += " --cold" if cold else ""
-        markdown_path.write_text(f"`{command}`\n\n{piped(table_of_validation(*found))}\n")
 
 
 if __name__ == "__main__":

@@ -11,19 +11,22 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Final, get_args
 
+import click
 from crc32c import crc32c
 
 from benchmarks.cache import cool, files_below
 from benchmarks.contenders.ours import Ours
 from benchmarks.measure import Reading, footprint, measured
-from benchmarks.workloads import workload
+from benchmarks.sizes import in_bytes
+from benchmarks.tables import aligned, piped
+from benchmarks.workloads import WORKLOADS, workload
 from ucpformat.model.root import Storage
 from ucpformat.validate import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["compare_validation", "table"]
+__all__ = ["command", "compare_validation", "table"]
 
 _THREADS: Final = 2
 _CALL_BYTES: Final = 1 << 22
@@ -137,3 +140,33 @@ def _ratio(others: Sequence[Reading], ours: Sequence[Reading]) -> str:
         return f"{found[0]:.2f}"
     low, middle, high = quantiles(found, n=4, method="inclusive")
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+@click.command("validate")
+@click.option(
+    "--state", "state_name", default="gpt", type=click.Choice([*WORKLOADS]), help="What is checked."
+)
+@click.option("--size", "nbytes", default="1GiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--cold", is_flag=True, help="Drop the files' pages before each reading.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+def command(
+    state_name: str, nbytes: int, repeats: int, cold: bool, directory: Path, markdown_path: Path | None
+) -> None:
+    """Check every byte of a checkpoint, against reading its files, in turn."""
+    found = compare_validation(
+        state_name=state_name,
+        nbytes=nbytes,
+        repeats=repeats,
+        cold=cold,
+        directory=directory.absolute(),
+        report=lambda line: click.echo(line, err=True),
+    )
+    click.echo(aligned(table(*found)))
+    if markdown_path is not None:
+        words = (
+            f"python -m benchmarks validate --state {state_name} --size {nbytes >> 20}MiB --repeats {repeats}"
+        )
+        words += " --cold" if cold else ""
+        markdown_path.write_text(f"`{words}`\n\n{piped(table(*found))}\n")

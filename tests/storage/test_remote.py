@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.builders import State, Tensor, read_everything, result_or_refusal, save
 from ucpformat.errors import UcpError
+from ucpformat.reader import open_checkpoint
 from ucpformat.storage.local import LocalStore
 from ucpformat.storage.remote import RemoteStore
 from ucpformat.storage.store import open_store
@@ -136,3 +139,69 @@ def test_a_medium_that_does_not_know_sizes_has_no_objects(url: str) -> None:
         pytest.raises(UcpError, match="UCP-E-STORE"),
     ):
         RemoteStore(url).size("ucp.json")
+
+
+@contextmanager
+def counted_calls() -> Iterator[list[tuple[str, int, int]]]:
+    """The ranges that the file system in memory is asked for."""
+    calls: list[tuple[str, int, int]] = []
+    read = MemoryFileSystem.cat_file
+
+    def counting(self: MemoryFileSystem, path: str, start: int, end: int, **rest: object) -> bytes:
+        calls.append((path.rpartition("/")[2], start, end))
+        data: bytes = read(self, path, start=start, end=end, **rest)
+        return data
+
+    with patch.object(MemoryFileSystem, "cat_file", counting):
+        yield calls
+
+
+def test_few_large_calls_fetch_many_small_slots(url: str) -> None:
+    """One call for each document, without a look at its size; then 4 MiB of data at a time."""
+    state = {(f"a{n}", "value"): Tensor(np.full(500, n % 100 + 1, np.int8), "int8") for n in range(3000)}
+    state["large", "value"] = Tensor(np.ones((11, 1 << 20), np.int8), "int8")
+    save(url, state)
+    into = {name: np.zeros(tensor.data.shape, np.int8) for name, tensor in state.items()}
+    with counted_calls() as calls, open_checkpoint(url) as checkpoint:
+        assert len(calls) == 1
+        checkpoint.load(into)
+        nbytes, parts = checkpoint.fetched, len(checkpoint.root.parts)
+    assert all((into[name] == tensor.data).all() for name, tensor in state.items())
+    packs = [call for call in calls if call[0].endswith(".pack")]
+    documents = len(calls) - len(packs)
+    assert documents == 2 + 2 * parts
+    assert len(packs) <= nbytes // (1 << 22) + 4
+    assert max(end - start for _, start, end in packs) <= 1 << 22
+
+
+def test_sixteen_calls_wait_at_once(url: str) -> None:
+    """None of them returns before sixteen are there: fewer threads would never come together."""
+    state: State = {("a", "value"): Tensor(np.ones((64, 1 << 20), np.int8), "int8")}
+    save(url, state)
+    meeting = threading.Barrier(16)
+    read = MemoryFileSystem.cat_file
+
+    def meet(self: MemoryFileSystem, path: str, start: int, end: int, **rest: object) -> bytes:
+        if path.endswith(".pack"):
+            meeting.wait(timeout=300)
+        data: bytes = read(self, path, start=start, end=end, **rest)
+        return data
+
+    out = np.zeros((64, 1 << 20), np.int8)
+    with patch.object(MemoryFileSystem, "cat_file", meet), open_checkpoint(url) as checkpoint:
+        checkpoint.load({("a", "value"): out})
+    assert out.all()
+
+
+def test_a_medium_that_refuses_ranges_beyond_the_end_is_asked_for_the_size(url: str) -> None:
+    save(url, STATE)
+    read = MemoryFileSystem.cat_file
+
+    def strict(self: MemoryFileSystem, path: str, start: int, end: int, **rest: object) -> bytes:
+        if end > self.size(path):
+            raise OSError("416 Range Not Satisfiable")
+        data: bytes = read(self, path, start=start, end=end, **rest)
+        return data
+
+    with patch.object(MemoryFileSystem, "cat_file", strict):
+        assert read_everything(url)["a", "value"].tolist() == list(range(1, 31))

@@ -23,18 +23,16 @@ def read_root(store: Store) -> bytes:
     Raises:
         UcpError: ``UCP-E-NOT-FOUND`` without one, ``UCP-E-LIMIT`` for one over 1 MiB.
     """
-    size = store.size(ROOT_KEY)
-    if size is None:
+    data = store.head(ROOT_KEY, MAX_ROOT_BYTES + 1)
+    if data is None:
         raise error(
             "UCP-E-NOT-FOUND",
             "there is no ucp.json: this is not a checkpoint, or it was never committed",
             at=store.url,
         )
-    if size > MAX_ROOT_BYTES:
-        raise error(
-            "UCP-E-LIMIT", f"the root document has {size} bytes, more than {MAX_ROOT_BYTES}", at=ROOT_KEY
-        )
-    return store.read(ROOT_KEY, 0, size)
+    if len(data) > MAX_ROOT_BYTES:
+        raise error("UCP-E-LIMIT", f"the root document has more than {MAX_ROOT_BYTES} bytes", at=ROOT_KEY)
+    return data
 
 
 def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
@@ -45,8 +43,10 @@ def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCU
     """
     if reference.length > limit:
         raise error("UCP-E-LIMIT", f"{reference.length} bytes exceed the limit of {limit}", at=reference.key)
-    _check_length(store, reference)
-    data = store.read(reference.key, 0, reference.length)
+    data = store.head(reference.key, reference.length + 1)
+    if data is None or len(data) != reference.length:
+        _check_length(store, reference)
+        raise error("UCP-E-LENGTH", "the object changes while it is read", at=reference.key)
     if sha256_digest(data) != reference.digest:
         raise error("UCP-E-DIGEST", "the object does not match its recorded SHA-256", at=reference.key)
     return data

@@ -31,6 +31,7 @@ _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
 _SYNC_THREADS: Final = 4
+_ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
 
 
 _Identity = tuple[int, int]
@@ -119,6 +120,16 @@ class LocalStore:
         finally:
             if not (kept and self._descriptors.get(key) == descriptor):
                 os.close(descriptor)
+
+    def head(self, key: str, most: int) -> bytes | None:
+        """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
+        with translated(key):
+            try:
+                with self._reading(key) as descriptor:
+                    size = min(most, os.fstat(descriptor).st_size)
+                    return self.read(key, 0, size) if size > _ONE_CALL else os.pread(descriptor, size, 0)
+            except FileNotFoundError:
+                return None
 
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""

@@ -71,6 +71,18 @@ class RemoteStore:
             raise
         return None if size is None else int(size)
 
+    def head(self, key: str, most: int) -> bytes | None:
+        """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
+        try:
+            with translated(key):
+                return bytes(self._filesystem.cat_file(self._full(key), start=0, end=most))
+        except UcpError as problem:
+            if problem.code == "UCP-E-MISSING":
+                return None
+        # Some media refuse a range that leaves the object.
+        size = self.size(key)
+        return None if size is None else self.read(key, 0, min(most, size))
+
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""
         if start == stop:

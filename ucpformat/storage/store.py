@@ -60,6 +60,10 @@ class Store(Protocol):
         """Length of an object in bytes, or None if there is none."""
         ...
 
+    def head(self, key: str, most: int) -> bytes | None:
+        """The first ``most`` bytes of an object, or all where it has fewer, by one call; None if there is none."""
+        ...
+
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object; ``UCP-E-MISSING`` or ``UCP-E-LENGTH`` if they are not there."""
         ...
