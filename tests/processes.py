@@ -9,6 +9,7 @@ of one: the ranks are forks of one process that has imported the worker's module
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -18,10 +19,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,6 +50,25 @@ def leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def die_at(point: int, calls: Iterable[tuple[object, Sequence[str]]]) -> None:
+    """Kill this process, by SIGKILL, when it is about to make the ``point``-th of ``calls``, by owner."""
+    count = itertools.count(1)
+    lock = threading.Lock()
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                if next(count) == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return wrapper
+
+    for owner, names in calls:
+        for name in names:
+            setattr(owner, name, counted(getattr(owner, name)))
 
 
 class Ranks(NamedTuple):

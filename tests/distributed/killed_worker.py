@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import ucpformat as ucp
 import ucpformat.frameworks.live.device_copier
 import ucpformat.frameworks.live.torch_layouts
+from tests.processes import die_at
 
 FAILED = 3
 
@@ -40,24 +37,10 @@ def state(number: int) -> dict[str, Any]:
     }
 
 
-def die_at(point: int) -> None:
-    """Kill this process, by SIGKILL, when it is about to make the ``point``-th of the calls that matter."""
-    count = itertools.count(1)
-    lock = threading.Lock()
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            with lock:
-                if next(count) == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return wrapper
-
-    for name in ("open", "pwritev", "fsync", "link", "unlink", "mkdir", "close"):
-        setattr(os, name, counted(getattr(os, name)))
-    for name in ("all_gather", "gather", "broadcast"):
-        setattr(dist, name, counted(getattr(dist, name)))
+CALLS = (
+    (os, ("open", "pwritev", "fsync", "link", "unlink", "mkdir", "close")),
+    (dist, ("all_gather", "gather", "broadcast")),
+)
 
 
 def work(directory: Path, task: dict[str, Any]) -> int:
@@ -74,7 +57,7 @@ def work(directory: Path, task: dict[str, Any]) -> int:
     try:
         with ucp.CheckpointManager(directory, asynchronous=task["asynchronous"]) as manager:
             if dist.get_rank() == task["victim"]:
-                die_at(task["point"])
+                die_at(task["point"], CALLS)
             manager.save(task["number"], content, chunk_bytes=1024)
             for tensor in (content["model"]["w"].to_local(), content["model"]["norm"]):
                 tensor.fill_(-1)

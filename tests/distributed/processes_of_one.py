@@ -6,11 +6,12 @@ import itertools
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tests.processes import die_at
 
 if TYPE_CHECKING:
     from ucpformat.distributed.group import Bytes
@@ -79,6 +80,12 @@ def _exactly(source: socket.socket, size: int) -> bytes:
     return found
 
 
+CALLS = (
+    (os, ("open", "pwritev", "fsync", "link", "unlink", "mkdir", "rename", "close")),
+    (SocketGroup, ("all_gather", "gather", "broadcast", "exchange")),
+)
+
+
 def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, point: int) -> list[int]:
     """Fork ``size`` ranks; ``victim`` is killed at its ``point``-th call that touches a file or another rank.
 
@@ -103,7 +110,7 @@ def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, p
                         if end not in mine.values():
                             end.close()
                 if rank == victim:
-                    _die_at(point)
+                    die_at(point, CALLS)
                 work(SocketGroup(rank, size, mine))
                 status = 0
             finally:
@@ -113,23 +120,3 @@ def run_processes(size: int, work: Callable[[SocketGroup], None], victim: int, p
         for end in ends:
             end.close()
     return [os.waitpid(child, 0)[1] for child in children]
-
-
-def _die_at(point: int) -> None:
-    """Kill this process, by SIGKILL, when it is about to make the ``point``-th of the calls that matter."""
-    count = itertools.count(1)
-    lock = threading.Lock()
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            with lock:
-                if next(count) == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return wrapper
-
-    for name in ("open", "pwritev", "fsync", "link", "unlink", "mkdir", "rename", "close"):
-        setattr(os, name, counted(getattr(os, name)))
-    for name in ("all_gather", "gather", "broadcast", "exchange"):
-        setattr(SocketGroup, name, counted(getattr(SocketGroup, name)))

@@ -139,10 +139,12 @@ def test_weights_of_two_ties_are_not_told_apart(tmp_path: Path) -> None:
         assert found["5.weight"]["value"].shape == (7, 3)
 
 
-def without_zero(folder: Path, kind: str = "float32", **settings: str) -> Path:
+def without_zero(
+    folder: Path, kind: str = "float32", down: tuple[int, int] = (3, 6), **settings: str
+) -> Path:
     """As `source`, with shapes that tell the frozen parameter of layer 2 from the trained one."""
     aliases = {"tied_modules.embed.weight": "0.weight"}
-    shapes = {**SHAPES, "2.down.weight": (3, 6)}
+    shapes = {**SHAPES, "2.down.weight": down}
     path = make_checkpoint(
         folder / "in.ucp", shapes=shapes, groups=GROUPS, aliases=aliases, prefix="2.", kind=kind
     )
@@ -199,6 +201,14 @@ def test_without_zero_a_division_may_have_to_be_said(tmp_path: Path) -> None:
     with ucpformat.open(out) as found:
         assert "exp_avg" in found["1.up.weight"]
         assert set(found["3.up.weight"]) == {"value"}
+
+
+def test_without_zero_what_is_frozen_may_have_to_be_said(tmp_path: Path) -> None:
+    """Two parameters of one layer and shape, of which one is trained."""
+    folder = without_zero(tmp_path, pipeline="0,3", down=(3, 5))
+    with pytest.raises(UcpError, match=r"frozen=2\.\*"):
+        read(folder, tmp_path / "out.ucp", **TIED)
+    same(tmp_path / "in.ucp", read(folder, tmp_path / "out.ucp", **TIED, frozen="2.fix*"))
 
 
 def test_flat_groups_without_shapes_are_named_by_their_slices(tmp_path: Path) -> None:

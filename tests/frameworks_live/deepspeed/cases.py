@@ -52,6 +52,7 @@ CASES: dict[str, Case] = {
     "z2-fp32": Case(2, "float32"),
     "z3-fp32": Case(3, "float32"),
     "z0-fp32": Case(0, "float32", frozen=False),
+    "z0-fp32-frozen": Case(0, "float32", degrees=(2,)),
     "z0-bf16": Case(0, "bfloat16", frozen=False),
     "z0-fp16": Case(0, "float16", frozen=False),
     "z1-bf16-optimizer": Case(1, "bfloat16", config={"data_types": {"grad_accum_dtype": "fp32"}}),
@@ -62,6 +63,7 @@ CASES: dict[str, Case] = {
     "z2-sgd": Case(2, "bfloat16", rule="sgd"),
     "z2-elastic": Case(2, "bfloat16", zero={"elastic_checkpoint": True}),
     "z1-fp16": Case(1, "float16"),
+    "z2-fp16": Case(2, "float16", degrees=(3,)),
     "z3-fp16": Case(3, "float16"),
     # ZeRO++: weights held a second time in groups of two ranks, which files show nothing of.
     "z3-hpz": Case(3, "bfloat16", zero={"zero_hpz_partition_size": 2}, degrees=(4,)),

@@ -13,13 +13,18 @@ from tests.frameworks_live.deepspeed.make import gather
 from tests.processes import join, leave
 
 DEGREE = 2
-STAGES = {"tp-z1-bf16": (1, True), "tp-z2-fp32": (2, False)}
+STAGES = {
+    "tp-z1-bf16": (1, True),
+    "tp-z2-fp32": (2, False),
+    "tp-z0-fp32": (0, False),
+    "tp-z3-bf16": (3, True),
+}
 
 
 class Block(nn.Module):
-    """A fused projection of unequal parts, a column- and a row-parallel layer with biases, what is replicated."""
+    """A fused projection of unequal parts, column- and row-parallel layers, frozen ones too, what is replicated."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_frozen: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(21, 12)
         self.qkv = nn.Linear(12, 16)
@@ -27,11 +32,15 @@ class Block(nn.Module):
         self.up = nn.Linear(12, 18)
         self.down = nn.Linear(18, 12)
         self.norm = nn.LayerNorm(12)
+        self.fixed = nn.Linear(12, 14)
+        self.narrow = nn.Linear(14, 12)
+        for layer in (self.fixed, self.narrow):
+            layer.requires_grad_(not has_frozen)
         self.register_buffer("table", torch.arange(5.0))
 
     def forward(self, ids: Tensor) -> Any:
         hidden = self.embed(ids)
-        hidden = hidden + self.mix(torch.tanh(self.qkv(hidden)))
+        hidden = hidden + self.mix(torch.tanh(self.qkv(hidden))) + self.narrow(self.fixed(hidden))
         return self.norm(hidden + self.down(torch.relu(self.up(hidden))))
 
 
@@ -43,8 +52,8 @@ def configuration(stage: int, bf16: bool) -> dict[str, Any]:
             "shape": [[8, 4, 4], -1],
             "partition_dim": 0,
         },
-        {"patterns": [r".*up\.weight$"], "partition_type": "column"},
-        {"patterns": [r".*(down|mix)\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*(up|fixed)\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*(down|mix|narrow)\.weight$"], "partition_type": "row"},
     ]
     return {
         "train_micro_batch_size_per_gpu": 4,
@@ -66,8 +75,9 @@ def make(folder: Path, name: str, rank: int) -> None:
 
     stage, bf16 = STAGES[name]
     torch.manual_seed(7)
-    net = Block()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    # Without ZeRO, nothing names the parameters, and frozen ones could not be told from those of equal shape.
+    net = Block(has_frozen=stage > 0)
+    optimizer = torch.optim.AdamW([item for item in net.parameters() if item.requires_grad], lr=0.01)
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=configuration(stage, bf16))
     tensor_rank = groups.get_tensor_model_parallel_rank()
     data_rank = groups.get_data_parallel_rank()

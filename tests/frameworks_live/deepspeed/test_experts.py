@@ -14,13 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
+from tests.frameworks_live.deepspeed.jobs import converted, made_by
 from tests.frameworks_live.deepspeed.make_moe import EXPERTS, MOES, TARGETS
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
-from tests.processes import Ranks, launch, launch_in_turn
+from tests.processes import Ranks, launch_in_turn
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 
@@ -29,12 +30,7 @@ MARK = "deepspeed_experts."
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("experts")
-    for name in MOES:
-        (folder / name).mkdir()
-    jobs = [f"make:{name}:{folder / name}" for name in MOES]
-    launch("tests.frameworks_live.deepspeed.make_moe", jobs, 4, timeout=280)
-    return folder
+    return made_by("make_moe", MOES, tmp_path_factory)
 
 
 def named(local: str, rank: int, degree: int = 2) -> str:
@@ -44,12 +40,6 @@ def named(local: str, rank: int, degree: int = 2) -> str:
         return local
     number, _, key = rest.partition(".")
     return f"{before}{mark}{rank * EXPERTS // degree + int(number)}.{key}"
-
-
-def converted(source: Path, out: Path) -> Path:
-    assert detect_kind(source) == "deepspeed"
-    convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp")
-    return out
 
 
 @pytest.mark.parametrize("name", MOES)

@@ -24,8 +24,22 @@ pytestmark = pytest.mark.distributed
 def converted(saved: Saved, folder: Path) -> Path:
     path = folder / "out.ucp"
     assert detect_kind(saved.path) == "deepspeed"
-    convert_checkpoint(saved.path, path, source_kind="deepspeed", destination_kind="ucp")
+    # Without ZeRO nothing names the states, and parameters of equal shape, of which one is frozen, are not told apart.
+    case = CASES[saved.name]
+    settings = {"frozen": "fixed.*"} if case.stage == 0 and case.frozen else {}
+    convert_checkpoint(
+        saved.path, path, source_kind="deepspeed", destination_kind="ucp", source_settings=settings
+    )
     return path
+
+
+def test_without_zero_what_is_frozen_has_to_be_said(library: Library, tmp_path: Path) -> None:
+    saved = library.get("z0-fp32-frozen", 2)
+    convert_checkpoint(saved.path, tmp_path / "o.ucp", source_kind="deepspeed", destination_kind="ucp")
+    with ucpformat.open(tmp_path / "o.ucp") as checkpoint:
+        unnamed = [atom for atom in checkpoint if atom.startswith("optimizer.state.")]
+        assert len(unnamed) == 1
+        assert set(checkpoint["down.bias"]) == set(checkpoint["fixed.bias"]) == {"value"}
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import ucpformat
+from tests.frameworks_live.deepspeed import jobs
+from tests.frameworks_live.deepspeed.jobs import made_by
 from tests.frameworks_live.deepspeed.make_moe_parallel import CASES, DEGREE, EXPERTS, Grid
 from tests.frameworks_live.deepspeed.test_experts import MARK, named
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_tensor_parallel import rules, split
-from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
@@ -30,25 +31,14 @@ DIMS = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parallel")
-    for name in CASES:
-        (folder / name).mkdir()
-    jobs = [f"{name}:{folder / name}" for name in CASES]
-    launch("tests.frameworks_live.deepspeed.make_moe_parallel", jobs, 4, timeout=280)
+    folder = made_by("make_moe_parallel", CASES, tmp_path_factory, "")
     (folder / "rules.json").write_text(json.dumps(PATTERNS))
     return folder
 
 
 def converted(made: Path, name: str, out: Path, source: Path | None = None) -> Path:
     patterns = {"patterns": str(made / "rules.json")} if name.startswith("tp") else {}
-    convert_checkpoint(
-        source or made / name / "ckpt",
-        out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
-        source_settings=patterns,
-    )
-    return out
+    return jobs.converted(source or made / name / "ckpt", out, patterns)
 
 
 def gathered(folder: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:

@@ -15,13 +15,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
+from tests.frameworks_live.deepspeed import jobs
+from tests.frameworks_live.deepspeed.jobs import made_by
 from tests.frameworks_live.deepspeed.make_pipe import PIPES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import launch
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 
@@ -75,12 +77,7 @@ WAYS = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pipeline")
-    for name in MADE:
-        (folder / name).mkdir()
-    jobs = [f"make:{name}:{folder / name}" for name in MADE]
-    launch("tests.frameworks_live.deepspeed.make_pipe", jobs, 4, timeout=280)
-    return folder
+    return made_by("make_pipe", MADE, tmp_path_factory)
 
 
 def reference(folder: Path) -> dict[str, Any]:
@@ -95,16 +92,8 @@ def reference(folder: Path) -> dict[str, Any]:
 
 
 def converted(source: Path, out: Path) -> Path:
-    assert detect_kind(source) == "deepspeed"
     is_unnamed = "z0" in str(source) and "z0-bf16" not in str(source)
-    convert_checkpoint(
-        source,
-        out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
-        source_settings=TIED if is_unnamed else {},
-    )
-    return out
+    return jobs.converted(source, out, TIED if is_unnamed else {})
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -138,7 +127,7 @@ def test_every_tensor_is_what_the_stages_hold(made: Path, name: str, tmp_path: P
 def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What stock DeepSpeed has after loading each way, all in one launch."""
     folder = tmp_path_factory.mktemp("resumed")
-    jobs = []
+    loads = []
     for number, way in enumerate(WAYS):
         middle = folder / f"{way.source}.ucp"
         if not middle.exists():
@@ -146,8 +135,8 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
         kind = "deepspeed" if way.pipeline else "ds-universal"
         convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
-        jobs.append(f"load:{way.target}:{out}:{folder / str(number)}")
-    launch("tests.frameworks_live.deepspeed.make_pipe", jobs, 3, timeout=280)
+        loads.append(f"load:{way.target}:{out}:{folder / str(number)}")
+    launch("tests.frameworks_live.deepspeed.make_pipe", loads, 3, timeout=280)
     return folder
 
 

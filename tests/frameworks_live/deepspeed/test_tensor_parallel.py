@@ -14,6 +14,7 @@ from deepspeed.checkpoint.affine import ParamAffineMap
 import ucpformat
 from tests.frameworks_live.deepspeed.make_tp import DEGREE, STAGES
 from tests.frameworks_live.deepspeed.test_import import array_of
+from tests.frameworks_live.deepspeed.test_universal import stock_universal
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
@@ -32,12 +33,9 @@ def references(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"reference-{rank}.pt", weights_only=False) for rank in range(DEGREE)]
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_every_tensor_is_rebuilt(made: Path, name: str, tmp_path: Path) -> None:
-    path = tmp_path / "out.ucp"
-    convert_checkpoint(made / name / "ckpt", path, source_kind="deepspeed", destination_kind="ucp")
+def check(path: Path, shards: list[dict[str, Any]]) -> None:
+    """Every slot is what DeepSpeed's affine code rebuilds of the shards."""
     assert ucpformat.validate(path) == []
-    shards = references(made / name)
     maps = shards[0]["info"]["affine_map"]["params"]
     split = 0
     with ucpformat.open(path) as checkpoint:
@@ -57,8 +55,42 @@ def test_every_tensor_is_rebuilt(made: Path, name: str, tmp_path: Path) -> None:
                 assert found.tobytes() == array_of(full).tobytes(), (parameter, slot)
         assert checkpoint["qkv.weight"]["value"].shape == (16, 12)
         assert checkpoint["down.weight"]["exp_avg"].shape == (12, 18)
+        assert checkpoint["fixed.weight"]["value"].shape == (14, 12)
+        assert checkpoint["narrow.weight"]["value"].shape == (12, 14)
         assert checkpoint.value("epoch") == 3
     assert split > 8
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_tensor_is_rebuilt(made: Path, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "out.ucp"
+    convert_checkpoint(made / name / "ckpt", path, source_kind="deepspeed", destination_kind="ucp")
+    check(path, references(made / name))
+
+
+@pytest.mark.parametrize("name", ["tp-z1-bf16", "tp-z2-fp32"])
+def test_universal_files_of_shards_come_in(made: Path, name: str, tmp_path: Path) -> None:
+    """DeepSpeed's own converter merges what is trained; of what is frozen and split it keeps rank 0's shard alone."""
+    source = stock_universal(made / name / "ckpt", tmp_path / "stock", "--no_strict")
+    frozen = torch.load(source / "universal" / "zero" / "fixed.weight" / "fp32.pt", weights_only=True)
+    assert frozen["param"].shape == (14 // DEGREE, 12)
+    path = tmp_path / "out.ucp"
+    convert_checkpoint(source, path, source_kind="ds-universal", destination_kind="ucp")
+    check(path, references(made / name))
+
+
+def test_frozen_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> None:
+    source = stock_universal(made / "tp-z1-bf16" / "ckpt", tmp_path / "stock", "--no_strict")
+    for path in (source / "universal").glob("*model_states.pt"):
+        tree = torch.load(path, weights_only=False)
+        del tree["universal_checkpoint_info"]["affine_map"]
+        torch.save(tree, path)
+    with pytest.raises(UcpError, match=r"fixed\.") as refusal:
+        convert_checkpoint(source, tmp_path / "out.ucp", source_kind="ds-universal", destination_kind="ucp")
+    assert refusal.value.code == "UCP-E-SOURCE"
+    three = stock_universal(made / "tp-z3-bf16" / "ckpt", tmp_path / "three", "--no_strict")
+    with pytest.raises(UcpError, match="frozen parameters under ZeRO-3"):
+        convert_checkpoint(three, tmp_path / "no.ucp", source_kind="ds-universal", destination_kind="ucp")
 
 
 def without_maps(source: Path, folder: Path) -> Path:
@@ -103,8 +135,8 @@ def split(dim: int) -> dict[str, Any]:
 FUSED = {"kind": "blocks", "dim": 0, "sizes": [8, 4, 4]}
 PATTERNS = rules(
     (["qkv.*"], [FUSED, split(0), {"kind": "join", "dim": 0}]),
-    (["up.*"], [split(0)]),
-    (["mix.weight", "down.weight"], [split(1)]),
+    (["up.*", "fixed.*"], [split(0)]),
+    (["mix.weight", "down.weight", "narrow.weight"], [split(1)]),
     (["**"], []),
 )
 

@@ -18,16 +18,20 @@ from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kin
 pytestmark = pytest.mark.distributed
 
 
-def by_deepspeed(saved: Saved, folder: Path) -> Path:
-    """DeepSpeed's converter, which needs DeepSpeed and runs the pickles."""
-    (tag,) = (entry for entry in saved.path.iterdir() if entry.is_dir())
-    out = folder / "stock" / "universal"
+def stock_universal(saved: Path, folder: Path, *options: str) -> Path:
+    """What DeepSpeed's converter makes, which needs DeepSpeed and runs the pickles."""
+    (tag,) = (entry for entry in saved.iterdir() if entry.is_dir())
+    out = folder / "universal"
     script = "from deepspeed.checkpoint.ds_to_universal import main, parse_arguments; main(parse_arguments())"
     command = [sys.executable, "-c", script, "--input_folder", str(tag), "--output_folder", str(out)]
-    command += ["--num_extract_workers", "1", "--num_merge_workers", "1", "--inject_missing_state"]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, capture_output=True, timeout=240, env=environment)
-    return out.parent
+    return folder
+
+
+def by_deepspeed(saved: Saved, folder: Path) -> Path:
+    return stock_universal(saved.path, folder / "stock", "--inject_missing_state")
 
 
 def by_us(saved: Saved, folder: Path) -> Path:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.frameworks.converting.job import Job
 from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
-from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
+from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.frameworks.deepspeed.draft import Draft
-from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.experts import (
     ExpertRanks,
     add_unpartitioned_experts,
@@ -28,6 +27,7 @@ from ucpformat.frameworks.deepspeed.experts import (
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
 from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
+from ucpformat.frameworks.deepspeed.one_save import check_one_save, check_step
 from ucpformat.frameworks.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
@@ -73,7 +73,8 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     if directory.layers or (directory.experts and _degrees(positions[0].model)[0] > 1):
         parts = _pipeline_parts(directory, positions, note, settings or {})
     else:
-        parts = [_part(position, directory) for position in positions]
+        frozen = StageSettings.read(settings or {}).frozen
+        parts = [_part(position, directory, frozen=frozen) for position in positions]
         if len(parts) > 1:
             parts = [_tensor_parallel(parts, len(parts), settings or {})]
     if has_shared:
@@ -146,7 +147,7 @@ def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -
         for (_, model), name in sorted(directory.optimizer.items())
         if model == number
     ]
-    _check_saves(models, ranks, directory)
+    check_one_save(models, ranks, directory)
     first = models[0]
     if ranks and first.groups is None:
         tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
@@ -180,8 +181,16 @@ def _shared_experts(directory: DeepSpeedDirectory, positions: Sequence[Position]
     return _part(Position([model], ranks, flat), directory)
 
 
-def _part(position: Position, directory: DeepSpeedDirectory, names: Mapping[int, str] | None = None) -> Part:
-    """The atoms of one model-parallel rank; ``names`` are those of its optimizer's numbers, where they are known."""
+def _part(
+    position: Position,
+    directory: DeepSpeedDirectory,
+    names: Mapping[int, str] | None = None,
+    frozen: Sequence[str] = (),
+) -> Part:
+    """The atoms of one model-parallel rank.
+
+    ``names`` are those of its optimizer's numbers, where they are known; ``frozen`` globs of what it does not have.
+    """
     is_partitioned = directory.is_partitioned
     draft = Draft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
@@ -194,7 +203,7 @@ def _part(position: Position, directory: DeepSpeedDirectory, names: Mapping[int,
     elif directory.expert_optimizer:
         add_unpartitioned_experts(directory, first, draft, groups, position.number)
     elif first.optimizer is not None:
-        for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names):
+        for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names, frozen=frozen):
             draft.add(name, slot, kind, shape, read)
     draft.add_frozen(position.models, is_partitioned)
     draft.add_rest(first, is_partitioned)
@@ -245,16 +254,11 @@ def _pipeline_parts(
                 "ties": {tie: list(held) for tie, held in found.ties.items()},
             }
     for others in parts:
-        _check_step(first, others[0].position.model)
+        check_step(first, others[0].position.model)
     return [
         _tensor_parallel(held, tensor_degree, settings, stages) if len(held) > 1 else held[0]
         for held in parts
     ]
-
-
-def _check_step(first: ModelStates, model: ModelStates) -> None:
-    if repr(model.values.get("global_steps")) != repr(first.values.get("global_steps")):
-        raise refused(f"of another step than {first.file.name}: from two saves", model.file.name)
 
 
 def _tensor_parallel(
@@ -278,7 +282,7 @@ def _check_tensor_parallel(parts: Sequence[Part], degree: int, stages: int) -> N
         )
     for part in parts[1:]:
         model = part.position.model
-        _check_step(first, model)
+        check_step(first, model)
         if [names for names, _ in part.groups] != [names for names, _ in parts[0].groups]:
             raise refused(f"other parameters than {first.file.name}: from two saves", model.file.name)
 
@@ -306,44 +310,6 @@ def _in_order(group: FlatGroup, model: ModelStates) -> list[str]:
         return names
     order = round_robin_order(len(names), len(group.ranks))
     return [name for _, name in sorted(zip(order, names, strict=True))]
-
-
-def _check_saves(
-    models: Sequence[ModelStates], ranks: Sequence[OptimizerStates], directory: DeepSpeedDirectory
-) -> None:
-    """Refuse files that are not of one save, and a rank that is missing at the end."""
-    first = models[0]
-    for other in models[1:]:
-        for key in ("global_steps", "dp_world_size", "ds_version"):
-            if repr(other.values.get(key)) != repr(first.values.get(key)):
-                raise refused(
-                    f"{key} is {other.values.get(key)!r:.40}, in {first.file.name} it is "
-                    f"{first.values.get(key)!r:.40}: from two saves",
-                    other.file.name,
-                )
-        if other.groups != first.groups or other.frozen != first.frozen:
-            raise refused(f"other parameters than {first.file.name}: from two saves", other.file.name)
-    degree = _data_degree(ranks[0], first) if ranks else len(models)
-    if ranks and degree > len(ranks):
-        raise missing(len(ranks), 0, "optim_states", directory.tag)
-    if ranks and degree < len(ranks):
-        raise refused(f"{len(ranks)} ranks have files, and only {degree} saved", ranks[-1].file.name)
-    if directory.is_partitioned and len(models) != degree:
-        raise missing(len(models), 0, "model_states", directory.tag)
-    if ranks and (ranks[0].stage == 3) != directory.is_partitioned:
-        raise refused(f"of another ZeRO stage than {first.file.name}: from two saves", ranks[0].file.name)
-    if not ranks and first.groups is not None:
-        raise missing(0, 0, "optim_states", directory.tag)
-
-
-def _data_degree(states: OptimizerStates, model: ModelStates) -> int:
-    """How many ranks share what is no expert: those of experts may be of all tensor-parallel ranks."""
-    shared = [
-        count
-        for count, shapes in zip(states.counts, model.groups or (), strict=False)
-        if not any(map(expert_name, shapes))
-    ]
-    return max(shared or states.counts, default=0)
 
 
 def _add_group(draft: Draft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:

@@ -23,7 +23,7 @@ from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, window
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 
-__all__ = ["merged_draft", "shard_source"]
+__all__ = ["affine_maps", "check_shards", "merged_draft", "shard_source"]
 
 _INFO: Final = "universal_checkpoint_info"
 _MAP_VERSION: Final = 1
@@ -39,7 +39,7 @@ def merged_draft(
             ``UCP-E-LAYOUT`` and ``UCP-E-COVER`` for a map that is malformed.
     """
     first, at = drafts[0], models[0].file.name
-    maps = _maps(models[0])
+    maps = affine_maps(models[0])
     merged = Draft(aliases=first.aliases, roles=first.roles)
     for other, model in zip(drafts[1:], models[1:], strict=True):
         if other.sources.keys() != first.sources.keys() or other.aliases != first.aliases:
@@ -67,12 +67,12 @@ def merged_draft(
                 read = EqualSources(read, copy, f"{atom}/{slot}", at)
             merged.add(atom, slot, spec.dtype, spec.shape, read, annotations=spec.annotations)
             continue
-        _check_shards(held, [other.shape for other in specs], atom, at)
+        check_shards(held, [other.shape for other in specs], atom, at)
         merged.add(atom, slot, spec.dtype, held.shape, shard_source(held, reads, f"{atom}/{slot}", at))
     return merged
 
 
-def _maps(model: ModelStates) -> dict[str, AffineHoldings]:
+def affine_maps(model: ModelStates) -> dict[str, AffineHoldings]:
     """The affine maps by parameter: their patterns are names, escaped, and no expression is evaluated."""
     at = model.file.name
     info = model.values.get(_INFO)
@@ -96,7 +96,8 @@ def _maps(model: ModelStates) -> dict[str, AffineHoldings]:
     return found
 
 
-def _check_shards(held: Holdings, shapes: Sequence[tuple[int, ...]], atom: str, at: str) -> None:
+def check_shards(held: Holdings, shapes: Sequence[tuple[int, ...]], atom: str, at: str) -> None:
+    """Refuse shards that are not of the shapes that a map gives them."""
     wanted = {rank: region.local_map.shape for region in held.regions() for rank in region.holders}
     if wanted != dict(enumerate(shapes)):
         raise refused(f"the shards of {atom!r} have shapes {list(shapes)}, its affine map says {wanted}", at)

@@ -21,6 +21,7 @@ from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, membe
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.tensor_parallel import affine_maps, check_shards, shard_source
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.universal import universal_folder
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
@@ -68,9 +69,14 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     groups = [(stacked.in_order(names), options) for names, options in local]
     first = models[0]
     partitioned = directory.is_partitioned
+    if partitioned and directory.model_degree > 1 and first.frozen:
+        raise refused("frozen parameters under ZeRO-3 and tensor parallelism are not read", first.file.name)
     draft.add_frozen(models, partitioned)
     draft.add_rest(first, partitioned)
     draft.check_tied(first)
+    # Of each tensor-parallel rank one; data-parallel ones may have other buffers, of which rank 0's count.
+    heads = [model for place, model in zip(sorted(directory.model), models, strict=True) if place[0] == 0]
+    _add_whole(draft, heads, trained)
     for name in folders:
         if name not in trained | set(draft.slots) | {
             tied for held in draft.aliases.values() for tied in held
@@ -153,6 +159,33 @@ def _add_parameter(
     for atom in atoms:
         if "step" not in draft.slots[atom] and number is not None:
             _add_step(draft, atom, number, TorchFile(files, "zero/optimizer_state.pt"))
+
+
+def _add_whole(draft: Draft, models: Sequence[ModelStates], trained: set[str]) -> None:
+    """Values of what is not trained, of tensor-parallel ranks: merged as their affine maps say, else equal.
+
+    DeepSpeed's converter merges what is trained alone; of the rest ``zero`` has rank 0's shard.
+    """
+    first, at = models[0], models[0].file.name
+    maps = affine_maps(first) if len(models) > 1 else {}
+    for name, held in first.module.items():
+        if name in trained or name not in draft.slots or math.prod(held.shape) == 0:
+            continue
+        shards = [model.module.get(name) for model in models]
+        found = [shard for shard in shards if shard is not None and shard.dtype == held.dtype]
+        if len(found) != len(models):
+            raise refused(f"{name!r} is not in all model files, or of another data type: from two saves", at)
+        reads = [Whole(model.file, shard) for model, shard in zip(models, found, strict=True)]
+        if (whole := maps.get(name)) is not None:
+            check_shards(whole, [shard.shape for shard in found], name, at)
+            draft.add(name, "value", held.dtype, whole.shape, shard_source(whole, reads, name, at))
+            continue
+        if any(shard.shape != held.shape for shard in found):
+            raise refused(f"{name!r} is split, and no affine map says how", at)
+        for model, read in zip(models[1:], reads[1:], strict=True):
+            draft.sources[name, "value"] = EqualSources(
+                draft.sources[name, "value"], read, name, model.file.name
+            )
 
 
 def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:

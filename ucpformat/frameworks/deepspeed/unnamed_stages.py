@@ -23,7 +23,7 @@ from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
 from ucpformat.frameworks.deepspeed.stage_outlines import listed_numbers
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.deepspeed.unpartitioned import NumberedStates, names_by_order
+from ucpformat.frameworks.deepspeed.unpartitioned import NumberedStates, matches, names_by_order
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
@@ -31,20 +31,24 @@ if TYPE_CHECKING:
 __all__ = ["Named", "StageSettings", "named_slices", "named_stages"]
 
 _NUMBERED: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
-_REMEDY: Final = "say how the job divides its layers: --from-set pipeline=0,4 (the first layer of each stage)"
+_REMEDY: Final = (
+    "say how the job divides its layers, --from-set pipeline=0,4 (the first layer of each stage), and which "
+    "parameters are frozen, --from-set frozen=2.*"
+)
 _TIES: Final = "name the tied layers: --from-set tied_layers=NAME:0,7"
 
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """What a caller says: the first layer of each stage, and of tied layers the tie."""
+    """What a caller says: the first layer of each stage, of tied layers the tie, and globs of what is not trained."""
 
     first: Sequence[int] | None
     ties: Mapping[int, str]
+    frozen: Sequence[str] = ()
 
     @classmethod
     def read(cls, settings: Mapping[str, str]) -> StageSettings:
-        """From ``pipeline=0,4`` and ``tied_layers=NAME:0,7;NAME:1,6``.
+        """From ``pipeline=0,4``, ``tied_layers=NAME:0,7;NAME:1,6`` and ``frozen=2.*,3.bias``.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` for what is neither.
@@ -59,7 +63,8 @@ class StageSettings:
             if not name or "." in name:
                 raise error("UCP-E-MISMATCH", f"tied_layers has NAME:0,7, not {entry!r:.50}")
             ties |= dict.fromkeys(listed_numbers(layers, "tied_layers"), name)
-        return cls(first, ties)
+        frozen = tuple(filter(None, settings.get("frozen", "").split(",")))
+        return cls(first, ties, frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ def named_stages(
     """
     if chosen.first is not None and len(chosen.first) != len(models):
         raise error("UCP-E-MISMATCH", f"pipeline lists {len(chosen.first)} stages, there are {len(models)}")
-    layers = _layers(directory, models, tensor_rank, chosen.ties)
+    layers = _layers(directory, models, tensor_rank, chosen)
     optimizers = []
     for model in models:
         if model.optimizer is None:
@@ -119,8 +124,9 @@ def named_stages(
 
 
 def _layers(
-    directory: DeepSpeedDirectory, models: Sequence[ModelStates], tensor_rank: int, ties: Mapping[int, str]
+    directory: DeepSpeedDirectory, models: Sequence[ModelStates], tensor_rank: int, chosen: StageSettings
 ) -> list[_Layer]:
+    ties = chosen.ties
     buffers = frozenset(name for model in models for name in model.buffers)
     held = dict(_layer_shapes(directory, tensor_rank))
     of_ties: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -140,7 +146,7 @@ def _layers(
                     if number in ties
                     else [(f"{number}.{key}", shape) for key, shape in held[number].items()]
                 )
-                if place[0] not in buffers
+                if place[0] not in buffers and not matches(place[0], chosen.frozen)
             ],
             ties.get(number),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
@@ -20,7 +21,7 @@ from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 
-__all__ = ["Candidates", "NumberedStates", "names_by_order", "unpartitioned_states"]
+__all__ = ["Candidates", "NumberedStates", "matches", "names_by_order", "unpartitioned_states"]
 
 Slot = tuple[str, str, str, tuple[int, ...], ReadBox]
 Candidates = Sequence[tuple[str, tuple[int, ...]]]
@@ -106,11 +107,12 @@ def unpartitioned_states(
     groups: Groups,
     experts: Sequence[str] | None = None,
     names: Mapping[int, str] | None = None,
+    frozen: Sequence[str] = (),
 ) -> Iterator[Slot]:
     """Atom, slot, data type, shape and source of every state; fills ``groups`` with names and options.
 
     ``experts`` are the parameters that groups with ``moe`` have, in order, and others have not. ``names`` are those of
-    the numbers, where they are known.
+    the numbers, where they are known. ``frozen`` are globs of parameters that no group has.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for an optimizer that is not as torch has it.
@@ -119,6 +121,7 @@ def unpartitioned_states(
     if names is None:
         candidates = _candidates(model)
         of_experts = [(name, model.module[name].shape) for name in experts or ()]
+        candidates = [place for place in candidates if not matches(place[0], frozen)]
         if experts is not None:
             candidates = [place for place in candidates if expert_name(place[0]) is None]
         names = {
@@ -135,6 +138,11 @@ def unpartitioned_states(
         held = [names[number] for number in numbers if found.has(number) or names[number] in model.module]
         groups.append((held, options))
     yield from found.slots(names)
+
+
+def matches(name: str, globs: Sequence[str]) -> bool:
+    """Whether a name is one of those that a caller means."""
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _candidates(model: ModelStates) -> list[tuple[str, tuple[int, ...]]]:

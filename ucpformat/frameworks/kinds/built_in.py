@@ -93,6 +93,7 @@ DEEPSPEED: Final = ForeignKind(
             "first layer of each stage, 0,4, where a pipeline without ZeRO can be divided in several ways",
         ),
         Setting("tied_layers", "layers of each tie, NAME:0,7;NAME:1,6, of a pipeline without ZeRO"),
+        Setting("frozen", "GLOB,GLOB, parameters that are not trained, where without ZeRO nothing says so"),
     ),
     title="DeepSpeed's own files: ZeRO-0 to 3 in, ZeRO-0 to 3 for a chosen number of ranks out",
     export_settings=(
