@@ -1,4 +1,4 @@
-"""One rank of a job with experts and tensor or pipeline parallelism: trains, saves, and tells what it holds.
+"""One rank of a job with tensor or pipeline parallelism, and experts or not: trains, saves, and tells what it has.
 
 ``python -m tests.frameworks_live.deepspeed.make_moe_parallel CASE:FOLDER...`` under `tests.processes.launch`.
 """
@@ -23,12 +23,20 @@ WIDTH, INNER, WORDS, EXPERTS, DEGREE = 8, 6, 21, 4, 2
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """ZeRO stage, data type, pipeline stages, and whether experts are split among tensor-parallel ranks."""
+    """ZeRO stage, data type, pipeline stages, and whether experts are split among tensor-parallel ranks, or not there.
+
+    A pipeline with experts is of no tensor-parallel ranks, all else of two.
+    """
 
     zero: int
     dtype: torch.dtype = torch.bfloat16
     stages: int = 1
     is_split: bool = False
+    has_experts: bool = True
+
+    @property
+    def has_shards(self) -> bool:
+        return self.stages == 1 or not self.has_experts
 
 
 CASES = {
@@ -39,6 +47,8 @@ CASES = {
     "pp-z1-bf16": ParallelCase(1, stages=2),
     "pp-z1-fp32": ParallelCase(1, torch.float32, stages=2),
     "pp-z0-fp32": ParallelCase(0, torch.float32, stages=2),
+    "pp-tp-z1-bf16": ParallelCase(1, stages=2, has_experts=False),
+    "pp-tp-z0-fp32": ParallelCase(0, torch.float32, stages=2, has_experts=False),
 }
 
 
@@ -159,39 +169,54 @@ class Net(nn.Module):
         return self.norm(hidden + self.second(hidden)[0])
 
 
-class MixtureLayer(nn.Module):
-    def __init__(self) -> None:
+class Layer(nn.Module):
+    """A layer of a pipeline: a mixture of experts, or a block that tensor-parallel ranks share."""
+
+    def __init__(self, *, has_experts: bool) -> None:
         super().__init__()
-        self.mixture = mixture(is_split=False)
+        self.has_experts = has_experts
+        self.inner = mixture(is_split=False) if has_experts else Block(is_split=True)
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, hidden: Tensor) -> Any:
-        return self.norm(hidden + self.mixture(hidden)[0])
+        found = self.inner(hidden)
+        return self.norm(hidden + (found[0] if self.has_experts else found))
+
+
+def pipeline(case: ParallelCase) -> Any:
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.topology import PipeDataParallelTopology, PipeModelDataParallelTopology
+
+    def layer() -> Any:
+        return LayerSpec(Layer, has_experts=case.has_experts)
+
+    tied = (nn.Embedding, WORDS, WIDTH)
+    if case.has_experts:
+        topology = PipeDataParallelTopology(num_pp=case.stages, num_dp=2)
+    else:
+        topology = PipeModelDataParallelTopology(num_pp=case.stages, num_mp=Grid.size, num_dp=1)
+    return PipelineModule(
+        layers=[
+            TiedLayerSpec("embed", *tied),
+            layer(),
+            LayerSpec(nn.Linear, WIDTH, WIDTH),
+            layer(),
+            layer(),
+            TiedLayerSpec("embed", *tied, forward_fn=head),
+        ],
+        topology=topology,
+        loss_fn=criterion,
+        partition_method="uniform",
+    )
 
 
 def engine_of(case: ParallelCase) -> Any:
     import deepspeed
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
-    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
     torch.manual_seed(7)
-    net: Any
-    if case.stages > 1:
-        tied = (nn.Embedding, WORDS, WIDTH)
-        layers = [
-            TiedLayerSpec("embed", *tied),
-            LayerSpec(MixtureLayer),
-            LayerSpec(nn.Linear, WIDTH, WIDTH),
-            LayerSpec(MixtureLayer),
-            LayerSpec(MixtureLayer),
-            TiedLayerSpec("embed", *tied, forward_fn=head),
-        ]
-        net = PipelineModule(
-            layers=layers, num_stages=case.stages, loss_fn=criterion, partition_method="uniform"
-        )
-    else:
-        net = Net(case)
-    groups = [
+    net = pipeline(case) if case.stages > 1 else Net(case)
+    groups: Any = [
         {"params": [p for p in net.parameters() if p.ndim > 1], "name": "matrices", "lr": 0.01},
         {"params": [p for p in net.parameters() if p.ndim == 1], "name": "vectors", "lr": 0.02},
     ]
@@ -205,7 +230,9 @@ def engine_of(case: ParallelCase) -> Any:
         "steps_per_print": 1000,
         **({"bf16": {"enabled": True}} if case.dtype == torch.bfloat16 else {}),
     }
-    optimizer = torch.optim.AdamW(split_params_into_different_moe_groups_for_optimizer(groups))
+    if case.has_experts:
+        groups = split_params_into_different_moe_groups_for_optimizer(groups)
+    optimizer = torch.optim.AdamW(groups)
     mpu = None if case.stages > 1 else GRID[0]
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config, mpu=mpu)
     return engine
@@ -249,8 +276,8 @@ def main() -> None:
         engine.save_checkpoint(str(Path(path, "ckpt")), tag="step3", client_state={"epoch": 3})
         found = {
             "tensors": gather(engine, ("exp_avg", "exp_avg_sq")),
-            "expert_rank": groups._get_expert_parallel_rank(f"ep_size_{DEGREE}"),
-            "tensor_rank": GRID[0].get_model_parallel_rank() if case.stages == 1 else 0,
+            "expert_rank": groups._get_expert_parallel_rank(f"ep_size_{DEGREE}") if case.has_experts else 0,
+            "tensor_rank": GRID[0].get_model_parallel_rank() if case.has_shards else 0,
         }
         torch.save(found, Path(path, f"reference-{rank}.pt"))
         engine.destroy()
