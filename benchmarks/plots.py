@@ -59,7 +59,7 @@ def draw_curves(curves: Curves, path: Path) -> None:
     """Seconds over sizes, both in powers of ten, a panel for each case; the legend has the exponents that fit."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(
-        1, len(curves.cases), squeeze=False, figsize=(5.2 * len(curves.cases), 3.8)
+        1, len(curves.cases), squeeze=False, figsize=(5.2 * len(curves.cases), 4.8)
     )
     for axis, (case, points) in zip(axes[0], curves.cases.items(), strict=True):
         for name in dict.fromkeys(name for point in points for name in point.values):
@@ -80,7 +80,7 @@ def draw_curves(curves: Curves, path: Path) -> None:
         axis.set_ylabel("seconds of processor time", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.grid(visible=True, linewidth=0.3)
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0.0, -0.14))
         axis.spines[["top", "right"]].set_visible(False)
     _written(figure, path)
 

@@ -34,13 +34,14 @@ OVER: Final[dict[str, tuple[int, ...]]] = {
 """Sizes by what is varied; bytes in MiB."""
 
 
-def _rank_case(model: Size, optimizer: Optimizer) -> _At:
+def _rank_case(model: Size, optimizer: Optimizer, *, commits: bool) -> _At:
     def at(ranks: int, repeats: int, directory: Path) -> Point:
         del directory
         pp, tp, ep, edp = GRIDS[ranks] if ranks in GRIDS else _grid(ranks)
         source = Job(model, Grid(pp, tp, ep, edp, optimizer))
         # Half as many stages, half the tensor parallelism, four times the copies: every slot lies otherwise.
-        return at_ranks(source, Job(model, Grid(pp // 2, tp // 2, ep, 4 * edp, optimizer)), repeats)
+        target = Job(model, Grid(pp // 2, tp // 2, ep, 4 * edp, optimizer))
+        return at_ranks(source, target, repeats, commits=commits)
 
     return at
 
@@ -54,7 +55,8 @@ def _grid(ranks: int) -> tuple[int, int, int, int]:
 
 def _cases(over: str, model: Size) -> dict[str, _At]:
     if over == "ranks":
-        return {f"moments in {one}": _rank_case(model, one) for one in OPTIMIZERS}
+        commits = model is not TRILLION  # whose receipts, all in one process, take gigabytes
+        return {f"moments in {one}": _rank_case(model, one, commits=commits) for one in OPTIMIZERS}
     if over == "layouts":
         return {"layouts": at_layouts, "coordinates of one mesh": at_coordinates}
     if over == "atoms":
@@ -93,7 +95,12 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--over", required=True, type=click.Choice([*OVER]), help="What is varied.")
 @click.option("--sizes", callback=_sizes, help="At which sizes, with commas between; bytes in MiB.")
 @click.option("--repeats", default=3, type=click.IntRange(1), help="The least processor time of so many.")
-@click.option("--model", default="billions", type=click.Choice([*MODELS]), help="Over ranks: what is saved.")
+@click.option(
+    "--model",
+    default="billions",
+    type=click.Choice([*MODELS]),
+    help="Over ranks: what is saved; the trillion is planned alone.",
+)
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every value here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")

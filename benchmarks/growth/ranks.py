@@ -90,8 +90,12 @@ class Job:
 
     def local(self, rank: int) -> LocalState:
         """What one rank says that it holds: the slots of its stage and of its group of experts."""
-        holding = {layout for layout in self.layouts if layout.holds(rank)}
-        atoms = [atom for atom in self.atoms if any(slot.layout in holding for slot in atom.slots.values())]
+        holds = [layout.holds(rank) for layout in self.layouts]
+        atoms = [
+            spec
+            for spec, atom in zip(self.atoms, self._arrangement.atoms, strict=True)
+            if any(slot.layout is not None and holds[slot.layout] for slot in atom.slots)
+        ]
         return LocalState(atoms, {(atom.name, slot): _nothing for atom in atoms for slot in atom.slots})
 
     @cached_property
@@ -183,8 +187,24 @@ def _reads(path: Path, job: Job, rank: int) -> int:
     return count
 
 
-def at_ranks(job: Job, target: Job, repeats: int) -> Point:
-    """Everything at one size: ``job`` saves, one rank of ``target`` plans to read it."""
+def _segments(slots: Sequence[SlotToShare]) -> int:
+    """How many segments all ranks write, packed: counted once for slots that are spread alike."""
+    counts: dict[tuple[object, ...], int] = {}
+    total = 0
+    for slot in slots:
+        key = (slot.sources, slot.grid)
+        if key not in counts:
+            parts = assignments([slot])[slot.name]
+            counts[key] = sum(sum(1 for _ in slot.grid.chunks_for(one.box)) for one in parts)
+        total += counts[key]
+    return total
+
+
+def at_ranks(job: Job, target: Job, repeats: int, *, commits: bool = True) -> Point:
+    """Everything at one size: ``job`` saves, one rank of ``target`` plans to read it.
+
+    Without ``commits``, what one rank plans to write, and no more.
+    """
     rank = job.grid.ranks // 3
     local, described = best_of(repeats, partial(_description, job, rank))
     descriptions = job.descriptions()
@@ -200,10 +220,13 @@ def at_ranks(job: Job, target: Job, repeats: int) -> Point:
         "descriptions, MiB": sum(len(data) for data, _ in descriptions) / (1 << 20),
         "one rank finds its share, packed, s": sharing.cpu_seconds,
         "its portions": len(found),
+        "segments of all ranks": _segments(slots),
         "one rank finds its share, plain or compressed, s": owning.cpu_seconds,
         "its shared chunks": sum(len(wave.chunks) for wave in chunks.waves),
         "waves in which it meets others": len(chunks.waves),
     }
+    if not commits:
+        return Point(job.grid.ranks, values)
     receipts = [*_receipts(slots, assignments(slots), job.grid.ranks)]
     with tempfile.TemporaryDirectory() as room:
         paths = iter(range(repeats))

@@ -68,6 +68,9 @@ def test_what_simulated_ranks_commit_is_read_under_another_grid(optimizer: Optim
     assert point.values["its reads"] > 0
     assert point.values["its portions"] > 0
     assert point.values["root document, KiB"] > 1
+    alone = at_ranks(Job(SMALL, source), Job(SMALL, target), 1, commits=False)
+    for name in ("its portions", "its shared chunks", "segments of all ranks"):
+        assert alone.values[name] == point.values[name] > 0
 
 
 def test_all_sizes_of_ranks_have_a_grid() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -145,6 +146,19 @@ def test_memory_is_measured_above_what_was_there() -> None:
     reading = measured(work)
     assert 31 * MIB <= reading.peak_bytes < ballast.nbytes  # the kernel counts in batches
     assert reading.seconds > 0
+
+
+@pytest.mark.parametrize("name", ["ucp-packed", "ucp-plain"])
+def test_saving_and_loading_take_little_memory_beside_the_state(tmp_path: Path, name: str) -> None:
+    """At most 64 MiB more than is there, whatever the state: here it has three times as much."""
+    (contender,) = [contender for contender in CONTENDERS if contender.name == name]
+    state = workload("gpt", 192 * MIB)
+    into = state.blank()
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    contender.save(state, tmp_path / "first", "none")  # what is imported and pooled once does not count
+    assert measured(partial(contender.save, state, tmp_path / "second", "none")).peak_bytes <= 64 * MIB
+    assert measured(partial(contender.load, tmp_path / "second", into)).peak_bytes <= 64 * MIB
 
 
 def test_ratios_are_of_the_same_round() -> None:

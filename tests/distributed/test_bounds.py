@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import ucpformat
 from tests.distributed.test_save import Held as HeldSlot
-from tests.distributed.test_save import cases, save_all
+from tests.distributed.test_save import cases, local_state, save_all
 from ucpformat import Held, Layout, Mesh, MeshAxis, Shard
 from ucpformat.distributed.local_state import SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
@@ -42,6 +43,28 @@ def test_what_is_stored_is_accounted_for(case: tuple[int, dict[SlotName, HeldSlo
         assert one.data + one.alignment == packs
         assert one.data + one.alignment + one.documents == total
         assert one.alignment >= 0
+
+
+@given(cases(), st.sampled_from([1, 2, 5]))
+def test_objects_are_two_for_each_writer_and_a_few_documents(
+    case: tuple[int, dict[SlotName, HeldSlot]], workers: int
+) -> None:
+    count, slots = case
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch, "x.ucp")
+
+        def work(group: ThreadGroup) -> SaveReport:
+            options = SaveOptions(chunk_bytes=1024, workers=workers, durability="none")
+            return save_together(path, lambda: local_state(group.rank, slots), group, options)
+
+        for report in run_threads(count, work):
+            if isinstance(report, BaseException):
+                raise report
+        with ucpformat.open(path) as checkpoint:
+            documents = 2 * len(checkpoint.root.parts) + len(checkpoint.state.blobs)
+        objects = sum(file.is_file() for file in path.rglob("*"))
+        # The root document, the list of packs, and the state; index parts have a table each.
+        assert objects <= 2 * count + 3 + documents
 
 
 def test_zeros_and_compressed_chunks_take_less(tmp_path: Path) -> None:
