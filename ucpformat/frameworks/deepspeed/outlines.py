@@ -199,7 +199,9 @@ class Outline:
         key = (name, slot, kind)
         if key not in self._tensors:
             ranges = [Range(view, 0, math.prod(view.shape))]
-            self._tensors[key] = OutTensor(kind, view.shape, lambda: self.blocks(ranges, kind))
+            # Files are made in several threads, and all of them get the first.
+            made = OutTensor(kind, view.shape, lambda: self.blocks(ranges, kind))
+            self._tensors.setdefault(key, made)
         return self._tensors[key]
 
     def flat(self, ranges: Sequence[Range], kind: str) -> OutTensor:
