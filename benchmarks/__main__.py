@@ -24,6 +24,7 @@ from benchmarks.workloads import WORKLOADS
 _LATER: Final = {
     "compression": "benchmarks.compression",
     "growth": "benchmarks.growth.command",
+    "open": "benchmarks.opening",
     "objects": "benchmarks.objects",
     "validate": "benchmarks.validation",
 }

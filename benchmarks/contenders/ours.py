@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ucpformat.model.dtype import dtype_of
 from ucpformat.reader import open_checkpoint
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
@@ -41,7 +42,10 @@ class Ours:
     def save(self, state: TrainingState, directory: Path, durability: Durability) -> None:
         """Write the state."""
         specs = [
-            AtomSpec(atom, {slot: SlotSpec(array.dtype.name, array.shape) for slot, array in slots.items()})
+            AtomSpec(
+                atom,
+                {slot: SlotSpec(dtype_of(array.dtype).name, array.shape) for slot, array in slots.items()},
+            )
             for atom, slots in state.atoms.items()
         ]
         with CheckpointWriter(
