@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["AtomSpec", "Declared", "SlotSpec", "has_notes", "slot_place"]
+__all__ = ["AtomSpec", "Declared", "SlotSpec", "slot_place", "slots_of"]
 
 
 _NO_ANNOTATIONS: Final[Mapping[str, JsonValue]] = {}
@@ -70,7 +70,7 @@ class Declared(Mapping[str, AtomSpec]):
         specs = sorted(atoms, key=attrgetter("name"))
         self.keys_of = assign_keys(spec.name for spec in specs)
         self._atoms = {spec.name: spec for spec in specs}
-        self._slots = [(spec.name, *item) for spec in specs for item in _slots_of(spec)]
+        self._slots = [(spec.name, *item) for spec in specs for item in slots_of(spec)]
         for atom, name, slot in self._slots:
             if slot.compressor is not None:
                 Compressor.from_json(slot.compressor.to_json(), at=f"{atom}/{name}")
@@ -129,15 +129,15 @@ class Declared(Mapping[str, AtomSpec]):
             raise relocated(fault.refusal, f"{atom}/{name}")
 
 
-def _slots_of(spec: AtomSpec) -> list[tuple[str, SlotSpec]]:
+def slots_of(spec: AtomSpec) -> list[tuple[str, SlotSpec]]:
+    """Slots by name, in the order of table rows.
+
+    Raises:
+        UcpError: ``UCP-E-SCHEMA`` where there is none.
+    """
     if not spec.slots:
         raise error("UCP-E-SCHEMA", "an atom has at least one slot", at=spec.name)
     return sorted(spec.slots.items()) if len(spec.slots) > 1 else list(spec.slots.items())
-
-
-def has_notes(spec: AtomSpec) -> bool:
-    """Whether an atom holds values that are a caller's own: annotations, and the settings of compressors."""
-    return bool(spec.annotations) or any(slot.annotations or slot.compressor for slot in spec.slots.values())
 
 
 def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:
@@ -147,7 +147,7 @@ def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int)
         UcpError: ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
     """
     try:
-        if any(type(extent) is not int for extent in slot.shape):
+        if not {*map(type, slot.shape)} <= {int}:
             chunk_grid(slot.shape, 1, chunk_bytes)  # refuses what equals an integer and is none
         kind, grid = slot_form(slot.dtype, slot.shape, chunk_bytes)
     except UcpError as refusal:

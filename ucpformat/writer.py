@@ -6,11 +6,12 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.collector import paused
-from ucpformat.declared import AtomSpec, Declared, SlotSpec, has_notes, slot_place
+from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
 from ucpformat.errors import error
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
@@ -33,7 +34,7 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import OWN_OBJECT, TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.ledger import content_of, segments_of
+from ucpformat.storage.ledger import settled
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
@@ -306,7 +307,7 @@ class CheckpointWriter:
             else None,
             state=self._json_document(f"{prefix}-state.json", state.to_json()),
             parts=tuple(parts),
-            producer=Producer("ucpformat", version("ucpformat")),
+            producer=Producer("ucpformat", _version()),
             progress=Progress(self._step) if self._step is not None else None,
         )
 
@@ -317,16 +318,18 @@ class CheckpointWriter:
         written: Mapping[tuple[str, str], Sequence[tuple[int, StoredChunk]]],
         layouts: dict[Layout, int],
     ) -> Part:
+        places = self.pieces.places
         table = TableBuilder()
         atoms = []
-        is_ours = not any(map(has_notes, specs))
+        has_notes = False  # what callers give: annotations, and the settings of compressors
         for spec in specs:
             slots = []
-            for name, slot in sorted(spec.slots.items()):  # in the order of table rows
-                place = self.pieces.places[spec.name, name]
-                found = written.get((spec.name, name), ())
-                for segments in segments_of(place, found, atom=spec.name):
+            for name, slot in slots_of(spec):
+                full_name = (spec.name, name)
+                chunks, content = settled(places[full_name], written.get(full_name, ()), atom=spec.name)
+                for segments in chunks:
                     table.add_chunk(segments)
+                has_notes = has_notes or bool(slot.annotations or slot.compressor)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
                 slots.append(
                     slot_text(
@@ -336,10 +339,11 @@ class CheckpointWriter:
                         layout=layout,
                         place=slot.place,
                         compressor=slot.compressor,
-                        content=content_of(place, found),
+                        content=content,
                         annotations=slot.annotations,
                     )
                 )
+            has_notes = has_notes or bool(spec.annotations)
             key = self._atoms.keys_of[spec.name]
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
         self._data_bytes += table.nbytes
@@ -348,7 +352,7 @@ class CheckpointWriter:
             specs[0].name,
             specs[-1].name,
             len(specs),
-            self._checked_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=is_ours),
+            self._checked_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=not has_notes),
             self._document(f"{prefix}.bin", table.build()),
         )
 
@@ -363,6 +367,11 @@ class CheckpointWriter:
         with suppress(Exception):
             self._store.discard()
         self._store.close()
+
+
+@cache
+def _version() -> str:
+    return version("ucpformat")
 
 
 def _shifted(one: StoredChunk, packs: int) -> StoredChunk:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ATOM_OPTIONAL",
     "ATOM_REQUIRED",
-    "CONTENT",
+    "CONTENT_DIGITS",
+    "CONTENT_PREFIX",
     "MAX_NDIM",
     "MAX_SLOT_NAME",
     "SLOT_OPTIONAL",
@@ -48,7 +49,9 @@ __all__ = [
 
 MAX_NDIM: Final = 32
 MAX_SLOT_NAME: Final = 64
-CONTENT: Final = re.compile(r"crc32c-tree:[0-9a-f]{64}")
+CONTENT_PREFIX: Final = "crc32c-tree:"
+CONTENT_DIGITS: Final = 64
+_CONTENT: Final = re.compile(rf"{CONTENT_PREFIX}[0-9a-f]{{{CONTENT_DIGITS}}}")
 SLOT_REQUIRED: Final = frozenset({"dtype", "shape"})
 SLOT_OPTIONAL: Final = frozenset({"layout", "place", "compressor", "content", "annotations"})
 ATOM_REQUIRED: Final = frozenset({"name", "key", "slots"})
@@ -145,7 +148,7 @@ def slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[P
 
 def _content(value: JsonValue) -> str:
     content = string(value, "#/content")
-    if not CONTENT.fullmatch(content):
+    if not _CONTENT.fullmatch(content):
         message = "a content digest is 'crc32c-tree:' and 64 lower-case hexadecimal digits"
         raise error("UCP-E-SCHEMA", message, at="#/content")
     return content

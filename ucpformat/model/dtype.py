@@ -131,7 +131,7 @@ def dtype_of(native: np.dtype[np.generic], *, at: str = "") -> DType:
 
     Raises UCP-E-DTYPE: numpy knows it but the format does not (objects, strings, structures, dates).
     """
-    found = _BY_NUMPY.get(native.newbyteorder("<"))
+    found = _BY_NUMPY.get(native) or _BY_NUMPY.get(native.newbyteorder("<"))
     if found is None:
         raise error("UCP-E-DTYPE", f"numpy's {native} has no data type in this format", at=at)
     return found

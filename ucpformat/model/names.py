@@ -44,7 +44,9 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # How many hexadecimal digits of the name's sha256 its key may end in: none, readable, beyond doubt.
 _SUFFIX_DIGITS: Final = (0, 12, 64)
 # Devices that Windows opens whatever the extension: such a file could not be copied there.
-_DEVICES: Final = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+_DEVICE: Final = r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?"
+_DEVICES: Final = re.compile(_DEVICE)
+_OWN_KEY: Final = re.compile(rf"(?!(?:{_DEVICE}|(?i:zarr\.json))\Z){_COMPONENT.pattern}")
 
 
 def is_component(text: str) -> bool:
@@ -119,10 +121,13 @@ def assign_keys(names: Iterable[str]) -> dict[str, str]:
     Raises UCP-E-NAME: a name is not one, or occurs twice.
     """
     ordered = sorted(names)
-    for before, name in zip(["", *ordered], ordered, strict=False):
-        check_name(name, "")
-        if name == before:
-            raise error("UCP-E-NAME", f"the name {name[:80]!r} occurs twice")
+    if not are_names(ordered) or len({*ordered}) < len(ordered):
+        for before, name in zip(["", *ordered], ordered, strict=False):
+            check_name(name, "")
+            if name == before:
+                raise error("UCP-E-NAME", f"the name {name[:80]!r} occurs twice")
+    if all(map(_OWN_KEY.fullmatch, ordered)) and len({*map(str.lower, ordered)}) == len(ordered):
+        return dict(zip(ordered, ordered, strict=True))  # as with most models
     stems = {name: _stem(name) for name in ordered}
     levels = {name: int(stem != name) for name, stem in stems.items()}
     keys = {name: _key(stem, name, levels[name]) for name, stem in stems.items()}
@@ -137,8 +142,7 @@ def assign_keys(names: Iterable[str]) -> dict[str, str]:
 
 def _stem(name: str) -> str:
     """``name`` itself where it may be a key, else something readable that is another text."""
-    free = name.lower() not in RESERVED_COMPONENTS and _DEVICES.fullmatch(name) is None
-    if free and _COMPONENT.fullmatch(name) is not None:
+    if _OWN_KEY.fullmatch(name):
         return name
     readable = _OTHER.sub("-", name).strip("-._") or "atom"
     if _DEVICES.fullmatch(readable):

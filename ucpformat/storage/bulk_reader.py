@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["BulkReader"]
 
 _CALL_BYTES: Final = 1 << 22  # a multiple of BLOCK_BYTES, small enough to be verified while in cache
-_CALL_RUNS: Final = 256
+_CALL_RUNS: Final = 1024  # as many buffers as a call of the system takes
 _GROUP_CHUNKS: Final = 16
 _REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
 

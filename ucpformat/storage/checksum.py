@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from ucpformat.model.atom import CONTENT_PREFIX
 from ucpformat.model.table import BLOCK_BYTES
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "zeros_checksum",
 ]
 
-CONTENT_PREFIX: Final = "crc32c-tree:"
 _POLYNOMIAL: Final = 0x82F63B78  # bit-reflected Castagnoli
 _ONE: Final = 1 << 31  # x**0 in the reflected representation
 

@@ -185,28 +185,21 @@ class PlainChunkWriter:
         return []
 
 
-class _Encoded(NamedTuple):
-    """A segment that is ready to be stored; without bytes, a zero entry. ``size`` is that before compression."""
-
-    data: memoryview
-    checksums: bytes
-    box: Box | None
-    start: int
-    size: int
-    cuts: bytes | None
+_Encoded = tuple[memoryview, bytes, "Box | None", int, int, "bytes | None"]
+"""A segment that is ready to be stored: its bytes, none for a zero entry, checksums and box; then as `StoredChunk`."""
 
 
 def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> _Encoded:
-    start = place.logical_start(chunk)
+    start = place.logical_start(chunk) if chunk else 0
     if box is not None:
         return _encoded_box(place, chunk, box, data, start)
     run = checksum_run(data, start)
     if _is_zero(run, data):
-        return _Encoded(data[:0], b"", None, start, data.nbytes, run.cuts)
+        return (data[:0], b"", None, start, data.nbytes, run.cuts)
     if place.compressor is None:
-        return _Encoded(data, run.blocks, None, start, data.nbytes, run.cuts)
+        return (data, run.blocks, None, start, data.nbytes, run.cuts)
     compressed = memoryview(compress(place.compressor, data))
-    return _Encoded(compressed, block_checksums([compressed]), None, start, data.nbytes, run.cuts)
+    return (compressed, block_checksums([compressed]), None, start, data.nbytes, run.cuts)
 
 
 def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start: int) -> _Encoded:
@@ -215,11 +208,11 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
         raise error("UCP-E-STORE", message, at=place.prefix())
     lines = runs(box, place.grid.box_at(chunk).shape)
     if lines.count != 1:
-        return _Encoded(data, block_checksums([data]), box, start, data.nbytes, None)
+        return (data, block_checksums([data]), box, start, data.nbytes, None)
     # Rows, and parts of flat buffers: one run of the logical tensor.
     start += lines.first * place.dtype.item_bytes
     run = checksum_run(data, start)
-    return _Encoded(data, run.blocks, box, start, data.nbytes, run.cuts)
+    return (data, run.blocks, box, start, data.nbytes, run.cuts)
 
 
 class PackedChunkWriter:
@@ -269,13 +262,13 @@ class PackedChunkWriter:
         buffers: list[memoryview] = []
         offsets: list[int] = []
         length, widest = 0, 1
-        for piece in pieces:
-            nbytes = piece.data.nbytes
+        for data, *_ in pieces:
+            nbytes = data.nbytes
             alignment = segment_alignment(nbytes)
             gap = -length % alignment if nbytes else 0
             if gap:
                 buffers.append(_ZEROS[:gap])
-            buffers.append(piece.data)
+            buffers.append(data)
             offsets.append(length + gap)
             length += gap + nbytes
             widest = max(widest, alignment)

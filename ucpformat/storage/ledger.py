@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
 
-__all__ = ["Entry", "Ledger", "content_of", "segments_of"]
+__all__ = ["Entry", "Ledger", "settled"]
 
 Entry = tuple[tuple[str, str], int, "StoredChunk"]
 """Names of atom and slot, a chunk of the slot, and what became of it or of a box of it."""
@@ -41,28 +41,36 @@ class Ledger:
         return found
 
 
-def content_of(place: SlotPlace, written: Sequence[tuple[int, StoredChunk]]) -> str | None:
-    """The content digest (SPEC 11.3) of a slot all of which was written; None where boxes are no runs of it."""
-    if len(written) == 1 and (cuts := written[0][1].cuts) is not None:
-        return whole_digest(cuts)  # as with most slots
+def settled(
+    place: SlotPlace, written: Sequence[tuple[int, StoredChunk]], *, atom: str
+) -> tuple[list[list[Segment]], str | None]:
+    """Segments per chunk of a slot, in order, and its content digest (SPEC 11.3).
+
+    The digest is None where boxes are no runs of the slot.
+
+    Raises:
+        UcpError: ``UCP-E-COVER`` where something was not written or written twice.
+    """
+    if place.grid.count == 1 and len(written) == 1:
+        segment, _, _, cuts = written[0][1]
+        if cuts is not None and (segment is None or segment.box is None):  # as with most slots
+            return [[] if segment is None else [segment]], whole_digest(cuts)
+    by_chunk: dict[int, list[StoredChunk]] = {}
+    for chunk, stored in written:
+        by_chunk.setdefault(chunk, []).append(stored)
+    chunks = [
+        _segments_of_chunk(place, chunk, by_chunk.get(chunk, ()), atom) for chunk in range(place.grid.count)
+    ]
+    return chunks, _content_of(place, written)
+
+
+def _content_of(place: SlotPlace, written: Sequence[tuple[int, StoredChunk]]) -> str | None:
     digest = ContentDigest(place.nbytes)
     for _, (_, start, size, cuts) in written:
         if cuts is None:
             return None
         digest.add(start, size, cuts)
     return digest.value()
-
-
-def segments_of(
-    place: SlotPlace, written: Sequence[tuple[int, StoredChunk]], *, atom: str
-) -> list[list[Segment]]:
-    """Segments per chunk in order, or ``UCP-E-COVER`` where something was not written or written twice."""
-    by_chunk: dict[int, list[StoredChunk]] = {}
-    for chunk, stored in written:
-        by_chunk.setdefault(chunk, []).append(stored)
-    return [
-        _segments_of_chunk(place, chunk, by_chunk.get(chunk, ()), atom) for chunk in range(place.grid.count)
-    ]
 
 
 def _segments_of_chunk(

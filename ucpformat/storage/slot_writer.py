@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 
 _BATCH_BYTES: Final = 1 << 22
-_BATCH_SLOTS: Final = 256
+_BATCH_SLOTS: Final = 1024
 
 
 class SlotBox(NamedTuple):
@@ -144,7 +144,7 @@ def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
 
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
     """The bytes in C order, with unused bits zero; a chunk in C order already is not copied."""
-    raw = flat_bytes(np.ascontiguousarray(data))
+    raw = flat_bytes(data if data.flags.c_contiguous else np.ascontiguousarray(data))
     if kind.used_mask is None or kind.kind == "bool":
         return raw
     cleared = np.array(raw)
