@@ -118,6 +118,27 @@ def save_load(
         draw(run, plot_path)
 
 
+@main.command("two-ranks")
+@click.option("--size", "nbytes", default="512MiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
+@click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
+def two_ranks(
+    nbytes: int, repeats: int, directory: Path, json_path: Path | None, markdown_path: Path | None
+) -> None:
+    """Save and load by two gloo ranks that hold a half each: this library, and torch DCP with its threads."""
+    from benchmarks.two_ranks import compare_two_ranks
+
+    command = f"python -m benchmarks two-ranks --size {nbytes >> 20}MiB --repeats {repeats}"
+    run = compare_two_ranks(nbytes, repeats, directory.absolute(), command)
+    click.echo(text(run))
+    if json_path is not None:
+        json_path.write_text(json.dumps(run.to_json(), indent=1) + "\n")
+    if markdown_path is not None:
+        markdown_path.write_text(markdown(run))
+
+
 @main.command()
 @click.option("--size", "nbytes", default="1GiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")

@@ -7,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from benchmarks.state import TrainingState
     from ucpformat.storage.store import Durability
 
-__all__ = ["compare"]
+_T = TypeVar("_T")
+
+__all__ = ["SAVES", "Room", "compare", "in_turn"]
 
 
 def compare(
@@ -42,7 +44,7 @@ def compare(
     facts = machine_facts(directory)
     state = workload(state_name, nbytes)
     into = state if in_place else state.blank()
-    room = _Room(directory)
+    room = Room(directory)
     for contender in contenders:
         report(f"{contender.name} warms up")
         wrong = (_wrong_in_place if in_place else _wrong)(contender, state, into, room)
@@ -51,21 +53,21 @@ def compare(
     series: dict[Task, Series] = defaultdict(Series)
     for number in range(repeats):
         report(f"round {number + 1} of {repeats}")
-        for contender in _order(contenders, number):
+        for contender in in_turn(contenders, number):
             for what, reading in _round(contender, state, into, room).items():
                 series[Task(contender.name, what)].readings.append(reading)
     notes = {contender.name: contender.note for contender in contenders}
     return Run(command, facts, state.nbytes, len(state.flat), notes, dict(series), room.footprints)
 
 
-def _wrong(contender: Contender, state: TrainingState, into: TrainingState, room: _Room) -> str | None:
+def _wrong(contender: Contender, state: TrainingState, into: TrainingState, room: Room) -> str | None:
     into.erase()
     _round(contender, state, into, room)
     return state.differing(into)
 
 
 def _wrong_in_place(
-    contender: Contender, state: TrainingState, into: TrainingState, room: _Room
+    contender: Contender, state: TrainingState, into: TrainingState, room: Room
 ) -> str | None:
     target = room.next()
     wanted = state.checksums()
@@ -76,18 +78,16 @@ def _wrong_in_place(
     return next((name for name, checksum in wanted.items() if found[name] != checksum), None)
 
 
-def _order(contenders: Sequence[Contender], number: int) -> list[Contender]:
+def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
     """Another one begins each round, and every other round runs backwards: nobody always follows the same."""
     start = number % len(contenders)
     order = [*contenders[start:], *contenders[:start]]
     return order[::-1] if number % 2 else order
 
 
-def _round(
-    contender: Contender, state: TrainingState, into: TrainingState, room: _Room
-) -> dict[str, Reading]:
+def _round(contender: Contender, state: TrainingState, into: TrainingState, room: Room) -> dict[str, Reading]:
     readings = {}
-    for what, durability in _SAVES.items():
+    for what, durability in SAVES.items():
         target = room.next()
         readings[what] = measured(partial(contender.save, state, target, durability))
         if durability == "none":
@@ -96,7 +96,7 @@ def _round(
     return readings
 
 
-class _Room:
+class Room:
     """Gives out empty directories, one after the other, such that each user finds the machine the same."""
 
     def __init__(self, directory: Path) -> None:
@@ -122,4 +122,4 @@ class _Room:
         return target
 
 
-_SAVES: dict[str, Durability] = {"save": "none", "save durable": "fsync"}
+SAVES: dict[str, Durability] = {"save": "none", "save durable": "fsync"}
