@@ -13,6 +13,7 @@ FRAMEWORKS = {
     "jax": "jax",
     "lightning": "lightning",
     "megatron": "megatron",
+    "megatron_015": "megatron",
     "mpi": "mpi4py",
     "torchao": "torchao",
     "transformers": "transformers",

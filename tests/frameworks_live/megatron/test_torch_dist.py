@@ -264,7 +264,7 @@ def test_the_metadata_of_015(saved: tuple[str, Path], tmp_path: Path) -> None:
             name: set(view) for name, view in second.items()
         }
     bent = {"output_layer.weight": {"nd_reformulated_orig_global_shape": (32, 16)}}
-    with pytest.raises(UcpError, match="flattened pieces") as refusal:
+    with pytest.raises(UcpError, match="does not fit") as refusal:
         convert_checkpoint(
             as_of_015(folder, tmp_path / "bent", bent),
             tmp_path / "no",

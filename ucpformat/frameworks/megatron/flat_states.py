@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import ReadBox
     from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 
-__all__ = ["PARAM", "FlatSource", "FlatStates", "read_flat_states"]
+__all__ = ["PARAM", "FlatSource", "FlatStates", "as_reshardable", "flattened_source", "read_flat_states"]
 
 _PREFIX: Final = r"(?:chained_(?P<chained>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<rank>\d+)\."
 _BUCKET: Final = re.compile(
@@ -44,6 +44,7 @@ _BUCKET: Final = re.compile(
 _OBJECT: Final = re.compile(_PREFIX + r"(?P<name>\w+)/shard_0_1")
 _PARAM_STATE: Final = "param_state"
 _RESHARDABLE: Final = "fully_reshardable"
+_SHARDING: Final = "param_state_sharding_type"
 PARAM: Final = "param"
 _SAMPLE: Final = 64
 _BLOCK: Final = 1 << 20  # elements that are compared at a time
@@ -120,16 +121,65 @@ class FlatStates:
 
     def common(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of the common state that are others where each state is stored with its parameter."""
-        metadata = tree.get("content_metadata")
-        noted = {**metadata} if isinstance(metadata, Mapping) else {}
-        return {
-            "optimizer": self.groups,
-            "content_metadata": {
-                **noted,
-                "distrib_optim_sharding_type": _RESHARDABLE,
-                "chained_optim_avoid_prefix": True,
-            },
+        return as_reshardable({**tree, "optimizer": self.groups})
+
+
+def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
+    """A tensor that Megatron-core 0.13 to 0.15 stored in flattened pieces (``fully_sharded_model_space``).
+
+    What is stored has the number of shards along each dim, and behind those the elements of one, in C order
+    (dist_checkpointing/strategies/torch.py, `sharded_tensor_to_torch_sharded_tensor`).
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for shapes that do not fit one another.
+    """
+    shape, stored = directory.flattened[key], directory.tensors[key]
+    *grid, numel = stored.shape or (0,)
+    extents = tuple(whole // max(count, 1) for whole, count in zip(shape, grid, strict=False))
+    if (
+        len(grid) != len(shape)
+        or any(count * extent != whole for count, extent, whole in zip(grid, extents, shape, strict=True))
+        or element_count(extents) != numel
+        or element_count(tuple(grid)) > len(stored.fragments)
+    ):
+        raise error(
+            "UCP-E-SOURCE",
+            f"the shape {shape} does not fit the stored one, {stored.shape}",
+            at=f"{directory.path}#{key}",
+        )
+    verified = Once()
+
+    def flat_of(cell: tuple[int, ...]) -> _Flat:
+        def read(start: int, out: NDArray[Any]) -> None:
+            verified.do(directory.verify, key)
+            place = (*cell, start)
+            directory.read_box(key, place, (*(1,) * len(cell), out.size), out.view(np.uint8))
+
+        return _Flat(stored.dtype, numel, read)
+
+    return FlatSource(
+        tuple(
+            _Part(Box(tuple(map(int.__mul__, cell, extents)), extents), flat_of(cell), 0)
+            for cell in product(*map(range, grid))
+        )
+    )
+
+
+def as_reshardable(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the common state that are others where each state is stored whole, with its parameter."""
+    metadata = tree.get("content_metadata")
+    noted = {**metadata} if isinstance(metadata, Mapping) else {}
+    noted |= {"distrib_optim_sharding_type": _RESHARDABLE, "chained_optim_avoid_prefix": True}
+    found: dict[str, Any] = {"content_metadata": noted}
+    optimizer = tree.get("optimizer")
+    if isinstance(optimizer, Mapping):
+        found["optimizer"] = {
+            key: {**one, _SHARDING: _RESHARDABLE} if isinstance(one, Mapping) and _SHARDING in one else one
+            for key, one in optimizer.items()
         }
+        if _SHARDING in optimizer:
+            found["optimizer"][_SHARDING] = _RESHARDABLE
+    return found
 
 
 def read_flat_states(
@@ -334,5 +384,5 @@ def _groups(directory: DcpDirectory, objects: Mapping[str, re.Match[str]]) -> di
         held = found.setdefault(int(match["chained"] or 0), {})
         if repr(held.setdefault(match["name"], value)) != repr(value):
             raise error("UCP-E-SOURCE", "another optimizer than of the first rank: from two saves", at=key)
-    entries = {number: {**held, "param_state_sharding_type": _RESHARDABLE} for number, held in found.items()}
+    entries = {number: {**held, _SHARDING: _RESHARDABLE} for number, held in found.items()}
     return entries if len(entries) > 1 else entries.get(0, {})

@@ -16,7 +16,12 @@ from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, 
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.megatron.classic_run import bucket_sizes
-from ucpformat.frameworks.megatron.flat_states import PARAM, read_flat_states
+from ucpformat.frameworks.megatron.flat_states import (
+    PARAM,
+    as_reshardable,
+    flattened_source,
+    read_flat_states,
+)
 from ucpformat.frameworks.megatron.parameter_groups import (
     OPTIMIZER,
     STEP,
@@ -82,7 +87,7 @@ def import_torch_dist(
     """
     files = CheckpointFiles(Path(path))
     check_configuration(files)
-    directory = DcpDirectory.open(path)
+    directory = DcpDirectory.open(path, flattened="list")
     common = TorchFile(files, COMMON, COMMON_GLOBALS)
     values, tree, iteration = _common(common)
     _check_iteration(Path(path), iteration)
@@ -92,6 +97,12 @@ def import_torch_dist(
         place = assign(directory.tensors, key)
         if place.slot in slots[place.name]:
             raise error("UCP-E-SOURCE", f"{key!r} is a second {place.slot!r} of {place.name!r}", at=str(path))
+        if key in directory.flattened:
+            annotations = slot_annotations((state_key(place.name, place.slot),))
+            whole = directory.flattened[key]
+            slots[place.name][place.slot] = SlotSpec(tensor.dtype, whole, annotations=annotations)
+            reads[place.name, place.slot] = flattened_source(directory, key)
+            continue
         slots[place.name][place.slot] = SlotSpec(
             tensor.dtype,
             tensor.shape,
@@ -100,9 +111,10 @@ def import_torch_dist(
         )
         reads[place.name, place.slot] = TensorSource(directory, tensor, Once())
     resolved = _resolve_buffers(directory, common, slots, reads, (settings or {}).get("buckets", "resolved"))
-    if resolved is not None:
-        tree |= resolved.common(tree)
-        values |= {key: encode(tree[key], at=f"{COMMON}#{key}") for key in resolved.common(tree)}
+    if resolved is not None or directory.flattened:
+        changed = as_reshardable(tree) if resolved is None else resolved.common(tree)
+        tree |= changed
+        values |= {key: encode(value, at=f"{COMMON}#{key}") for key, value in changed.items()}
     blobs = _read_objects(directory, values, resolved.keys if resolved else frozenset(), foreign_objects)
     optimizers = _add_steps(stored_groups(tree.get("optimizer")), slots, reads)
     job = Job(

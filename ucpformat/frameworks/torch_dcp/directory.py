@@ -56,14 +56,23 @@ class DcpDirectory:
         self.kind: Literal["dcp", "dcp-per-rank", "hugging-face"] = catalogue.kind
         self.tensors: dict[str, DcpTensor] = dict(catalogue.tensors)
         self.objects: dict[str, DcpObject] = dict(catalogue.objects)
+        self.flattened: dict[str, tuple[int, ...]] = dict(catalogue.flattened)
         self._reader = reader
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, shard_count: int | None = None) -> DcpDirectory:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shard_count: int | None = None,
+        flattened: Literal["refuse", "list"] = "refuse",
+    ) -> DcpDirectory:
         """Open the directory ``path``: metadata are read and checked, tensors are not read.
 
         Every tensor is covered exactly by its fragments, every file is there and long enough. ``shard_count``
         is the number of ranks that saved a Hugging Face directory of shards, which does not record it.
+        ``flattened`` lists tensors that Megatron-core stored in flattened pieces with their own shapes, in the member
+        of that name; as tensors they have the shapes under which they are stored.
         Raises ``UCP-E-SOURCE``, ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-DTYPE``, ``UCP-E-KEY``,
         ``UCP-E-LINK``; nothing foreign is run.
         """
@@ -73,6 +82,13 @@ class DcpDirectory:
         files = CheckpointFiles(root)
         reader = FragmentReader(files)
         catalogue = _catalogue(files, reader, shard_count)
+        if catalogue.flattened and flattened == "refuse":
+            raise error(
+                "UCP-E-SOURCE",
+                f"{min(catalogue.flattened)!r:.200} is stored in flattened pieces (fully_sharded_model_space), which "
+                "is Megatron-core's: read the directory as kind megatron",
+                at=_METADATA,
+            )
         for place in catalogue.places:
             files.check(place)
         return cls(root, catalogue, reader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ucpformat.errors import error
@@ -58,12 +58,14 @@ class Catalogue:
     """All items by key. ``kind`` says how the directory was written.
 
     ``places`` are all the ranges that were listed, also those of empty fragments, which tensors leave out.
+    ``flattened`` are the shapes of tensors that Megatron-core stored in flattened pieces, under other shapes.
     """
 
     kind: Literal["dcp", "dcp-per-rank", "hugging-face"]
     tensors: Mapping[str, DcpTensor]
     objects: Mapping[str, DcpObject]
     places: tuple[Location, ...]
+    flattened: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def check_covers(tensors: Mapping[str, DcpTensor], at: str) -> None:

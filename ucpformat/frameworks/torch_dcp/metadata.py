@@ -12,6 +12,7 @@ from typing import Any
 from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.allowed import METADATA_GLOBALS
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, KeyPath, Location
+from ucpformat.frameworks.torch_dcp.numpy_values import integers
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype, TorchSize
 from ucpformat.frameworks.torch_dcp.unpickle import unpickle
@@ -54,23 +55,27 @@ class _Reader:
                 objects[key] = DcpObject(key, path, (self._place(places, key, None),))
             else:
                 tensors[key] = self._tensor(key, path, self._state(entry, "TensorStorageMetadata"), places)
-        self._check_megatron(state.get("mcore_data") or {})
+        flattened = self._flattened(state.get("mcore_data") or {}, tensors)
         known = tensors.keys() | objects.keys()
         for key, _ in places:
             if key not in known:
                 raise error("UCP-E-SOURCE", f"data are stored for {key!r}, which is not listed", at=self._at)
-        return Catalogue("dcp", tensors, objects, tuple(places.values()))
+        return Catalogue("dcp", tensors, objects, tuple(places.values()), flattened)
 
-    def _check_megatron(self, noted: object) -> None:
-        """What Megatron-core 0.13 to 0.15 notes of tensors: those that it has bent into another shape are not read."""
+    def _flattened(self, noted: object, tensors: dict[str, DcpTensor]) -> dict[str, tuple[int, ...]]:
+        """What Megatron-core 0.13 to 0.15 notes of tensors that it stores in flattened pieces: their shapes."""
+        found = {}
         for key, note in self._dict(noted).items():
-            if self._dict(note).get("nd_reformulated_orig_global_shape") is not None:
-                raise error(
-                    "UCP-E-SOURCE",
-                    f"{key!r:.200} is stored in flattened pieces (fully_sharded_model_space); "
-                    "load it in Megatron and save it as fully_reshardable",
-                    at=self._at,
-                )
+            shape = self._dict(note).get("nd_reformulated_orig_global_shape")
+            if shape is None:
+                continue
+            try:
+                found[key] = integers(shape)
+            except ValueError:
+                raise refused(f"the note on {key!r:.200} is malformed", self._at) from None
+            if key not in tensors:
+                raise error("UCP-E-SOURCE", f"{key!r:.200} is noted and not listed", at=self._at)
+        return found
 
     def _tensor(self, key: str, path: KeyPath | None, state: dict[str, Any], places: _Places) -> DcpTensor:
         properties = self._fields(state.get("properties"), "TensorProperties")
