@@ -26,6 +26,7 @@ _LATER: Final = {
     "growth": "benchmarks.growth.command",
     "open": "benchmarks.opening",
     "objects": "benchmarks.objects",
+    "together": "benchmarks.together",
     "validate": "benchmarks.validation",
 }
 
@@ -66,6 +67,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--only", "names", callback=_names, help="Contenders, with commas between.")
 @click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
 @click.option("--in-place", is_flag=True, help="Load into the arrays that were saved: half of the memory.")
+@click.option("--cold", is_flag=True, help="Drop the files' pages before each load.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
@@ -79,6 +81,7 @@ def save_load(
     names: frozenset[str],
     torch_threads: int,
     in_place: bool,
+    cold: bool,
     directory: Path,
     json_path: Path | None,
     markdown_path: Path | None,
@@ -105,9 +108,11 @@ def save_load(
                 [contender.name for contender in contenders],
                 torch_threads,
                 in_place=in_place,
+                cold=cold,
             ),
             report=lambda line: click.echo(line, err=True),
             in_place=in_place,
+            cold=cold,
         )
     click.echo(text(run))
     if json_path is not None:
@@ -157,7 +162,7 @@ def stall(nbytes: int, repeats: int, torch_threads: int, directory: Path) -> Non
 
 
 def _command(
-    state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int, *, in_place: bool
+    state: str, nbytes: int, repeats: int, names: list[str], torch_threads: int, *, in_place: bool, cold: bool
 ) -> str:
     """How to have the same again; without paths, which are nobody's business."""
     unit = max((unit for unit in UNITS if nbytes % UNITS[unit] == 0), key=UNITS.__getitem__)
@@ -176,6 +181,8 @@ def _command(
         words += ["--torch-threads", str(torch_threads)]
     if in_place:
         words.append("--in-place")
+    if cold:
+        words.append("--cold")
     return shlex.join(["python", "-m", "benchmarks", *words])
 
 
@@ -184,11 +191,12 @@ def _command(
     "--size", "nbytes", default="512MiB", callback=in_bytes, help="Bytes of matrices, such as 256MiB."
 )
 @click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
+@click.option("--cold", is_flag=True, help="Drop the files' pages before each share is read.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
 def reshard(
-    nbytes: int, repeats: int, directory: Path, json_path: Path | None, markdown_path: Path | None
+    nbytes: int, repeats: int, cold: bool, directory: Path, json_path: Path | None, markdown_path: Path | None
 ) -> None:
     """Read what four ranks saved as each of eight, split otherwise: this library and torch DCP, in turn."""
     warnings.simplefilter("ignore")
@@ -201,7 +209,9 @@ def reshard(
         Work(max(1, nbytes // Work(1).nbytes)),
         repeats=repeats,
         directory=directory.absolute(),
-        command=f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}",
+        command=f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}"
+        + (" --cold" if cold else ""),
+        cold=cold,
         report=lambda line: click.echo(line, err=True),
     )
     click.echo(aligned(table(outcome)))

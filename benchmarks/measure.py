@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Footprint", "Reading", "footprint", "measured"]
+__all__ = ["Footprint", "Reading", "cpu_seconds", "footprint", "measured"]
 
 _PROCESS: Final = Path("/proc/self")
 
@@ -39,14 +39,15 @@ def measured(work: Callable[[], None]) -> Reading:
     # 5 sets the high-water mark of resident memory back to what is resident now (proc(5)).
     (_PROCESS / "clear_refs").write_text("5")
     resident = _status("VmRSS")
-    cpu = _cpu_seconds()
+    cpu = cpu_seconds()
     start = time.perf_counter()
     work()
     seconds = time.perf_counter() - start
-    return Reading(seconds, _cpu_seconds() - cpu, max(0, _status("VmHWM") - resident))
+    return Reading(seconds, cpu_seconds() - cpu, max(0, _status("VmHWM") - resident))
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """User and system time of all threads of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

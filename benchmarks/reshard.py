@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
 from ucpformat.geometry import BufferPlace, Concat, Flatten, Layout, Mesh, MeshAxis, Shard, lower
@@ -29,7 +30,17 @@ from ucpformat.reader import open_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Cell", "Outcome", "Work", "compare_reshard", "table"]
+__all__ = [
+    "Cell",
+    "Outcome",
+    "Work",
+    "blank",
+    "check_share",
+    "compare_reshard",
+    "read_bytes",
+    "save_shares",
+    "table",
+]
 
 SPLITS: Final = {"rows": 0, "columns": 1}
 CASES: Final = (*itertools.product(SPLITS, SPLITS), ("rows", "flat"), ("columns", "flat"))
@@ -96,7 +107,8 @@ class Work:
         return self.count * 4 * self.side * self.side
 
 
-def _save(rank: int, directory: str, work: Work) -> None:
+def save_shares(rank: int, directory: str, work: Work) -> None:
+    """Save as one of the ranks, under each split, by both libraries."""
     import warnings
 
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -139,20 +151,20 @@ class _As:
         dist.destroy_process_group()
 
 
-def _blank(split: str, work: Work) -> dict[str, Any]:
-    """Memory for this rank's share."""
+def blank(split: str, work: Work, replicas: int = 1) -> dict[str, Any]:
+    """Memory for this rank's share, which so many ranks hold."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor import Shard as Sharded
 
-    mesh = init_device_mesh("cpu", (work.readers,), mesh_dim_names=("n",))
+    mesh = init_device_mesh("cpu", (replicas, work.readers), mesh_dim_names=("copies", "n"))
     shape = [work.side, work.side]
     shape[SPLITS[split]] //= work.readers
     return {
         name: DTensor.from_local(
-            torch.zeros(shape),
+            torch.full(shape, torch.nan),  # touched, as tensors of a model are
             mesh,
-            [Sharded(SPLITS[split])],
+            [Replicate(), Sharded(SPLITS[split])],
             run_check=False,
             shape=torch.Size((work.side, work.side)),
             stride=(work.side, 1),
@@ -161,7 +173,8 @@ def _blank(split: str, work: Work) -> dict[str, Any]:
     }
 
 
-def _check(state: dict[str, Any], split: str, rank: int, work: Work) -> None:
+def check_share(state: dict[str, Any], split: str, rank: int, work: Work) -> None:
+    """Compare a rank's share with what was saved."""
     for number, tensor in enumerate(state.values()):
         wanted = _matrix(number, work.side).chunk(work.readers, SPLITS[split])[rank]
         if not torch.equal(tensor.to_local(), wanted):
@@ -202,7 +215,8 @@ def _flat(path: Path, rank: int, work: Work, buffer: torch.Tensor) -> None:
                 checkpoint.read(name, layout=layout, coord={"dp": rank}, place=place, out=buffer)
 
 
-def _read_bytes() -> int:
+def read_bytes() -> int:
+    """What this process has asked of the kernel so far."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("rchar:"):
             return int(line.split()[1])
@@ -210,7 +224,7 @@ def _read_bytes() -> int:
 
 
 def _shares(
-    directory: Path, saved: str, read: str, work: Work, name: str, *, check: bool
+    directory: Path, saved: str, read: str, work: Work, name: str, *, check: bool, cold: bool = False
 ) -> tuple[Reading, int]:
     """Everybody's share in turn: the sum of times, and of bytes."""
     kind, load = CONTENDERS[name]
@@ -218,22 +232,24 @@ def _shares(
     for rank in range(work.readers):
         path = directory / f"{saved}.{kind}"
         with _As(rank, work.readers):
-            state = {} if read == "flat" else _blank(read, work)
-            buffer = torch.zeros(work.nbytes // 4 // work.readers if read == "flat" else 0)
+            state = {} if read == "flat" else blank(read, work)
+            buffer = torch.full((work.nbytes // 4 // work.readers if read == "flat" else 0,), torch.nan)
             once = (
                 functools.partial(_flat, path, rank, work, buffer)
                 if read == "flat"
                 else functools.partial(load, path, state)
             )
-            before = _read_bytes()
+            if cold:
+                cool(path)
+            before = read_bytes()
             readings.append(measured(once))
-            nbytes += _read_bytes() - before
+            nbytes += read_bytes() - before
             if check and read == "flat":
                 whole = torch.cat([_matrix(number, work.side).flatten() for number in range(work.count)])
                 if not torch.equal(buffer, whole.chunk(work.readers)[rank]):
                     raise ValueError(f"rank {rank} got other values of the buffer")
             elif check:
-                _check(state, read, rank, work)
+                check_share(state, read, rank, work)
     return Reading(
         sum(one.seconds for one in readings),
         sum(one.cpu_seconds for one in readings),
@@ -242,12 +258,18 @@ def _shares(
 
 
 def compare_reshard(
-    work: Work, *, repeats: int, directory: Path, command: str, report: Callable[[str], None]
+    work: Work,
+    *,
+    repeats: int,
+    directory: Path,
+    command: str,
+    report: Callable[[str], None],
+    cold: bool = False,
 ) -> Outcome:
     """Save under each split, read under each; every case by everybody in turn, after a round that checks."""
     facts = machine_facts(directory)
     with tempfile.TemporaryDirectory(dir=directory) as place:
-        start_processes(_save, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_processes(save_shares, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
         room = Path(place)
         readings: dict[tuple[str, str], dict[str, list[tuple[Reading, int]]]] = {}
         for number in range(-1, repeats):
@@ -256,7 +278,7 @@ def compare_reshard(
                 names = ["ucp"] if case[1] == "flat" else [*CONTENDERS]
                 start = number % len(names)
                 for name in [*names[start:], *names[:start]]:
-                    found = _shares(room, *case, work, name, check=number < 0)
+                    found = _shares(room, *case, work, name, check=number < 0, cold=cold)
                     if number >= 0:
                         readings.setdefault(case, defaultdict(list))[name].append(found)
     cells = {

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
 from benchmarks.results import Run, Series, Task
@@ -36,10 +37,12 @@ def compare(
     command: str,
     report: Callable[[str], None],
     in_place: bool = False,
+    cold: bool = False,
 ) -> Run:
     """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded.
 
-    ``in_place``: load into the arrays that were saved, which takes half of the memory.
+    ``in_place``: load into the arrays that were saved, which takes half of the memory. ``cold``: what is loaded lies
+    on the disk alone.
     """
     facts = machine_facts(directory)
     state = workload(state_name, nbytes)
@@ -54,7 +57,7 @@ def compare(
     for number in range(repeats):
         report(f"round {number + 1} of {repeats}")
         for contender in in_turn(contenders, number):
-            for what, reading in _round(contender, state, into, room).items():
+            for what, reading in _round(contender, state, into, room, cold=cold).items():
                 series[Task(contender.name, what)].readings.append(reading)
     notes = {contender.name: contender.note for contender in contenders}
     return Run(command, facts, state.nbytes, len(state.flat), notes, dict(series), room.footprints)
@@ -85,12 +88,16 @@ def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
     return order[::-1] if number % 2 else order
 
 
-def _round(contender: Contender, state: TrainingState, into: TrainingState, room: Room) -> dict[str, Reading]:
+def _round(
+    contender: Contender, state: TrainingState, into: TrainingState, room: Room, *, cold: bool = False
+) -> dict[str, Reading]:
     readings = {}
     for what, durability in SAVES.items():
         target = room.next()
         readings[what] = measured(partial(contender.save, state, target, durability))
         if durability == "none":
+            if cold:
+                cool(target)
             readings["load"] = measured(partial(contender.load, target, into))
             room.footprints[contender.name] = footprint(target)
     return readings
