@@ -184,8 +184,7 @@ class CheckpointWriter:
         packed = self._finished()
         first = len(packed)
         packed.extend(packs)
-        with paused():
-            self.pieces.ledger.extend((slot, chunk, _shifted(one, first)) for slot, chunk, one in stored)
+        self.pieces.ledger.extend((slot, chunk, _shifted(one, first)) for slot, chunk, one in stored)
 
     def flush(self) -> None:
         """Make what was written durable: a commit has less to do then. Nothing is written here any more."""

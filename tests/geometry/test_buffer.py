@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from ucpformat.geometry import (
     RaggedAxis,
     Shard,
     Step,
+    buffer_check,
     buffer_faults,
     buffer_head,
     buffer_places,
@@ -305,3 +307,28 @@ def test_places_that_do_not_fit_are_refused(
     with pytest.raises(LayoutError) as caught:
         lower(Layout(mesh, steps), (4,), place=place)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)
+
+
+@pytest.mark.parametrize("stages", [2, 64])
+def test_a_buffer_of_one_stage_is_checked_where_it_is(monkeypatch: pytest.MonkeyPatch, stages: int) -> None:
+    """However many stages there are: a job has a buffer for each, and they are not all looked at for all."""
+    mesh = Mesh((MeshAxis("pp", stages), MeshAxis("tp", 2), MeshAxis("dp", 4)))
+    looked: list[tuple[int, ...]] = []
+    faults_at = buffer_check._faults_at
+
+    def counted(coordinate: tuple[int, ...], *rest: Any) -> Any:
+        looked.append(coordinate)
+        return faults_at(coordinate, *rest)
+
+    monkeypatch.setattr(buffer_check, "_faults_at", counted)
+    layout = Layout(
+        mesh, (Only("pp", (1,)), Shard("tp", 0, "even"), Flatten(), Concat("one"), Shard("dp", 0, "even"))
+    )
+    tensors = [PlacedTensor(layout, (8,), BufferPlace((start,), (12,))) for start in (0, 3, 8)]
+    assert [number for number, _ in buffer_faults(tensors)] == [1]
+    assert {coordinate[0] for coordinate in looked} == {1}
+    assert len(looked) == 2
+    both = PlacedTensor(Layout(mesh, (Only("pp", (0, 1)), *layout.steps[1:])), (8,), BufferPlace((1,), (12,)))
+    looked.clear()
+    assert [number for number, _ in buffer_faults([tensors[0], both])] == [1]
+    assert {coordinate[0] for coordinate in looked} == {0, 1}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.collector import paused
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.model.table import Segment
@@ -73,8 +72,7 @@ class Receipt:
         rows = np.frombuffer(data[edges[1] : edges[2]], "<i8").reshape(-1, _COLUMNS)
         words = iter(np.frombuffer(data[edges[2] : edges[3]], "<i8").tolist())
         checksums = BytesIO(data[edges[3] : edges[4]])
-        with paused():
-            stored = [_entry(slots, row, words, checksums) for row in rows.tolist()]
+        stored = [_entry(slots, row, words, checksums) for row in rows.tolist()]
         return cls(
             [Pack(key, length) for key, length in header["packs"]],
             stored,

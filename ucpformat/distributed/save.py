@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.collector import paused
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
@@ -264,10 +265,11 @@ class Saving:
             raise AssertionError("there is no writer")
         values = dict(self._values())
         entries = [self._entries()]
-        for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
-            writer.admit(receipt.packs, receipt.stored)
-            values.update(receipt.values)
-            entries.append(receipt.entries)
+        with paused():  # once for all receipts: each end of a pause may collect
+            for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
+                writer.admit(receipt.packs, receipt.stored)
+                values.update(receipt.values)
+                entries.append(receipt.entries)
         optimizers, annotations = self._whole.optimizers, self._whole.annotations
         plain, blobs = parted(whole_of(values, entries))
         for name, data in sorted(blobs.items()):

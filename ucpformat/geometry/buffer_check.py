@@ -80,7 +80,7 @@ def buffer_faults(tensors: Sequence[PlacedTensor]) -> Iterator[tuple[int, str]]:
         entries.setdefault(head.present, []).append(_Entry(number, head, place))
         axes.update(head.axes, place.axes)
     found: set[int] = set()
-    for coordinate, _ in projections(mesh, axes):
+    for coordinate, _ in projections(mesh, axes, _somewhere(list(entries))):
         at_hand = [
             entry
             for present, group in entries.items()
@@ -91,6 +91,17 @@ def buffer_faults(tensors: Sequence[PlacedTensor]) -> Iterator[tuple[int, str]]:
             if number not in found:
                 found.add(number)
                 yield number, message
+
+
+def _somewhere(
+    presents: Sequence[tuple[tuple[int, frozenset[int]], ...]],
+) -> tuple[tuple[int, frozenset[int]], ...]:
+    """Where at least one of several is held at most: positions on the axes on which each is limited."""
+    limits: dict[int, frozenset[int]] = dict(presents[0]) if presents else {}
+    for present in presents[1:]:
+        others = dict(present)
+        limits = {axis: limits[axis] | others[axis] for axis in limits.keys() & others.keys()}
+    return tuple(sorted(limits.items()))
 
 
 def _faults_at(coordinate: Coordinate, entries: list[_Entry], mesh: Mesh) -> Iterator[tuple[int, str]]:
