@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
+from benchmarks.results import Series
 from ucpformat.geometry import BufferPlace, Concat, Flatten, Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.reader import open_checkpoint
 
@@ -47,16 +48,10 @@ CASES: Final = (*itertools.product(SPLITS, SPLITS), ("rows", "flat"), ("columns"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Series):
     """A case by a contender: one reading per round, and bytes read in all."""
 
-    readings: list[Reading]
-    read_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """Median."""
-        return median(reading.seconds for reading in self.readings)
+    read_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +296,13 @@ def table(outcome: Outcome) -> list[Sequence[str]]:
                 pairs = zip(peer.readings, cell.readings, strict=True)
                 ratio = f"{median(theirs.seconds / ours.seconds for theirs, ours in pairs):.1f}"
             rate, amplified = outcome.nbytes / cell.seconds / 1e9, cell.read_bytes / outcome.nbytes
-            cpu = median(reading.cpu_seconds for reading in cell.readings)
-            peak = median(reading.peak_bytes for reading in cell.readings) / (1 << 20)
             rows.append(
                 [
                     f"{saved}, {read}",
                     name,
                     f"{rate:.2f}",
-                    f"{cpu:.2f}",
-                    f"{peak:.0f}",
+                    f"{cell.cpu_seconds:.2f}",
+                    f"{cell.peak_bytes / (1 << 20):.0f}",
                     f"{amplified:.2f}",
                     ratio,
                 ]

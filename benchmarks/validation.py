@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import TYPE_CHECKING, Final, get_args
 
 import click
@@ -17,6 +17,7 @@ from crc32c import crc32c
 from benchmarks.cache import cool, files_below
 from benchmarks.contenders.ours import Ours
 from benchmarks.measure import Reading, footprint, measured
+from benchmarks.results import Series
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 from benchmarks.workloads import WORKLOADS, workload
@@ -118,14 +119,14 @@ def table(rounds: Rounds, sizes: dict[str, int]) -> list[Sequence[str]]:
     """Medians, and how fast checking is against reading in the same round, with the middle half of the rounds."""
     rows: list[Sequence[str]] = [["storage", "", "GB/s", "CPU s", "MiB", "of raw", "of raw-crc32c"]]
     for (storage, name), readings in rounds.items():
-        seconds = median(reading.seconds for reading in readings)
+        series = Series(readings)
         rows.append(
             [
                 storage,
                 name,
-                f"{sizes[storage] / seconds / 1e9:.2f}",
-                f"{median(reading.cpu_seconds for reading in readings):.2f}",
-                f"{median(reading.peak_bytes for reading in readings) / (1 << 20):.0f}",
+                f"{sizes[storage] / series.seconds / 1e9:.2f}",
+                f"{series.cpu_seconds:.2f}",
+                f"{series.peak_bytes / (1 << 20):.0f}",
                 *(_ratio(rounds[storage, other], readings) for other in ("raw", "raw-crc32c")),
             ]
         )

@@ -44,12 +44,13 @@ _Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """What it takes to find the slots of a part: names of atoms; and in order of table rows, those of all others.
+    """What it takes to find the slots of a part: of atoms their names and keys, and of slots, in order of table rows.
 
     ``counts`` are the slots of each atom, ``compressors`` those of the slots that have one, by number.
     """
 
     atoms: list[str]
+    keys: list[str]
     counts: list[int]
     slots: list[str]
     dtypes: list[str]
@@ -63,6 +64,7 @@ class PartColumns:
         slots = [slot for atom in atoms for slot in atom.slots]
         return cls(
             [atom.name for atom in atoms],
+            [atom.key for atom in atoms],
             [len(atom.slots) for atom in atoms],
             [slot.name for slot in slots],
             [slot.dtype for slot in slots],
@@ -110,6 +112,7 @@ def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
         slots: list[_Object] = [*chain.from_iterable(of_atom.values() for of_atom in by_atom)]
         columns = PartColumns(
             [atom["name"] for atom in atoms],
+            [atom["key"] for atom in atoms],
             [*map(len, by_atom)],
             names,
             [slot["dtype"] for slot in slots],

@@ -18,6 +18,7 @@ from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.chunk_reader import verify_blocks
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
+from ucpformat.storage.workers import task_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,7 +90,8 @@ class BulkReader:
                 runs.extend(of_chunk)
         runs.sort(key=itemgetter(0, 1))
         futures = [self._executor.submit(self._fetch, call) for call in self._calls(runs)]
-        futures += [self._executor.submit(self._read_chunks, group) for group in self._groups(rest)]
+        groups = task_groups(rest, lambda one: one[3].nbytes, nbytes=_CALL_BYTES, most=self._group_chunks)
+        futures += [self._executor.submit(self._read_chunks, group) for group in groups]
         wait(futures)
         for future in futures:
             future.result()
@@ -170,19 +172,6 @@ class BulkReader:
         if self._verify:
             for run, parts in zip(call, checked, strict=True):
                 verify_blocks(parts, run.checksums, run.first_block, run.key)
-
-    def _groups(self, chunks: Sequence[_OfChunk]) -> Iterator[list[_OfChunk]]:
-        """Chunks that go one by one: some to a task, where they are small, because tasks cost as well."""
-        group: list[_OfChunk] = []
-        nbytes = 0
-        for one in chunks:
-            group.append(one)
-            nbytes += one[3].nbytes
-            if nbytes >= _CALL_BYTES or len(group) == self._group_chunks:
-                yield group
-                group, nbytes = [], 0
-        if group:
-            yield group
 
     def _calls(self, runs: Iterable[_Run]) -> Iterator[list[_Run]]:
         """Group runs, which are sorted, such that each group is one stretch of one object."""

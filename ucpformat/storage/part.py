@@ -66,7 +66,7 @@ class StoredSlot(NamedTuple):
     @property
     def prefix(self) -> str:
         """Key of the Zarr array, in storage plain."""
-        return f"atoms/{self.atom.key}/{self.name}"
+        return f"atoms/{self.part.keys[self.position]}/{self.name}"
 
     @property
     def at(self) -> str:
@@ -196,6 +196,7 @@ class StoredPart:
         self.table_key = table_key
         columns = index.columns()
         self.names = columns.atoms
+        self.keys = columns.keys
         self._first_slots = [*accumulate(columns.counts, initial=0)]
         self._slot_names = columns.slots
         self._compressors = columns.compressors

@@ -1,12 +1,34 @@
-"""How many threads do the work where a caller does not say."""
+"""How much work goes to how many threads, where a caller does not say."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, TypeVar
 
-__all__ = ["worker_count"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["task_groups", "worker_count"]
+
+_T = TypeVar("_T")
 
 
 def worker_count(wanted: int | None, at_once: int | None = None) -> int:
     """``wanted``, or ``at_once``, or one thread per core and at most 8: more wait for the same disk."""
     return wanted or at_once or min(8, os.cpu_count() or 1)
+
+
+def task_groups(
+    items: Iterable[_T], size: Callable[[_T], int], *, nbytes: int, most: int
+) -> Iterator[list[_T]]:
+    """Items in order, so many to a task that their sizes come to ``nbytes``, or ``most``: tasks cost as well."""
+    group: list[_T] = []
+    held = 0
+    for item in items:
+        group.append(item)
+        held += size(item)
+        if held >= nbytes or len(group) == most:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group

@@ -19,6 +19,7 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
+from ucpformat.storage.workers import task_groups
 from ucpformat.validate.passing import CODEC_MESSAGE, pass_by, passes
 from ucpformat.validate.semantics import pack_ranges
 
@@ -53,7 +54,8 @@ def check_integrity(
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
     scratch = Scratch()
     pending: deque[tuple[list[_OfChunk], Future[list[_Outcome]]]] = deque()
-    for group in _groups(checked, findings):
+    chunks = _chunks(checked, findings)
+    for group in task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS):
         pending.append((group, executor.submit(_check_chunks, store, group, scratch)))
         while len(pending) >= _WINDOW:
             _collect(*pending.popleft(), findings, progress)
@@ -75,22 +77,19 @@ class _Outcome:
         self.nbytes = 0
 
 
-def _groups(checked: CheckedCheckpoint, findings: Findings) -> Iterator[list[_OfChunk]]:
-    """Every chunk, small ones together, because tasks cost as well."""
-    group: list[_OfChunk] = []
-    nbytes = 0
+def _chunks(checked: CheckedCheckpoint, findings: Findings) -> Iterator[_OfChunk]:
+    """Every chunk; slots that have none are done with."""
     for stored in checked.slots():
         content = ContentDigest(stored.nbytes)
         if stored.grid.count == 0:
             _check_content(stored, content, findings)
         for chunk in range(stored.grid.count):
-            group.append((stored, content, chunk))
-            nbytes += stored.raw_bytes(chunk)
-            if nbytes >= _GROUP_BYTES or len(group) == _GROUP_CHUNKS:
-                yield group
-                group, nbytes = [], 0
-    if group:
-        yield group
+            yield stored, content, chunk
+
+
+def _raw_size(one: _OfChunk) -> int:
+    stored, _, chunk = one
+    return stored.raw_bytes(chunk)
 
 
 def _collect(

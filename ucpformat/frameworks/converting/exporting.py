@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,12 +29,15 @@ from ucpformat.frameworks.converting.order import job_digest, require_same
 from ucpformat.frameworks.converting.out_directory import OutDirectory, Written, new_file, temporary_file
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.converting.pool import Pool, open_pool, run_tasks
+from ucpformat.storage.workers import task_groups
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.converting.order import Recipe
 
 __all__ = ["Export", "ExportOrder", "write_files"]
+
+_MAX_FILES: Final = 256
 
 Progress = Callable[[int], None]
 
@@ -157,24 +160,11 @@ class Export:
             if pool.is_remote:
                 self._progress(sum(self._files.parts[number].nbytes for number in numbers))
 
-        run_tasks(pool, _tasks(self._files.parts, left, size), submit, done)
+        parts = self._files.parts
+        tasks = task_groups(left, lambda number: parts[number].nbytes, nbytes=size, most=_MAX_FILES)
+        run_tasks(pool, tasks, submit, done)
 
 
-def _tasks(parts: Sequence[OutFile], numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Numbers of files, in order, about ``size`` bytes together: small ones are not worth a task each."""
-    task: list[int] = []
-    held = 0
-    for number in numbers:
-        task.append(number)
-        held += parts[number].nbytes
-        if held >= size or len(task) == _MAX_FILES:
-            yield task
-            task, held = [], 0
-    if task:
-        yield task
-
-
-_MAX_FILES: Final = 256
 _KEPT: Final[Kept[OutFiles]] = Kept()
 
 

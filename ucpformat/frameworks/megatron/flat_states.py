@@ -19,13 +19,13 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.megatron.flat_buffers import Buffer, ModelTensor, Placed, resolve
-from ucpformat.frameworks.torch_dcp.cover import intersection
 from ucpformat.frameworks.torch_dcp.importer import Once
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
-from ucpformat.geometry import Box, element_count
+from ucpformat.geometry import Box, element_count, row_major_strides
 from ucpformat.model.dtype import dtype
+from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,21 +71,20 @@ class _Part:
     flat: _Flat
     start: int
 
-    def read(self, wanted: Box, out: NDArray[Any], within: tuple[slice, ...]) -> None:
-        """Fill ``out[within]`` with the part ``wanted`` of the box."""
+    def read(self, wanted: Box, target: NDArray[Any]) -> None:
+        """Fill ``target`` with the part ``wanted`` of the box."""
         shape, extents = self.box.shape, wanted.shape
         # Dims behind the last one that is not whole lie together in memory.
         depth = len(shape)
         while depth and extents[depth - 1] == shape[depth - 1]:
             depth -= 1
         run = element_count(extents[max(depth - 1, 0) :])
-        target = out[within]
-        strides = [element_count(shape[dim + 1 :]) for dim in range(len(shape))]
-        first = [a - b for a, b in zip(wanted.offset, self.box.offset, strict=True)]
+        strides = row_major_strides(shape)
+        first = wanted.relative_to(self.box).offset
         for outer in product(*map(range, extents[: max(depth - 1, 0)])):
             index = [*outer, *(0,) * (len(shape) - len(outer))]
             begin = sum((a + b) * step for a, b, step in zip(first, index, strides, strict=True))
-            data = np.empty(run, out.dtype)
+            data = np.empty(run, target.dtype)
             self.flat.read(self.start + begin, data)
             target[outer] = data.reshape(extents[len(outer) :])
 
@@ -99,13 +98,9 @@ class FlatSource:
     def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box."""
         for part in self.parts:
-            found = intersection((box.offset, box.shape), (part.box.offset, part.box.shape))
+            found = part.box.intersect(box)
             if found is not None:
-                offset, shape = found
-                within = tuple(
-                    slice(a - b, a - b + n) for a, b, n in zip(offset, box.offset, shape, strict=True)
-                )
-                part.read(Box(offset, shape), out, within)
+                part.read(found, out[selection(found, box)])
 
 
 @dataclass(frozen=True, slots=True)

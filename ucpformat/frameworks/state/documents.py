@@ -9,7 +9,7 @@ from ucpformat.frameworks.state.origins import state_annotations
 from ucpformat.model.state import StateDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ucpformat.frameworks.state.names import Names
     from ucpformat.frameworks.state.paths import KeyPath, StatePath
@@ -21,12 +21,17 @@ __all__ = ["state_document"]
 def state_document(
     kind: str,
     encoded: Mapping[str, JsonValue],
-    paths: Mapping[str, StatePath],
+    paths: Mapping[str, StatePath | None],
     key_paths: Mapping[str, KeyPath | None],
     names: Names,
     atoms: frozenset[str],
+    *,
+    blobs: Collection[str] = (),
 ) -> StateDocument:
-    """The document of encoded objects, by dotted name; ``kind`` says what they were taken from."""
+    """The document of encoded objects, by dotted name; ``kind`` says what they were taken from.
+
+    ``blobs`` are names of objects that are carried as bytes, whose paths are noted as well.
+    """
     values = dict(encoded)
     optimizers = {}
     origins = {}
@@ -38,5 +43,7 @@ def state_document(
             for group in optimizer.groups:
                 for _, key in group.options:
                     del values[key]
-    annotations = state_annotations(kind, origins, {name: paths[name] for name in values})
+    annotations = state_annotations(
+        kind, origins, {name: path for name, path in paths.items() if name in values or name in blobs}
+    )
     return StateDocument(values, optimizers, {}, annotations)

@@ -15,14 +15,13 @@ import numpy as np
 from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.job import Job, SlotSource
-from ucpformat.frameworks.state.groups import gather_groups
+from ucpformat.frameworks.state.documents import state_document
 from ucpformat.frameworks.state.names import recognise
-from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
+from ucpformat.frameworks.state.origins import slot_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.streams import STREAM_GLOBALS, stream_content
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
-from ucpformat.model.state import StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
@@ -103,18 +102,7 @@ def import_dcp(
         slots.setdefault(place.name, {})[place.slot] = spec
         sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor, Once())))
 
-    optimizers = {}
-    origins = {}
-    for found in names.optimizers:
-        gathered = gather_groups(found, encoded, paths, frozenset(slots))
-        if gathered is not None:
-            optimizers[found.name] = gathered
-            origins[found.name] = (found.path, found.form)
-            for group in found.groups:
-                for _, key in group.options:
-                    del encoded[key]
-    kept = {key: path for key, path in paths.items() if key in encoded or key in blobs}
-    state = StateDocument(encoded, optimizers, {}, state_annotations(directory.kind, origins, kept))
+    state = state_document(directory.kind, encoded, paths, paths, names, frozenset(slots), blobs=blobs)
     return Job(
         atoms=[AtomSpec(name, found) for name, found in slots.items()],
         sources=sources,
