@@ -9,8 +9,8 @@ import shutil
 import stat
 import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.local_io import LocalPackFile, read_all, sync, translated, write_all
 from ucpformat.storage.store import PREFIXES, Calls
+from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ __all__ = ["LocalStore"]
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
-_SYNC_THREADS: Final = 4
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
 
 
@@ -48,10 +48,9 @@ class LocalStore:
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
-        self._durable = durability == "fsync"
+        self._write_back = WriteBack() if durability == "fsync" else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
-        self._unsynced: list[Path] = []
         self._created: list[tuple[Path, _Identity]] = []
         self._made_directories: dict[Path, None] = {}
         self._descriptors: dict[str, int] = {}
@@ -293,37 +292,39 @@ class LocalStore:
             with self._lock:
                 self._made_directories[path.parent] = None
         descriptor = os.open(path, _CREATE_FLAGS, 0o666)
+        self._wrote(path, 0)
         with self._lock:
-            self._unsynced.append(path)
             self._created.append((path, _identity(os.fstat(descriptor))))
         return path, descriptor
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively."""
         with translated(key):
-            _, descriptor = self._create_file(key)
+            path, descriptor = self._create_file(key)
             try:
                 write_all(descriptor, buffers, 0)
             finally:
                 os.close(descriptor)
+            self._wrote(path, sum(buffer.nbytes for buffer in buffers))
 
     def create_pack(self, key: str) -> LocalPackFile:
         """Begin a new pack."""
         with translated(key):
-            return LocalPackFile(key, self._create_file(key)[1])
+            path, descriptor = self._create_file(key)
+            return LocalPackFile(key, descriptor, partial(self._wrote, path))
+
+    def _wrote(self, path: Path, nbytes: int) -> None:
+        if self._write_back is not None:
+            self._write_back.wrote(path, nbytes)
 
     def flush(self) -> None:
         """Sync files, several at a time, and then every directory that was made or changed."""
-        if not self._durable:
-            self._unsynced.clear()
+        if self._write_back is None:
             return
         with translated(self.url):
-            with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-                for _ in pool.map(sync, self._unsynced):
-                    pass
+            self._write_back.flush()
             for directory in self._made_directories:
                 sync(directory)
-            self._unsynced.clear()
 
     def publish(self, data: bytes) -> None:
         """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
@@ -334,7 +335,7 @@ class LocalStore:
             try:
                 try:
                     write_all(descriptor, [memoryview(data)], 0)
-                    if self._durable:
+                    if self._write_back is not None:
                         os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -343,7 +344,7 @@ class LocalStore:
             finally:
                 with suppress(OSError):
                     staged.unlink(missing_ok=True)
-            if self._durable:
+            if self._write_back is not None:
                 sync(self._root)
 
     def _link(self, staged: Path) -> None:
@@ -381,6 +382,8 @@ class LocalStore:
     def close(self) -> None:
         """Close the descriptors of packs, and let go of the directory."""
         self._release()
+        if self._write_back is not None:
+            self._write_back.close()
         with self._lock:
             descriptors, self._descriptors = self._descriptors, {}
         for descriptor in descriptors.values():

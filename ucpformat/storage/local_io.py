@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["LocalPackFile", "read_all", "sync", "translated", "write_all"]
 
@@ -77,9 +77,13 @@ def sync(path: Path) -> None:
 
 
 class LocalPackFile:
-    """A pack being written by positioned writes, so that threads do not wait for one another."""
+    """A pack being written by positioned writes, so that threads do not wait for one another.
 
-    def __init__(self, key: str, descriptor: int) -> None:
+    ``wrote`` is told of bytes that were handed to the operating system.
+    """
+
+    def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None]) -> None:
+        self._wrote = wrote
         self._key = key
         self._descriptor = descriptor
         self._length = 0
@@ -93,6 +97,7 @@ class LocalPackFile:
             self._length = offset + size
         with translated(self._key):
             write_all(self._descriptor, buffers, offset)
+        self._wrote(size)
         return offset
 
     def close(self) -> int:

@@ -123,7 +123,9 @@ def open_pool(
     wanted = worker_count(options.workers)
     kind = options.pool or ("processes" if is_python_bound and is_known and wanted > 1 else "threads")
     if options.dask is None and options.executor is None and kind == "threads":
-        return thread_pool(within(wanted))
+        # Where one waits for the disk, another uses the processor.
+        waiting = 1 if options.workers is None and options.durability == "fsync" else 0
+        return thread_pool(within(wanted + waiting))
     if not is_known:
         raise error("UCP-E-STORE", "a job that only this process knows is written by its threads alone")
     if options.executor is not None:
