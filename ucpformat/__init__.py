@@ -5,28 +5,35 @@
 between ranks, `validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a
 checkpoint to Zarr.
 SPEC.md is the format.
+
+Names are loaded when they are first used (PEP 562), so that a command waits for nothing that it does not need.
 """
 
-from importlib.metadata import version
+import sys
+import types
+import typing
 
-from ucpformat.errors import Problem, UcpError
-from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
-from ucpformat.frameworks.live.local_tensors import Held
-from ucpformat.frameworks.live.per_rank import PerRank
-from ucpformat.frameworks.live.redistribution import redistribute
-from ucpformat.frameworks.live.state_dict import load, save
-from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
-from ucpformat.manager import CheckpointManager
-from ucpformat.model.compressor import Compressor
-from ucpformat.model.values import NewSeed, PerRankValues
-from ucpformat.reader import Checkpoint
-from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
-from ucpformat.validate import validate
-from ucpformat.views import AtomView, SlotView
-from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
-from ucpformat.zarr_view import zarr_store
+from ucpformat.storage import zarr_arrival
 
-__version__ = version("ucpformat")
+if typing.TYPE_CHECKING:
+    from ucpformat.errors import Problem, UcpError
+    from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
+    from ucpformat.frameworks.live.local_tensors import Held
+    from ucpformat.frameworks.live.per_rank import PerRank
+    from ucpformat.frameworks.live.redistribution import redistribute
+    from ucpformat.frameworks.live.state_dict import load, save
+    from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
+    from ucpformat.manager import CheckpointManager
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.values import NewSeed, PerRankValues
+    from ucpformat.reader import Checkpoint
+    from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
+    from ucpformat.validate import validate
+    from ucpformat.views import AtomView, SlotView
+    from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
+    from ucpformat.zarr_view import zarr_store
+
+    __version__: str
 
 __all__ = [
     "AsyncReport",
@@ -61,3 +68,80 @@ __all__ = [
     "validate",
     "zarr_store",
 ]
+
+# Where each name is; the imports above say the same to type checkers, and a test compares them.
+_HOMES: typing.Final = {
+    "AsyncReport": "frameworks.live.async_save",
+    "AsyncSave": "frameworks.live.async_save",
+    "AsyncSaver": "frameworks.live.async_save",
+    "AtomSpec": "writer",
+    "AtomView": "views",
+    "Blocks": "geometry",
+    "Checkpoint": "reader",
+    "CheckpointManager": "manager",
+    "CheckpointWriter": "writer",
+    "Compressor": "model.compressor",
+    "Flatten": "geometry",
+    "Held": "frameworks.live.local_tensors",
+    "Layout": "geometry",
+    "Mesh": "geometry",
+    "MeshAxis": "geometry",
+    "NewSeed": "model.values",
+    "Only": "geometry",
+    "PerRank": "frameworks.live.per_rank",
+    "PerRankValues": "model.values",
+    "Problem": "errors",
+    "Shard": "geometry",
+    "SlotSpec": "writer",
+    "SlotView": "views",
+    "UcpError": "errors",
+    "async_save": "frameworks.live.async_save",
+    "load": "frameworks.live.state_dict",
+    "open": "reader",
+    "redistribute": "frameworks.live.redistribution",
+    "save": "frameworks.live.state_dict",
+    "validate": "validate",
+    "zarr_store": "zarr_view",
+}
+_OTHER_NAMES: typing.Final = {"open": "open_checkpoint"}
+
+
+class _Package(types.ModuleType):
+    """Keeps what a public name means where a subpackage is called so too: `validate`.
+
+    Importing a subpackage sets that attribute of its parent, whenever that happens to be.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+if not typing.TYPE_CHECKING:  # which would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if name in _HOMES:
+            home = import_module(f"{__name__}.{_HOMES[name]}")
+            value = getattr(home, _OTHER_NAMES.get(name, name))
+        elif name == "__version__":
+            from importlib.metadata import version
+
+            value = version(__name__)
+        elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")  # `ucpformat.geometry.Box` by `import ucpformat` alone
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+zarr_arrival.await_zarr()

@@ -13,11 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.conftest import Ucp
+from ucpformat.cli import inspect as inspect_module
 from ucpformat.cli import main
 from ucpformat.cli.report import progress_bar
 from ucpformat.errors import error
-
-INSPECT = sys.modules["ucpformat.cli.inspect"]  # the package has the command under that name
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_messages_stay_on_one_line(ucp: Ucp, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object, **__: object) -> None:
         raise error("UCP-E-STORE", "first\n\x1b[31msecond \u202e\ud800")
 
-    monkeypatch.setattr(INSPECT, "open_checkpoint", refuse)
+    monkeypatch.setattr(inspect_module, "open_checkpoint", refuse)
     assert ucp("inspect", "x").stderr == "error UCP-E-STORE: first\\n\\x1b[31msecond \\u202e\\ud800\n"
 
 
@@ -97,7 +96,7 @@ def test_bugs_are_not_disguised_as_refusals(monkeypatch: pytest.MonkeyPatch) -> 
     def break_down(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(INSPECT, "open_checkpoint", break_down)
+    monkeypatch.setattr(inspect_module, "open_checkpoint", break_down)
     result = CliRunner().invoke(main, ["inspect", "x"])
     assert isinstance(result.exception, ZeroDivisionError)
     assert "error UCP" not in result.stderr

@@ -6,25 +6,40 @@ Exit codes: 0 good, 1 the answer is no or the input is bad, 2 usage.
 from __future__ import annotations
 
 import json
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
-from ucpformat.cli.convert import convert
-from ucpformat.cli.diff import diff
-from ucpformat.cli.inspect import inspect
-from ucpformat.cli.kinds import kinds
-from ucpformat.cli.plan import plan
 from ucpformat.cli.report import printable, wants_json
-from ucpformat.cli.runs import gc, ls
-from ucpformat.cli.validate import validate
 from ucpformat.errors import UcpError
 
 __all__ = ["main"]
 
+# The module of each command, which is loaded for that command alone.
+_COMMANDS: Final = {
+    "convert": "convert",
+    "diff": "diff",
+    "gc": "runs",
+    "inspect": "inspect",
+    "kinds": "kinds",
+    "ls": "runs",
+    "plan": "plan",
+    "validate": "validate",
+}
+
 
 class _Group(click.Group):
-    """Turns registered errors, and no others, into one line on standard error and exit code 1."""
+    """Loads a command when it is wanted; turns registered errors, and no others, into one line and exit code 1."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
+        return command
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -41,13 +56,3 @@ class _Group(click.Group):
 @click.version_option(package_name="ucpformat", prog_name="ucp")
 def main() -> None:
     """Universal checkpoints: convert, inspect, validate, compare, plan."""
-
-
-main.add_command(convert)
-main.add_command(diff)
-main.add_command(gc)
-main.add_command(inspect)
-main.add_command(kinds)
-main.add_command(ls)
-main.add_command(plan)
-main.add_command(validate)

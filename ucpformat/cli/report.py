@@ -5,18 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["Bar", "format_option", "human_bytes", "printable", "progress_bar", "table", "wants_json"]
 
@@ -101,12 +95,15 @@ def progress_bar(title: str, total: Callable[[], int] | None = None) -> Iterator
     if not sys.stderr.isatty():
         yield Bar()
         return
+    from rich import progress
+    from rich.console import Console
+
     columns = (
-        TextColumn(title),
-        BarColumn(),
-        DownloadColumn(True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn(title),
+        progress.BarColumn(),
+        progress.DownloadColumn(True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield Bar(bar, title, None if total is None else total())

@@ -1,7 +1,7 @@
 """Compressors: Zarr v3's ``gzip``, ``zstd`` and ``blosc``, decoded within a bound (SPEC section 16.2).
 
-Encoders are numcodecs' and zlib's. Decoders never produce more than the chunk: what a compressed chunk says of its
-own size is compared with the chunk's before anything is allocated.
+Encoders are numcodecs', loaded at the first chunk that needs them, and zlib's. Decoders never produce more than the
+chunk: what a compressed chunk says of its own size is compared with the chunk's before anything is allocated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numcodecs import blosc, zstd
 
 from ucpformat.errors import error
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compress", "decompress"]
 
-_SHUFFLES = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
 _ZSTD_SIZE_BYTES = (0, 2, 4, 8)
 
 
@@ -32,13 +30,17 @@ def compress(compressor: Compressor, data: memoryview) -> bytes:
             encoder = zlib.compressobj(options["level"], wbits=31)  # type: ignore[arg-type]
             return encoder.compress(data) + encoder.flush()
         case "zstd":
+            from numcodecs import zstd
+
             return bytes(zstd.compress(data, level=options["level"], checksum=options["checksum"]))
         case _:
+            from numcodecs import blosc
+
             return bytes(
                 blosc.Blosc(
                     cname=options["cname"],
                     clevel=options["clevel"],
-                    shuffle=_SHUFFLES[str(options["shuffle"])],
+                    shuffle=getattr(blosc, str(options["shuffle"]).upper()),
                     blocksize=options["blocksize"],
                     typesize=options.get("typesize", 1),
                 ).encode(data)
@@ -75,6 +77,8 @@ def _gunzip(data: bytes, size: int) -> memoryview:
 
 
 def _unzstd(data: bytes, size: int) -> memoryview:
+    from numcodecs import zstd
+
     stated = _zstd_content_size(data)
     if stated is not None and stated != size:
         raise ValueError(f"the frame states {stated} bytes, the chunk has {size}")
@@ -97,6 +101,8 @@ def _zstd_content_size(data: bytes) -> int | None:
 
 
 def _unblosc(data: bytes, size: int) -> memoryview:
+    from numcodecs import blosc
+
     # Header of 16 bytes: four bytes of versions and flags, then nbytes, blocksize and cbytes.
     if len(data) < 16:
         raise ValueError("not a blosc buffer")

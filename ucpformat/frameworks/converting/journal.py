@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import fsspec
-
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.worker import unsealed
@@ -46,6 +44,8 @@ def source_state(recipe: Recipe) -> str:
     """A digest of what the source's files are, by name, size and time of change: nothing is read."""
     found: list[list[Any]] = []
     if "://" in recipe.source or "::" in recipe.source:
+        import fsspec
+
         filesystem, path = fsspec.core.url_to_fs(recipe.source)
         for name, info in sorted(filesystem.find(path, detail=True).items()):
             marks = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "LastModified", "created")]
