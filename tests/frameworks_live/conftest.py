@@ -10,6 +10,7 @@ FRAMEWORKS = {
     "bitsandbytes": "bitsandbytes",
     "dask": "distributed",
     "deepspeed": "deepspeed",
+    "deepspeed_016": "deepspeed",
     "jax": "jax",
     "lightning": "lightning",
     "megatron": "megatron",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ def export_deepspeed(
     """
     chosen = DeepSpeedSettings.read(settings, content)
     outline = Outline(content, chosen.buffers)
+    if chosen.stage == 0 and chosen.pipeline and _is_bfloat16(outline):
+        # `BF16_Optimizer`, which has ZeRO-1's flat groups whatever the stage; no other keeps bf16 pipelines.
+        chosen = replace(chosen, stage=1)
     stages = stages_of(outline, chosen.pipeline, chosen.ties, chosen.stage)
     parts = [
         part for number, stage in enumerate(stages) for part in _Stage(outline, chosen, stage, number).files()
@@ -136,7 +140,7 @@ class _Stage:
             Group(group.names[self._chosen.place(rank, group.degree)[0]], group.options)
             for group in self._groups
         ]
-        return unpartitioned_optimizer(self._outline, held, is_pipeline=bool(self._chosen.pipeline))
+        return unpartitioned_optimizer(self._outline, held)
 
     def _named(self) -> dict[str, Any]:
         """What a model file says of the optimizer: without ZeRO all of it, else the names in the flat groups."""
