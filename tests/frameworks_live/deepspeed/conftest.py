@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from tests.frameworks_live.deepspeed.cases import CASES
+from tests.frameworks_live.deepspeed.jobs import made_by
+from tests.frameworks_live.deepspeed.make_pipe import MADE
 from tests.processes import launch
 
 # The CPU accelerator; at its first use DeepSpeed compiles a small kernel for it. Environments that share the place of
@@ -66,6 +68,12 @@ class Library:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(tmp_path_factory.mktemp("deepspeed"))
+
+
+@pytest.fixture(scope="session")
+def pipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pipeline of each kind that four ranks saved."""
+    return made_by("make_pipe", MADE, tmp_path_factory)
 
 
 @pytest.fixture(params=[f"{name}-dp{degree}" for name in CASES for degree in CASES[name].degrees])

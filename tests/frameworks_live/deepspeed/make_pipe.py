@@ -49,6 +49,10 @@ PIPES = {
 }
 
 
+MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0-bf16", "pipe2-z0-fp32", "pipe2-z0-fp16")
+"""What is saved, on four ranks; all else is what it is loaded as."""
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 
 import ucpformat
 from tests.frameworks_live.deepspeed import jobs
-from tests.frameworks_live.deepspeed.jobs import made_by
-from tests.frameworks_live.deepspeed.make_pipe import PIPES
+from tests.frameworks_live.deepspeed.make_pipe import MADE, PIPES
 from tests.frameworks_live.deepspeed.test_import import array_of
+from tests.frameworks_live.deepspeed.test_pipeline_universal import by_stock
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import Ranks, launch_in_turn
@@ -27,7 +27,7 @@ from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 
-MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0-bf16", "pipe2-z0-fp32", "pipe2-z0-fp16")
+
 TIED = {"tied_layers": "embed:0,7"}
 """What no file says of a pipeline without ZeRO, except in bf16."""
 
@@ -41,9 +41,22 @@ class Way:
     world: int
     pipeline: str = ""
     ties: str = ""
+    via: str = ""
 
     def __str__(self) -> str:
-        return f"{self.source}-{'native' if self.pipeline else 'universal'}-{self.target}-{self.world}"
+        arrow = "native" if self.pipeline else "universal"
+        return f"{self.source}-{self.via + '-' if self.via else ''}{arrow}-{self.target}-{self.world}"
+
+    def middle(self, made: Path, folder: Path) -> Path:
+        """The checkpoint of ours in between: of what DeepSpeed saved, or of what its converter made of that."""
+        path = folder / f"{self.source}{self.via}.ucp"
+        if not path.exists():
+            if self.via:
+                source = by_stock(made / self.source / "ckpt", folder / f"{self.source}{self.via}", self.via)
+                convert_checkpoint(source, path, source_kind="ds-universal", destination_kind="ucp")
+            else:
+                converted(made / self.source / "ckpt", path)
+        return path
 
     @property
     def settings(self) -> dict[str, str]:
@@ -77,6 +90,9 @@ WAYS = (
     Way("pipe2-bf16", "pipe1-bf16", 3),
     Way("pipe2-z0-fp32", "pipe1-fp32", 3),
     Way("pipe2-fp32", "pipe3-fp32", 3),
+    Way("pipe2-bf16", "pipe3-bf16", 3, via="stock"),
+    Way("pipe2-bf16", "pipe3-bf16", 3, "0,3,6", via="stock-layers"),
+    Way("pipe2-fp32", "pipe1-fp32", 3, "0", via="stock-layers"),
 )
 
 
@@ -93,8 +109,8 @@ def alter(source: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_by("make_pipe", MADE, tmp_path_factory)
+def made(pipes: Path) -> Path:
+    return pipes
 
 
 def reference(folder: Path) -> dict[str, Any]:
@@ -147,9 +163,7 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resumed")
     loads: dict[int, list[str]] = {}
     for number, way in enumerate(WAYS):
-        middle = folder / f"{way.source}.ucp"
-        if not middle.exists():
-            converted(made / way.source / "ckpt", middle)
+        middle = way.middle(made, folder)
         out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
         kind = "deepspeed" if way.pipeline else "ds-universal"
         convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)

@@ -241,7 +241,7 @@ def _pipeline_parts(
         if not any(position.ranks for position in mine) and not directory.expert_optimizer:
             named = named_stages(directory, models, tensor_rank, chosen)
             models, names = [stage.model for stage in named], [stage.names for stage in named]
-        held = [Stage(model, position.flat) for model, position in zip(models, mine, strict=True)]
+        held = [Stage.of_groups(model, position.flat) for model, position in zip(models, mine, strict=True)]
         found = read_layers(directory, held, tensor_rank, chosen.ties)
         for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
             part = _part(replace(position, models=[model]), directory, names[stage])

@@ -8,7 +8,7 @@ A layer that is given to ``TiedLayerSpec`` with a function of its own has no fil
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ucpformat.frameworks.deepspeed.fields import refused, tensors
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
-from ucpformat.frameworks.deepspeed.sources import CastSource, Whole, sample_shape
+from ucpformat.frameworks.deepspeed.sources import CastSource, ReadBox, Whole, sample_shape
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
@@ -26,18 +26,34 @@ from ucpformat.model.dtype import dtype
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 
-__all__ = ["TIED", "Layers", "Stage", "read_layers", "tied_parts"]
+__all__ = ["TIED", "Layers", "Masters", "Stage", "owners_of", "read_layers", "said_by", "tied_parts"]
 
 TIED: Final = "tied_modules."
 _LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
 
 
+Masters = Callable[[str], tuple[ReadBox, str] | None]
+"""The optimizer's copy of a parameter, and its data type; None of what it does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage's ranks said: its model file and its flat groups."""
+    """What one stage's ranks said: its model file, and the optimizer's copies."""
 
     model: ModelStates
-    groups: Sequence[FlatGroup]
+    masters: Masters
+
+    @classmethod
+    def of_groups(cls, model: ModelStates, groups: Sequence[FlatGroup]) -> Stage:
+        """A stage whose copies are in flat groups."""
+
+        def master(name: str) -> tuple[ReadBox, str] | None:
+            for group in groups:
+                if name in group.shapes:
+                    return group.source(name, group.masters), group.masters[0].dtype
+            return None
+
+        return cls(model, master)
 
 
 @dataclass(slots=True)
@@ -72,8 +88,8 @@ def read_layers(
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for parameters of the optimizer whose layer's file is
             missing, for a layer of two stages, and for tied weights that cannot be told from others.
     """
-    said = [_said(stage.model) for stage in stages]
-    owners = _owners(said, stages)
+    said = [said_by(stage.model) for stage in stages]
+    owners = owners_of(said, [stage.model.file.name for stage in stages])
     layers = Layers([stage.model for stage in stages])
     for number, names in enumerate(said):
         for name in names:
@@ -131,7 +147,7 @@ def read_layers(
     return layers
 
 
-def _said(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
+def said_by(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
     """Names that a stage's model file has, with their shapes; of buffers it has none."""
     found: dict[str, tuple[int, ...] | None] = {}
     for group in model.groups or ():
@@ -139,19 +155,20 @@ def _said(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
     return found | dict.fromkeys(sorted(model.buffers - found.keys()))
 
 
-def _owners(said: Sequence[Mapping[str, tuple[int, ...] | None]], stages: Sequence[Stage]) -> dict[int, int]:
-    """Which stage each layer is of."""
+def owners_of(said: Sequence[Mapping[str, tuple[int, ...] | None]], files: Sequence[str]) -> dict[int, int]:
+    """Which stage each layer is of; ``files`` are the stages' model files.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for a layer of two stages, and a name of no layer.
+    """
     owners: dict[int, int] = {}
     for number, names in enumerate(said):
         for name in names:
             if match := _LAYER.fullmatch(name):
                 if owners.setdefault(int(match[1]), number) != number:
-                    raise refused(
-                        f"layer {match[1]} is of another stage, too: from two saves",
-                        stages[number].model.file.name,
-                    )
+                    raise refused(f"layer {match[1]} is of another stage, too: from two saves", files[number])
             elif tied_parts(name) is None:
-                raise refused(f"{name!r} is of no layer", stages[number].model.file.name)
+                raise refused(f"{name!r} is of no layer", files[number])
     return owners
 
 
@@ -194,13 +211,13 @@ def _tie_of(
 
 def _is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> bool:
     """Whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
-    for group in stage.groups:
-        if name in group.shapes:
-            master = CastSource(group.source(name, group.masters), dtype(group.masters[0].dtype).numpy)
-            box = Box((0,) * len(stored.shape), sample_shape(stored.shape))
-            one = np.empty(box.shape, dtype(stored.dtype).numpy)
-            other = np.empty_like(one)
-            Whole(file, stored)(box, one)
-            master(box, other)
-            return one.tobytes() == other.tobytes()
-    return False
+    found = stage.masters(name)
+    if found is None:
+        return False
+    read, kind = found
+    box = Box((0,) * len(stored.shape), sample_shape(stored.shape))
+    one = np.empty(box.shape, dtype(stored.dtype).numpy)
+    other = np.empty_like(one)
+    Whole(file, stored)(box, one)
+    CastSource(read, dtype(kind).numpy)(box, other)
+    return one.tobytes() == other.tobytes()

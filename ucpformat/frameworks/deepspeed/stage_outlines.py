@@ -94,6 +94,12 @@ def stages_of(
     for name, view in outline.module.items():
         aliases = [match for alias in view.aliases if (match := _LAYER.fullmatch(alias))]
         if parts := tied_parts(name):
+            if not aliases:
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"no layer is known to hold {name!r}; convert its source with --from-set "
+                    f"tied_layers={parts[0]}:LAYER",
+                )
             holders[name] = _tied_stages(parts[0], ties, aliases, first)
         elif match := _LAYER.fullmatch(name):
             aliases = [match]

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from ucpformat.errors import error
@@ -20,10 +21,12 @@ from ucpformat.frameworks.deepspeed.expert_stacks import ExpertStacks, parts_of
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
-from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.states import ModelStates, Shapes
 from ucpformat.frameworks.deepspeed.tensor_parallel import affine_maps, check_shards, shard_source
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.universal import universal_folder
+from ucpformat.frameworks.deepspeed.universal_stages import UniversalStages, low_dtype
+from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
@@ -36,8 +39,10 @@ _MASTER: Final = "fp32"
 _SUFFIX: Final = ".pt"
 
 
-def import_universal(path: str | os.PathLike[str]) -> Job:
+def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] | None = None) -> Job:
     """Plan the conversion of a universal checkpoint; no tensor is read yet.
+
+    ``settings`` may name the layers of ties, ``tied_layers=NAME:0,7``, which are in no file (`universal_stages`).
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete or contradicts itself, ``UCP-E-PICKLE`` for
@@ -47,8 +52,8 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     if root is None:
         raise error("UCP-E-SOURCE", "there is no zero/optimizer_state.pt: no universal tag", at=str(path))
     directory = DeepSpeedDirectory.open(root, is_universal=True)
-    if directory.layers or directory.experts:
-        raise error("UCP-E-SOURCE", "made of pipeline or expert files, which are not read", at=str(root))
+    if directory.experts:
+        raise error("UCP-E-SOURCE", "files of experts, which are not read here", at=str(root))
     files = CheckpointFiles(root)
     models = _models(directory)
     optimizer = TorchFile(files, "zero/optimizer_state.pt")
@@ -64,23 +69,33 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     for name in sorted(trained - set(folders)):
         raise refused(f"the states of {name!r} are missing", f"zero/{name}/{_MASTER}{_SUFFIX}")
     stacked = ExpertStacks(files, shapes)
-    for name in sorted(trained):
-        _add_parameter(draft, files, name, shapes.get(name), models[0], number, stacked.names(name))
-    groups = [(stacked.in_order(names), options) for names, options in local]
-    first = models[0]
     partitioned = directory.is_partitioned
+    stages = None
+    if not partitioned and not any(model.module for model in models):
+        ties = StageSettings.read(settings or {}).ties
+        stages = UniversalStages.read(directory, models, partial(_master, files, shapes), ties)
+    held = models[:1] if stages is None else stages.layers.models
+    for name in sorted(trained):
+        home = next((model for model in held if name in model.module), held[0])
+        _add_parameter(draft, files, name, shapes.get(name), home, number, stacked.names(name))
+    groups = [(stacked.in_order(names), options) for names, options in local]
+    first = held[0]
     if partitioned and directory.model_degree > 1 and first.frozen:
         raise refused("frozen parameters under ZeRO-3 and tensor parallelism are not read", first.file.name)
     draft.add_frozen(models, partitioned)
-    draft.add_rest(first, partitioned)
-    draft.check_tied(first)
+    for model in held:
+        draft.add_rest(model, partitioned)
+        draft.check_tied(model)
+    if stages is not None:
+        for name, file, stored in stages.layers.copies:
+            draft.add_copy(name, file, stored)
+        draft.aliases |= {name: list(found) for name, found in stages.aliases.items() if found}
     # Of each tensor-parallel rank one; data-parallel ones may have other buffers, of which rank 0's count.
     heads = [model for place, model in zip(sorted(directory.model), models, strict=True) if place[0] == 0]
     _add_whole(draft, heads, trained)
+    known = trained if stages is not None else trained | _all_names(draft)
     for name in folders:
-        if name not in trained | set(draft.slots) | {
-            tied for held in draft.aliases.values() for tied in held
-        }:
+        if name not in known:
             raise refused("neither the model nor the optimizer has this parameter", f"zero/{name}")
     wrapper = {
         key: tree[key]
@@ -90,9 +105,20 @@ def import_universal(path: str | os.PathLike[str]) -> Job:
     return Job(
         atoms=draft.atoms(),
         sources=draft.slot_sources(),
-        state=state_document(models[:1], wrapper, groups, optimizer, {"kind": KIND}),
+        state=state_document(
+            models[:1],
+            wrapper,
+            groups,
+            optimizer,
+            {"kind": KIND, **(stages.note if stages is not None else {})},
+            models[1:] if stages is not None else (),
+        ),
         step=step_of(first),
     )
+
+
+def _all_names(draft: Draft) -> set[str]:
+    return set(draft.slots) | {tied for held in draft.aliases.values() for tied in held}
 
 
 def _models(directory: DeepSpeedDirectory) -> list[ModelStates]:
@@ -108,17 +134,30 @@ def _groups(
 ) -> list[tuple[list[str], Mapping[str, Any]]]:
     """Parameter groups: options as the optimizer's file has them, names as the model files list them."""
     found: list[tuple[list[str], Mapping[str, Any]]] = []
+    count = 0
     for value in items(member(tree, "param_groups", at), "param_groups", at):
         group = mapping(value, "a parameter group", at)
         names: list[str] = []
         for number in items(member(group, "params", at), "params", at):
             place = integer(number, "params", at)
+            count = max(count, place + 1)
             for model in models:
                 if model.groups is None or place >= len(model.groups):
-                    raise refused(f"there is no group {place} of parameters", model.file.name)
+                    raise _other_groups(model, place)
                 names += [name for name in model.groups[place] if name not in names]
         found.append((names, {key: item for key, item in group.items() if key != "params"}))
+    for model in models:
+        if len(model.groups or ()) > count:
+            raise _other_groups(model, count)
     return found
+
+
+def _other_groups(model: ModelStates, place: int) -> Exception:
+    return refused(
+        f"group {place} of parameters is not in all stages, and DeepSpeed kept the options of the first one's "
+        "groups alone; convert what it saved, not what its converter made",
+        model.file.name,
+    )
 
 
 def _number(tree: Mapping[str, Any]) -> object:
@@ -188,6 +227,15 @@ def _add_whole(draft: Draft, models: Sequence[ModelStates], trained: set[str]) -
             )
 
 
+def _master(files: CheckpointFiles, shapes: Shapes, name: str) -> tuple[ReadBox, str] | None:
+    """What ``zero`` has of a parameter."""
+    if name not in shapes:
+        return None
+    file = TorchFile(files, f"zero/{name}/{_MASTER}{_SUFFIX}")
+    stored = _whole(file, shapes[name])
+    return Whole(file, stored), stored.dtype
+
+
 def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:
     """The tensor of a state file; a bare one is flat, and gets the shape that the model files list."""
     tree = file.tree
@@ -212,14 +260,16 @@ def _add_step(draft: Draft, name: str, value: object, file: TorchFile) -> None:
 def _add_value(draft: Draft, name: str, stored: StoredTensor, file: TorchFile, model: ModelStates) -> None:
     """``value`` and ``master``: the module's weights where the model file has them whole, else these, rounded."""
     held = model.module.get(name)
-    kind = stored.dtype if held is None else held.dtype
+    kind = (
+        held.dtype if held is not None else stored.dtype if model.module else low_dtype(model) or stored.dtype
+    )
     master = Whole(file, stored)
     value: ReadBox = master
     if kind != stored.dtype:
         draft.add(name, "master", stored.dtype, stored.shape, master)
         value = CastSource(master, dtype(stored.dtype).numpy)
     if held is not None and held.shape == stored.shape and 0 not in held.shape:
-        whole, at = Whole(model.file, held), file.name
+        whole, at = Whole(model.home(name), held), file.name
         value = (
             EqualSources(whole, master, name, at)
             if kind == stored.dtype

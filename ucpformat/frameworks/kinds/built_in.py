@@ -128,7 +128,7 @@ def _detect_universal(path: Path) -> bool:
 def _plan_universal(path: Path, options: ImportOptions) -> Job:
     from ucpformat.frameworks.deepspeed.universal_importer import import_universal
 
-    return import_universal(path)
+    return import_universal(path, options.settings)
 
 
 def _export_universal(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
@@ -142,6 +142,7 @@ DEEPSPEED_UNIVERSAL: Final = ForeignKind(
     _detect_universal,
     _plan_universal,
     _export_universal,
+    import_settings=(Setting("tied_layers", "layers of each tie, NAME:0,7, of what was a pipeline"),),
     title="DeepSpeed's universal checkpoints, for load_universal of either dialect",
     export_settings=(_TAG, _EP_SIZE),
     before=("deepspeed",),

@@ -1,0 +1,105 @@
+"""Universal checkpoints that DeepSpeed made of a pipeline: which stage had what.
+
+DeepSpeed's converter merges the states and copies the stages' model files, which have no tensors; the layers' files,
+where all that is not trained lies, stay behind. Who copies them into the tag, too, loses nothing.
+Source: DeepSpeed 0.19.8, ``checkpoint/ds_to_universal.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.frameworks.deepspeed.fields import refused
+from ucpformat.frameworks.deepspeed.layer_files import (
+    TIED,
+    Layers,
+    Masters,
+    Stage,
+    owners_of,
+    read_layers,
+    said_by,
+    tied_parts,
+)
+from ucpformat.frameworks.deepspeed.states import ModelStates
+
+if TYPE_CHECKING:
+    from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["UniversalStages", "low_dtype"]
+
+_LOW: Final = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class UniversalStages:
+    """The stages of a pipeline: their models, with the modules of the layers' files where they are there.
+
+    ``aliases`` are names of tied weights by the name they are kept under; ``note`` is what an exporter should know.
+    """
+
+    layers: Layers
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    note: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        directory: DeepSpeedDirectory,
+        models: Sequence[ModelStates],
+        masters: Masters,
+        tied: Mapping[int, str],
+    ) -> UniversalStages:
+        """``masters`` are the weights of ``zero``; ``tied`` the ties of layers that a caller knows.
+
+        Raises:
+            ImportRefusedError: ``UCP-E-SOURCE``, naming the file, as `read_layers`; for layers' files of
+                tensor-parallel ranks, which nothing here merges; for a tie that no stage has.
+        """
+        # Ranks of one stage, which are next to each other, have the same names.
+        held = [next(ranks) for _, ranks in groupby(models, key=lambda model: list(said_by(model)))]
+        at = held[0].file.name
+        degree = models[0].values.get("dp_world_size")
+        note: dict[str, JsonValue] = {"stage": 1, "world_size": degree if type(degree) is int else 1}
+        if directory.layers:
+            if len(held) != len(models):
+                raise refused("layer_* files of tensor-parallel ranks; take them away", at)
+            stages = [Stage(model, masters=masters) for model in held]
+            found = read_layers(directory, stages, 0, tied)
+            return cls(found, {}, note | _note(found))
+        said = [said_by(model) for model in held]
+        owners = owners_of(said, [model.file.name for model in held])
+        first = [
+            min((layer for layer, stage in owners.items() if stage == s), default=0) for s in range(len(held))
+        ]
+        found = Layers(held, first=[0, *first[1:]])
+        aliases: dict[str, list[str]] = {}
+        for stage, names in enumerate(said):
+            for name in names:
+                if parts := tied_parts(name):
+                    holders = found.ties.setdefault(parts[0], [])
+                    holders.extend([stage] if stage not in holders else [])
+                    layers = sorted(layer for layer, tie in tied.items() if tie == parts[0])
+                    aliases[name] = [f"{layer}.{parts[1]}" for layer in layers]
+        for tie in tied.values():
+            if tie not in found.ties:
+                raise refused(f"no stage has {TIED}{tie}", at)
+        missing = sorted({name for model in held for name in model.buffers})
+        return cls(found, aliases, note | _note(found) | {"buffers_elsewhere": list(missing)})
+
+
+def _note(found: Layers) -> dict[str, JsonValue]:
+    return {"first_layers": list(found.first), "ties": {tie: list(held) for tie, held in found.ties.items()}}
+
+
+def low_dtype(model: ModelStates) -> str | None:
+    """The data type of the module's weights, as the configuration says it; None for that of the masters."""
+    config = model.values.get("ds_config")
+    for key, name in _LOW.items():
+        part = config.get(key) if isinstance(config, dict) else None
+        if isinstance(part, dict) and part.get("enabled") is True:
+            return name
+    return None
