@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from ucpformat.storage.checksum import (
     block_checksums,
     checksum_run,
     combine,
+    combine_crc32,
     packed,
     unpacked,
     whole_digest,
@@ -44,6 +46,23 @@ def blocks_of(data: bytes) -> list[int]:
 @given(st.binary(max_size=99), st.binary(max_size=99))
 def test_combination_is_the_checksum_of_the_concatenation(first: bytes, second: bytes) -> None:
     assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+@given(st.lists(st.binary(max_size=99), max_size=5))
+def test_combination_for_zip_is_that_of_zlib(parts: list[bytes]) -> None:
+    total = 0
+    for part in parts:
+        total = combine_crc32(total, zlib.crc32(part), len(part))
+    assert total == zlib.crc32(b"".join(parts))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.integers(0, 2**40))
+def test_combination_of_long_runs_associates(first: int, second: int, length: int, other: int) -> None:
+    """Lengths that nobody hashes in a test: ``a + (b + c)`` is ``(a + b) + c``."""
+    for join in (combine, combine_crc32):
+        assert join(first, join(second, 5, other), length + other) == join(
+            join(first, second, length), 5, other
+        )
 
 
 @given(st.integers(0, 200))

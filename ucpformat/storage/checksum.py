@@ -28,6 +28,7 @@ __all__ = [
     "block_checksums",
     "checksum_run",
     "combine",
+    "combine_crc32",
     "packed",
     "unpacked",
     "whole_digest",
@@ -35,11 +36,13 @@ __all__ = [
     "zeros_checksum",
 ]
 
-_POLYNOMIAL: Final = 0x82F63B78  # bit-reflected Castagnoli
+# Bit-reflected.
+_CASTAGNOLI: Final = 0x82F63B78  # of CRC-32C
+_IEEE: Final = 0xEDB88320  # of CRC-32, as zip and zlib have it
 _ONE: Final = 1 << 31  # x**0 in the reflected representation
 
 
-def _multiply(a: int, b: int) -> int:
+def _multiply(a: int, b: int, polynomial: int) -> int:
     product = 0
     bit = _ONE
     while a:
@@ -47,26 +50,35 @@ def _multiply(a: int, b: int) -> int:
             product ^= b
             a ^= bit
         bit >>= 1
-        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
+        b = (b >> 1) ^ (polynomial if b & 1 else 0)
     return product
 
 
 @lru_cache(maxsize=4096)
-def _shift(length: int) -> int:
+def _shift(length: int, polynomial: int) -> int:
     """``x**(8 * length)`` modulo the polynomial."""
     power = _ONE >> 8  # x**8
     result = _ONE
     while length:
         if length & 1:
-            result = _multiply(power, result)
-        power = _multiply(power, power)
+            result = _multiply(power, result, polynomial)
+        power = _multiply(power, power, polynomial)
         length >>= 1
     return result
 
 
 def combine(first: int, second: int, second_length: int) -> int:
     """CRC-32C of a concatenation from those of its halves; ``second_length`` in bytes."""
-    return _multiply(_shift(second_length), first) ^ second if first else second
+    return _combined(first, second, second_length, _CASTAGNOLI)
+
+
+def combine_crc32(first: int, second: int, second_length: int) -> int:
+    """The CRC-32 of zip archives, and of `zlib.crc32`, of a concatenation; as `combine`."""
+    return _combined(first, second, second_length, _IEEE)
+
+
+def _combined(first: int, second: int, second_length: int, polynomial: int) -> int:
+    return _multiply(_shift(second_length, polynomial), first, polynomial) ^ second if first else second
 
 
 @lru_cache(maxsize=4096)

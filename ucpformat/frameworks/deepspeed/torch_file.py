@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,10 +17,11 @@ from ucpformat.frameworks.torch_dcp.byte_source import FileRange, open_range
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, item_size
+from ucpformat.frameworks.torch_dcp.shared_check import SharedChecks, record_steps
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
 from ucpformat.frameworks.torch_dcp.unpickle import Globals
-from ucpformat.frameworks.torch_dcp.zip_records import check_crc
+from ucpformat.frameworks.torch_dcp.zip_records import ZipRecord
 from ucpformat.model.values import NamedValue
 
 __all__ = ["TorchFile"]
@@ -45,8 +45,7 @@ class TorchFile:
         self.name = name
         self._files = files
         self._size = files.size(name)
-        self._lock = threading.Lock()
-        self._verified: dict[str, threading.Event] = {}
+        self._checks = SharedChecks[ZipRecord](lambda record: record_steps(self._open, [record]))
         with self._open() as source:
             archive = TorchArchive(source)
             self._has_checksums = archive.has_checksums
@@ -63,29 +62,14 @@ class TorchFile:
         Both count elements from the first of the tensor. The first read of a storage checks its CRC-32.
         """
         size = item_size(_TORCH_NAMES[stored.dtype])
+        if self._has_checksums:
+            self._checks.run(stored.storage)
         with self._open() as source:
-            self._verify(source, stored)
             read_strided(source, stored.start + offset * size, strides, target)
         if stored.byteorder == "big":
             data = target.copy().reshape(-1).view("u1")
             swap_bytes(data, _TORCH_NAMES[stored.dtype])
             target[...] = data.view(target.dtype).reshape(target.shape)
-
-    def _verify(self, source: FileRange, stored: StoredTensor) -> None:
-        if not self._has_checksums:
-            return
-        key = stored.storage.name
-        with self._lock:
-            known = self._verified.get(key)
-            if known is None:
-                self._verified[key] = mine = threading.Event()
-        if known is not None:
-            known.wait()
-            return
-        try:
-            check_crc(source, stored.storage)
-        finally:
-            mine.set()
 
     def array(self, stored: StoredTensor) -> TensorValue:
         """A small tensor in full. Raises ``UCP-E-LIMIT`` for one above 64 MiB."""

@@ -19,7 +19,6 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.megatron.flat_buffers import Buffer, ModelTensor, Placed, resolve
-from ucpformat.frameworks.torch_dcp.importer import Once
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
@@ -142,11 +141,10 @@ def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
             f"the shape {shape} does not fit the stored one, {stored.shape}",
             at=f"{directory.path}#{key}",
         )
-    verified = Once()
 
     def flat_of(cell: tuple[int, ...]) -> _Flat:
         def read(start: int, out: NDArray[Any]) -> None:
-            verified.do(directory.verify, key)
+            directory.verify(key)
             place = (*cell, start)
             directory.read_box(key, place, (*(1,) * len(cell), out.size), out.view(np.uint8))
 
@@ -221,10 +219,9 @@ def _bucket_tensors(directory: DcpDirectory, found: Mapping[str, re.Match[str]])
     for key, match in found.items():
         tensor = directory.tensors[key]
         kind = TORCH_DTYPES.get(match["dtype"], ("", 0))[0]
-        verified = Once()
 
-        def read(start: int, out: NDArray[Any], key: str = key, verified: Once = verified) -> None:
-            verified.do(directory.verify, key)
+        def read(start: int, out: NDArray[Any], key: str = key) -> None:
+            directory.verify(key)
             directory.read_box(key, (start,), out.shape, out.view(np.uint8))
 
         place = (*_rank(match), int(match["buffer"]), kind, int(match["bucket"]), match["state"])
@@ -241,24 +238,23 @@ def _buffer_objects(directory: DcpDirectory, found: Mapping[str, re.Match[str]])
         tree = tree[0] if isinstance(tree, list) and len(tree) == 1 else tree
         if not isinstance(tree, Mapping) or tree.get("buckets_coalesced") is not True:
             return {}
-        verified = Once()
         for number, held in tree.items():
             for kinds, states in held.items() if type(number) is int and isinstance(held, Mapping) else ():
                 kind = kinds[0] if isinstance(kinds, tuple) else kinds
                 for state, stored in states.items() if isinstance(states, Mapping) else ():
                     if isinstance(stored, StoredTensor) and isinstance(kind, TorchDtype):
                         name = TORCH_DTYPES.get(kind.name, ("", 0))[0]
-                        flat = _stored(directory, key, stored, verified)
+                        flat = _stored(directory, key, stored)
                         flats[*_rank(match), number, name, None, str(state)] = flat
     return flats
 
 
-def _stored(directory: DcpDirectory, key: str, stored: StoredTensor, verified: Once) -> _Flat:
+def _stored(directory: DcpDirectory, key: str, stored: StoredTensor) -> _Flat:
     if len(stored.shape) != 1 or stored.strides != (1,) or stored.byteorder != "little":
         raise error("UCP-E-SOURCE", "a state of the optimizer is no flat tensor", at=key)
 
     def read(start: int, out: NDArray[Any]) -> None:
-        verified.do(directory.verify, key)
+        directory.verify(key)
         target = element_view(out.view(np.uint8), out.itemsize, out.shape)
         directory.read_elements(key, stored, start, target)
 

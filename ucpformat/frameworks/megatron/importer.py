@@ -44,7 +44,7 @@ from ucpformat.frameworks.megatron.torch_dist import (
 from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
-from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, Once, TensorSource, grid_layout
+from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, TensorSource, grid_layout
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.streams import STREAM_GLOBALS
 from ucpformat.frameworks.torch_dcp.tagged import encode
@@ -109,7 +109,7 @@ def import_torch_dist(
             grid_layout([(part.offset, part.shape) for part in tensor.fragments], tensor.shape),
             annotations=slot_annotations((key,)),
         )
-        reads[place.name, place.slot] = TensorSource(directory, tensor, Once())
+        reads[place.name, place.slot] = TensorSource(directory, tensor)
     resolved = _resolve_buffers(directory, common, slots, reads, (settings or {}).get("buckets", "resolved"))
     if resolved is not None or directory.flattened:
         changed = as_reshardable(tree) if resolved is None else resolved.common(tree)

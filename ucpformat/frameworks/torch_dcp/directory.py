@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.ranks import rank_files, read_ranks
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
+from ucpformat.frameworks.torch_dcp.shared_check import SharedChecks, Step
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.frameworks.torch_dcp.unpickle import Globals
@@ -58,6 +60,7 @@ class DcpDirectory:
         self.objects: dict[str, DcpObject] = dict(catalogue.objects)
         self.flattened: dict[str, tuple[int, ...]] = dict(catalogue.flattened)
         self._reader = reader
+        self._checks = SharedChecks(self._check_steps)
 
     @classmethod
     def open(
@@ -179,16 +182,21 @@ class DcpDirectory:
     def verify(self, key: str) -> None:
         """Compare the stored bytes of ``key`` with their CRC-32, which torch writes and never checks.
 
-        Does nothing where there are none (Hugging Face files). Raises ``UCP-E-SOURCE``.
+        Once: threads that come meanwhile help, and later ones return. Does nothing where there are none
+        (Hugging Face files). Raises ``UCP-E-SOURCE`` in all threads.
         """
+        self._checks.run(key)
+
+    def _check_steps(self, key: str) -> list[Step]:
         if key in self.objects:
-            for place in self.objects[key].locations:
-                self._reader.check(place, Limits().nodes * 16)
-            return
+            limit = Limits().nodes * 16
+            return [partial(self._reader.check, place, limit) for place in self.objects[key].locations]
         tensor = self.tensors[key]
-        for fragment in tensor.fragments:
-            if fragment.encoding == "torch":
-                self._reader.check(fragment.location, math.prod(fragment.shape) * item_size(tensor.dtype))
+        return [
+            partial(self._reader.check, part.location, math.prod(part.shape) * item_size(tensor.dtype))
+            for part in tensor.fragments
+            if part.encoding == "torch"
+        ]
 
 
 def _catalogue(files: CheckpointFiles, reader: FragmentReader, shard_count: int | None) -> Catalogue:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.items import Fragment, Location
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
+from ucpformat.frameworks.torch_dcp.shared_check import Step
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides, read_strided
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
 from ucpformat.frameworks.torch_dcp.unpickle import Globals
@@ -74,10 +76,17 @@ class FragmentReader:
         with self._source(location, limits.nodes * 16) as source:
             return source.read(0, source.size)
 
-    def check(self, location: Location, limit: int) -> None:
-        """Compare the archive at ``location`` with its checksums. Raises ``UCP-E-SOURCE``."""
+    def check(self, location: Location, limit: int) -> Iterable[Step]:
+        """Compare the archive at ``location`` with its checksums; what is large, the returned steps do.
+
+        Raises ``UCP-E-SOURCE``.
+        """
         with self._source(location, limit + _ARCHIVE_OVERHEAD) as source:
-            TorchArchive(source).check()
+            archive = TorchArchive(source)
+            if not location.transforms:
+                return archive.check_steps(partial(self._files.open, location))
+            archive.check()
+            return ()
 
     def equal(self, first: Location, second: Location) -> bool:
         """Return whether two items consist of the same bytes."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.torch_dcp.items import DcpTensor
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["PICKLE", "ForeignObjects", "Once", "TensorSource", "grid_layout", "import_dcp"]
+__all__ = ["PICKLE", "ForeignObjects", "TensorSource", "grid_layout", "import_dcp"]
 
 PICKLE: Final = "application/x-pytorch-dcp-object"
 """Media type of blobs that hold an object's stored bytes."""
@@ -39,32 +38,16 @@ ForeignObjects = Literal["refuse", "opaque"]
 """What becomes of objects that tagged values cannot express."""
 
 
-class Once:
-    """Does something at the first call; other threads wait for it, and meet the same error."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._done = False
-
-    def do(self, action: Callable[[str], None], argument: str) -> None:
-        """Call ``action`` unless that was done."""
-        with self._lock:
-            if not self._done:
-                action(argument)
-                self._done = True
-
-
 @dataclass(frozen=True, slots=True)
 class TensorSource:
     """A DCP tensor as a source of boxes."""
 
     directory: DcpDirectory
     tensor: DcpTensor
-    verified: Once
 
     def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out``, contiguous, with a box; the first call checks what torch never does, its CRC-32."""
-        self.verified.do(self.directory.verify, self.tensor.key)
+        self.directory.verify(self.tensor.key)
         self.directory.read_box(self.tensor.key, box.offset, box.shape, out.reshape(-1).view(np.uint8))
 
 
@@ -100,7 +83,7 @@ def import_dcp(
             annotations=slot_annotations(tensor.path or (key,)),
         )
         slots.setdefault(place.name, {})[place.slot] = spec
-        sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor, Once())))
+        sources.append(SlotSource(place.name, place.slot, TensorSource(directory, tensor)))
 
     state = state_document(directory.kind, encoded, paths, paths, names, frozenset(slots), blobs=blobs)
     return Job(

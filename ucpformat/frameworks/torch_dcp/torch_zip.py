@@ -20,6 +20,7 @@ from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.numpy_values import integers
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, check_tree, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, TorchDtype, item_size
+from ucpformat.frameworks.torch_dcp.shared_check import PIECE_BYTES, OpenSource, Step, record_steps
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals, unpickle
 from ucpformat.frameworks.torch_dcp.zip_records import (
@@ -125,6 +126,21 @@ class TorchArchive:
         if self.has_checksums:
             for record in self._records.values():
                 check_crc(self._source, record)
+
+    def check_steps(self, opened: OpenSource) -> list[Step]:
+        """Do what `check` does for small records, and return steps that do it for large ones.
+
+        ``opened`` opens the archive's source anew.
+        """
+        if not self.has_checksums:
+            return []
+        large: list[ZipRecord] = []
+        for record in self._records.values():
+            if record.length > PIECE_BYTES:
+                large.append(record)
+            else:
+                check_crc(self._source, record)
+        return record_steps(opened, large)
 
     def _load(
         self, rebuild: Callable[..., object], limits: Limits, also_allowed: Globals | None = None

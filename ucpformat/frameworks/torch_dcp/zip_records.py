@@ -7,13 +7,14 @@ compression, so that a record is a range of bytes.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from dataclasses import dataclass
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
 
-__all__ = ["ZipRecord", "check_crc", "read_record", "record_start", "zip_records"]
+__all__ = ["ZipRecord", "check_crc", "crc_of", "read_record", "record_start", "require_crc", "zip_records"]
 
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
@@ -21,7 +22,17 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _MAX_DIRECTORY = 64 << 20
-_BLOCK = 4 << 20
+_BLOCK = 256 << 10  # stays in the cache of a core between being read and being looked at
+
+
+class _Memory(threading.local):
+    """The block of each thread."""
+
+    def __init__(self) -> None:
+        self.block = memoryview(bytearray(_BLOCK))
+
+
+_memory = _Memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +145,20 @@ def check_crc(source: ByteSource, record: ZipRecord) -> None:
     torch writes the checksum (unless ``torch.serialization.set_crc32_options(False)``, which writes zeros
     everywhere) but never looks at it when it loads.
     """
-    start = record_start(source, record)
+    require_crc(source, record, crc_of(source, record_start(source, record), record.length))
+
+
+def crc_of(source: ByteSource, start: int, length: int) -> int:
+    """CRC-32 of so many bytes. Raises ``UCP-E-SOURCE`` where they do not all exist."""
     crc = 0
-    block = memoryview(
-        bytearray(min(_BLOCK, record.length))
-    )  # one for all: it stays in the processor's cache
-    for offset in range(0, record.length, _BLOCK):
-        part = block[: record.length - offset]
+    for offset in range(0, length, _BLOCK):
+        part = _memory.block[: length - offset]
         source.read_into(start + offset, part)
         crc = zlib.crc32(part, crc)
+    return crc
+
+
+def require_crc(source: ByteSource, record: ZipRecord, crc: int) -> None:
+    """Refuse data that have another CRC-32 than the record. Raises ``UCP-E-SOURCE``."""
     if crc != record.crc:
         raise _damaged(source, f"the bytes of record {record.name!r} do not match their checksum")

@@ -19,7 +19,7 @@ from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.safetensors.tensors import StoredTensor as RawTensor
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
 from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
-from ucpformat.frameworks.torch_dcp.importer import PICKLE, Once, TensorSource
+from ucpformat.frameworks.torch_dcp.importer import PICKLE, TensorSource
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_save.importer import TORCH_SAVE_GLOBALS
@@ -148,7 +148,7 @@ def _add_dcp(leaves: Leaves, folder: Path, name: str, foreign_objects: ForeignOb
         return found if number == "0" else (f"{found[0]}_{number}", *found[1:])
 
     for key, tensor in directory.tensors.items():
-        source = TensorSource(directory, tensor, Once())
+        source = TensorSource(directory, tensor)
         leaves.tensors[place(key, tensor.path)] = TensorLeaf(tensor.dtype, tensor.shape, source)
     for key, item in directory.objects.items():
         at = place(key, item.path)
