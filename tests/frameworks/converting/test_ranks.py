@@ -127,9 +127,9 @@ def test_torchrun_itself(source: Path, tmp_path: Path) -> None:
     assert_same(source, tmp_path / "c")
 
 
-def in_threads(call: Any) -> list[Any]:
+def in_threads(call: Any, size: int = 3) -> list[Any]:
     """What each rank of a group of threads gets or is refused."""
-    return list(run_threads(3, lambda group: together(group, call)))
+    return list(run_threads(size, lambda group: together(group, call)))
 
 
 def test_everybody_gets_what_the_call_returns() -> None:
@@ -177,9 +177,10 @@ def test_signs_of_life_keep_groups_from_giving_up(monkeypatch: pytest.MonkeyPatc
 
     def call(executor: RankExecutor | None) -> list[bool]:
         assert executor is not None
-        return list(executor.map(until_all_said, range(2)))  # of three ranks
+        return list(executor.map(until_all_said, range(2)))
 
-    assert in_threads(call) == [[True] * 2] * 3
+    # Whichever ranks take the two calls, one that is not the first has one, and another one has none.
+    assert in_threads(call, 4) == [[True] * 2] * 4
 
 
 def test_where_there_is_no_job(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
