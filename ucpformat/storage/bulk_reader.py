@@ -41,7 +41,7 @@ _GROUP_CHUNKS: Final = 16
 _REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
 
 
-_OfChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
+_OfChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.generic]"]
 
 
 class _Run(NamedTuple):
@@ -83,14 +83,15 @@ class BulkReader:
         runs: list[_Run] = []
         rest: list[_OfChunk] = []
         for stored, chunk, box, out in self._without_small(targets, runs):
-            of_chunk = self._runs(stored, chunk, box, out)
+            segments = stored.segments(chunk)
+            of_chunk = self._runs(stored, chunk, segments, box, out)
             if of_chunk is None:
-                rest.append((stored, chunk, box, out))
+                rest.append((stored, chunk, segments, box, out))
             else:
                 runs.extend(of_chunk)
         runs.sort(key=itemgetter(0, 1))
         futures = [self._executor.submit(self._fetch, call) for call in self._calls(runs)]
-        groups = task_groups(rest, lambda one: one[3].nbytes, nbytes=_CALL_BYTES, most=self._group_chunks)
+        groups = task_groups(rest, lambda one: one[-1].nbytes, nbytes=_CALL_BYTES, most=self._group_chunks)
         futures += [self._executor.submit(self._read_chunks, group) for group in groups]
         wait(futures)
         for future in futures:
@@ -99,7 +100,7 @@ class BulkReader:
     @staticmethod
     def _without_small(
         targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]], runs: list[_Run]
-    ) -> Iterator[_OfChunk]:
+    ) -> Iterator[tuple[StoredSlot, int, Box, NDArray[np.generic]]]:
         """Chunks one by one, but for small slots that are one segment each: those are added to ``runs``."""
         small: dict[StoredPart, list[tuple[StoredSlot, Box, NDArray[np.generic]]]] = {}
         for target in targets:
@@ -127,18 +128,18 @@ class BulkReader:
                 runs.append(_Run(keys[container], offset, offset + length, flat_bytes(out), 0, checksums, 0))
 
     def _read_chunks(self, group: Iterable[_OfChunk]) -> None:
-        for stored, chunk, box, out in group:
-            self._reader.read_chunk(stored, chunk, box, out)
+        for stored, chunk, segments, box, out in group:
+            self._reader.read_segments(stored, chunk, segments, box, out)
 
-    def _runs(self, stored: StoredSlot, chunk: int, box: Box, out: NDArray[np.generic]) -> list[_Run] | None:
+    @staticmethod
+    def _runs(
+        stored: StoredSlot, chunk: int, segments: Sequence[Segment], box: Box, out: NDArray[np.generic]
+    ) -> list[_Run] | None:
         """The runs that fill what ``out`` has of a chunk, or None where it takes more than runs.
 
         It does not where every segment is wanted whole, and lies in ``out`` without a gap.
         """
-        if stored.compressor is not None:
-            return None
-        segments = stored.segments(chunk)
-        if not segments:
+        if stored.compressor is not None or not segments:
             return None
         chunk_box = stored.chunk_box(chunk)
         runs: list[_Run] = []

@@ -123,11 +123,21 @@ class ChunkReader:
 
     def read_chunk(self, stored: StoredSlot, chunk: int, box: Box, out: NDArray[np.generic]) -> None:
         """Fill what a chunk has of ``box`` into ``out``, which has the shape of ``box``; see `read_box`."""
+        self.read_segments(stored, chunk, stored.segments(chunk), box, out)
+
+    def read_segments(
+        self,
+        stored: StoredSlot,
+        chunk: int,
+        segments: Sequence[Segment],
+        box: Box,
+        out: NDArray[np.generic],
+    ) -> None:
+        """As `read_chunk`, where the chunk's segments are at hand."""
         chunk_box = stored.chunk_box(chunk)
         wanted = chunk_box.intersect(box)
         if wanted is None:  # pragma: no cover - chunks_for yields intersecting chunks
             return
-        segments = stored.segments(chunk)
         if not segments:
             out[selection(wanted, box)][...] = np.zeros((), out.dtype)
             return

@@ -83,6 +83,8 @@ class StoredSlot(NamedTuple):
 
     def logical_start(self, chunk: int) -> int:
         """First byte of a chunk within the slot's logical bytes."""
+        if chunk == 0:
+            return 0
         return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
 
     def place(self, chunk: int) -> str:
@@ -131,11 +133,9 @@ class StoredSlot(NamedTuple):
         return segments
 
     def _check(self, chunk: int, segments: tuple[Segment, ...]) -> None:
-        if any(segment.box is not None for segment in segments):
+        if len(segments) != 1 or segments[0].box is not None:
             self._check_boxes(chunk, segments)
             return
-        if len(segments) != 1:
-            raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=self.place(chunk))
         if self.compressor is None:
             plain = segments[0].container == OWN_OBJECT
             expected = self.whole_bytes() + 4 if plain else self.raw_bytes(chunk)
@@ -148,6 +148,8 @@ class StoredSlot(NamedTuple):
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
         at = self.place(chunk)
+        if all(segment.box is None for segment in segments):
+            raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=at)
         if self.compressor is not None:
             raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
         whole = Box.whole(self.chunk_shape(chunk))

@@ -20,7 +20,7 @@ from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.workers import task_groups
-from ucpformat.validate.passing import CODEC_MESSAGE, pass_by, passes
+from ucpformat.validate.passing import CALL_BYTES, CODEC_MESSAGE, pass_by, pass_together, passes
 from ucpformat.validate.semantics import pack_ranges
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.part import StoredSlot
     from ucpformat.storage.store import Store
     from ucpformat.validate.findings import Findings
+    from ucpformat.validate.passing import Passed
     from ucpformat.validate.semantics import CheckedCheckpoint
 
 __all__ = ["check_integrity"]
@@ -38,7 +39,8 @@ __all__ = ["check_integrity"]
 _GAP_BYTES = 1 << 20
 _WINDOW = 32
 _GROUP_BYTES = 1 << 22
-_GROUP_CHUNKS = 64
+_GROUP_CHUNKS = 256
+_SMALL_BYTES = 1 << 20
 
 _OfChunk = tuple["StoredSlot", ContentDigest, int]
 
@@ -75,6 +77,13 @@ class _Outcome:
         self.problems: list[Problem] = []
         self.runs: list[tuple[int, int, bytes]] = []
         self.nbytes = 0
+
+    def passed(self, stored: StoredSlot, chunk: int, found: Passed) -> None:
+        """Take over what was found as the bytes passed."""
+        self.nbytes += found.nbytes
+        self.runs += found.runs
+        if not found.clean:
+            self.problems.append(_unused_bits(stored, chunk))
 
 
 def _chunks(checked: CheckedCheckpoint, findings: Findings) -> Iterator[_OfChunk]:
@@ -117,35 +126,76 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 
 
 def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
-    return [_check_chunk(store, stored, chunk, scratch) for stored, _, chunk in group]
+    """Look at each chunk; small ones that lie together are read by one call."""
+    outcomes = [_Outcome() for _ in group]
+    small: list[tuple[int, tuple[StoredSlot, int, Segment]]] = []
+    for number, ((stored, _, chunk), outcome) in enumerate(zip(group, outcomes, strict=True)):
+        try:
+            segments = stored.segments(chunk)
+            if not segments:
+                outcome.runs.append(_absent(store, stored, chunk))
+            elif not passes(stored, chunk, segments):
+                _check_apart(store, stored, chunk, segments, outcome)
+            elif stored.part.packed and len(segments) == 1 and segments[0].length <= _SMALL_BYTES:
+                small.append((number, (stored, chunk, segments[0])))
+            else:
+                _require_object(store, stored, chunk, segments[0])
+                outcome.passed(stored, chunk, pass_by(store, stored, chunk, segments, scratch))
+        except UcpError as refusal:
+            outcome.problems.append(refusal.problem())
+    for near in _near(small, store.calls.gap):
+        found = pass_together(store, [one for _, one in near], scratch)
+        for (number, (stored, chunk, _)), passed in zip(near, found, strict=True):
+            if isinstance(passed, UcpError):
+                outcomes[number].problems.append(passed.problem())
+            else:
+                outcomes[number].passed(stored, chunk, passed)
+    return outcomes
 
 
-def _check_chunk(store: Store, stored: StoredSlot, chunk: int, scratch: Scratch) -> _Outcome:
-    outcome = _Outcome()
+_Numbered = tuple[int, tuple["StoredSlot", int, "Segment"]]
+
+
+def _near(chunks: list[_Numbered], gap: int) -> Iterator[list[_Numbered]]:
+    """Chunks of one pack, none of which begins within another, with gaps of at most so many bytes."""
+    chunks.sort(key=lambda one: (one[1][2].container, one[1][2].offset))
+    group: list[_Numbered] = []
+    first = stop = 0
+    for one in chunks:
+        stored, _, segment = one[1]
+        if group and not (
+            stored.part is group[0][1][0].part
+            and segment.container == group[0][1][2].container
+            and 0 <= segment.offset - stop <= gap
+            and segment.offset + segment.length - first <= CALL_BYTES
+        ):
+            yield group
+            group = []
+        if not group:
+            first = segment.offset
+        group.append(one)
+        stop = segment.offset + segment.length
+    if group:
+        yield group
+
+
+def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:
+    """The run of a chunk that the table says is zero."""
+    if not stored.part.packed and store.size(key := f"{stored.prefix}/{stored.chunk_key(chunk)}") is not None:
+        raise error("UCP-E-LENGTH", "the table says that this chunk is zero and has no object", at=key)
     start, size = stored.logical_start(chunk), stored.raw_bytes(chunk)
-    try:
-        segments = stored.segments(chunk)
-        if not segments:
-            if not stored.part.packed:
-                _require_absent(store, f"{stored.prefix}/{stored.chunk_key(chunk)}")
-            outcome.runs.append((start, size, zero_cuts(size, start)))
-            return outcome
-        if passes(stored, chunk, segments):
-            _require_object(store, stored, chunk, segments[0])
-            passed = pass_by(store, stored, chunk, segments, scratch)
-            outcome.nbytes += passed.nbytes
-            outcome.runs += passed.runs
-            if not passed.clean:
-                outcome.problems.append(_unused_bits(stored, chunk))
-            return outcome
-        raw = _raw_bytes(store, stored, chunk, segments, outcome)
-    except UcpError as refusal:
-        outcome.problems.append(refusal.problem())
-        return outcome
+    return start, size, zero_cuts(size, start)
+
+
+def _check_apart(
+    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
+) -> None:
+    """Look at a chunk that has to be put together or decoded first."""
+    raw = _raw_bytes(store, stored, chunk, segments, outcome)
     if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), stored.dtype):
         outcome.problems.append(_unused_bits(stored, chunk))
-    outcome.runs.append((start, size, checksum_run(raw, start).cuts))
-    return outcome
+    start = stored.logical_start(chunk)
+    outcome.runs.append((start, raw.nbytes, checksum_run(raw, start).cuts))
 
 
 def _unused_bits(stored: StoredSlot, chunk: int) -> Problem:
@@ -175,11 +225,6 @@ def _raw_bytes(
         part = np.frombuffer(data, stored.dtype.numpy).reshape(box.shape)
         assembled[selection(box, whole)] = part
     return assembled.reshape(-1).view(np.uint8).data
-
-
-def _require_absent(store: Store, key: str) -> None:
-    if store.size(key) is not None:
-        raise error("UCP-E-LENGTH", "the table says that this chunk is zero and has no object", at=key)
 
 
 def _require_object(store: Store, stored: StoredSlot, chunk: int, segment: Segment) -> None:

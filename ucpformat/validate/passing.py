@@ -7,22 +7,30 @@ content digest and Zarr's codec: the values of parts are combined.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.checksum import BLOCK_BYTES, checksum_run, combine
+from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine
 from ucpformat.storage.chunk_reader import compare_blocks
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ucpformat.model.table import Segment
     from ucpformat.storage.part import StoredSlot
     from ucpformat.storage.scratch import Scratch
     from ucpformat.storage.store import Store
 
-__all__ = ["CODEC_MESSAGE", "Passed", "pass_by", "passes"]
+__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "pass_by", "pass_together", "passes"]
+
+CALL_BYTES: Final = 1 << 22
+"""Read by one call: what comes back from the system has to wait for other threads of Python."""
 
 CODEC_MESSAGE = "the checksum of Zarr's crc32c codec is wrong"
 
@@ -35,6 +43,26 @@ class Passed:
     nbytes: int = 0
     clean: bool = True
     """Whether unused bits of elements are zero."""
+
+    def look(
+        self,
+        piece: NDArray[np.uint8],
+        stored: StoredSlot,
+        segment: Segment,
+        start: int,
+        logical: int,
+        key: str,
+    ) -> Run:
+        """Check bytes that begin at byte ``start`` of a segment, and ``logical`` of their slot; one pass over them.
+
+        Raises:
+            IntegrityError: ``UCP-E-CHECKSUM``.
+        """
+        run = checksum_run(piece.data, logical)
+        compare_blocks(run.blocks, segment.checksums, start // BLOCK_BYTES, key)
+        self.runs.append((logical, piece.nbytes, run.cuts))
+        self.clean = self.clean and unused_bits_are_zero(piece, stored.dtype)
+        return run
 
 
 def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> bool:
@@ -69,15 +97,12 @@ def pass_by(
         key = stored.object_key(chunk, segment)
         trailer = memoryview(bytearray(OBJECT_TRAILER if segment.container == OWN_OBJECT else 0))
         total = 0
-        for start in range(0, segment.covered, store.calls.window):
-            size = min(store.calls.window, segment.covered - start)
+        for start in range(0, segment.covered, CALL_BYTES):
+            size = min(CALL_BYTES, segment.covered - start)
             piece = scratch.take(size)[:size]
             last = start + size == segment.covered
             store.read_into(key, segment.offset + start, [piece.data, trailer] if last else [piece.data])
-            run = checksum_run(piece.data, logical)
-            compare_blocks(run.blocks, segment.checksums, start // BLOCK_BYTES, key)
-            passed.runs.append((logical, size, run.cuts))
-            passed.clean = passed.clean and unused_bits_are_zero(piece, stored.dtype)
+            run = passed.look(piece, stored, segment, start, logical, key)
             if trailer:
                 total = combine(total, run.total, size)
             logical += size
@@ -85,3 +110,42 @@ def pass_by(
         if trailer and total != int.from_bytes(trailer, "little"):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
     return passed
+
+
+def pass_together(
+    store: Store, chunks: Sequence[tuple[StoredSlot, int, Segment]], scratch: Scratch
+) -> list[Passed | UcpError]:
+    """What `pass_by` comes to, or raises, for each of several chunks that are one segment of one pack.
+
+    They are sorted by their offsets, which are not far apart; all are read by one call.
+    """
+    stored, chunk, segment = chunks[0]
+    key, first = stored.object_key(chunk, segment), segment.offset
+    size = chunks[-1][2].offset + chunks[-1][2].length - first
+    memory = scratch.take(size)[:size]
+    try:
+        store.read_into(key, first, [memory.data])
+    except UcpError:  # which of them it is comes out one by one
+        return [_alone(store, *one, scratch) for one in chunks]
+    found: list[Passed | UcpError] = []
+    for stored, chunk, segment in chunks:
+        passed = Passed(nbytes=segment.length)
+        start = segment.offset - first
+        try:
+            passed.look(
+                memory[start : start + segment.length], stored, segment, 0, stored.logical_start(chunk), key
+            )
+        except UcpError as refusal:
+            found.append(refusal)
+        else:
+            found.append(passed)
+    return found
+
+
+def _alone(
+    store: Store, stored: StoredSlot, chunk: int, segment: Segment, scratch: Scratch
+) -> Passed | UcpError:
+    try:
+        return pass_by(store, stored, chunk, (segment,), scratch)
+    except UcpError as refusal:
+        return refusal
