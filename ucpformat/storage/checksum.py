@@ -77,8 +77,32 @@ def combine_crc32(first: int, second: int, second_length: int) -> int:
     return _combined(first, second, second_length, _IEEE)
 
 
+@lru_cache(maxsize=512)
+def _shifter(length: int, polynomial: int) -> tuple[tuple[int, ...], ...]:
+    """``_shift(length) * n`` for every ``n`` that is one hexadecimal digit and zeros; the lowest digit first.
+
+    A product is then eight of them added up: lengths come again and again, and `_multiply` takes 32 steps.
+    """
+    columns = [_shift(length, polynomial)]  # times x**0, which is the highest bit, then each time by x more
+    for _ in range(31):
+        columns.append((columns[-1] >> 1) ^ (polynomial if columns[-1] & 1 else 0))
+    columns.reverse()
+    tables = []
+    for first in range(0, 32, 4):
+        table = [0]
+        for column in columns[first : first + 4]:
+            table += [column ^ value for value in table]
+        tables.append(tuple(table))
+    return tuple(tables)
+
+
 def _combined(first: int, second: int, second_length: int, polynomial: int) -> int:
-    return _multiply(_shift(second_length, polynomial), first, polynomial) ^ second if first else second
+    if not first:
+        return second
+    for table in _shifter(second_length, polynomial):
+        second ^= table[first & 15]
+        first >>= 4
+    return second
 
 
 @lru_cache(maxsize=4096)
