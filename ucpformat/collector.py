@@ -1,4 +1,4 @@
-"""Pauses of Python's cycle collector while many objects are made that hold no cycles.
+"""Pauses of Python's cycle collector while many objects are made that stay or hold no cycles.
 
 A document of 10,000 atoms makes some 100,000 of them, and the collector walks all that are alive again and again
 in the meantime: over half of the time of opening or saving such a checkpoint where a program has torch loaded.

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from ucpformat.cli.report import printable, wants_json
+from ucpformat.collector import paused
 from ucpformat.errors import UcpError
 
 __all__ = ["main"]
@@ -38,7 +39,8 @@ class _Group(click.Group):
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
+        with paused():
+            command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
         return command
 
     def invoke(self, context: click.Context) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpformat.collector import paused
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.losses import without
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
@@ -59,16 +60,19 @@ class Recipe:
         if self.kind == UCP:
             check_settings(UCP, (), self.options.settings, "read")
             with open_checkpoint(self.source) as checkpoint:
-                yield self._opened(
-                    rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
-                )
+                with paused():
+                    job = rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
+                    opened = self._opened(job)
+                yield opened
             return
         kind = registry().kind(self.kind)
         if kind.plan is None:
             raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
         check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
         refuse_unfinished(self.source)
-        yield self._opened(kind.plan(self.source, self.options))
+        with paused():
+            opened = self._opened(kind.plan(self.source, self.options))
+        yield opened
 
     def _opened(self, whole: Job) -> Opened:
         job, dropped = without(whole, self.drop)
