@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 import threading
-import zlib
 from dataclasses import dataclass
+
+from zlib_ng import zlib_ng
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
@@ -154,7 +155,7 @@ def crc_of(source: ByteSource, start: int, length: int) -> int:
     for offset in range(0, length, _BLOCK):
         part = _memory.block[: length - offset]
         source.read_into(start + offset, part)
-        crc = zlib.crc32(part, crc)
+        crc = zlib_ng.crc32(part, crc)
     return crc
 
 
