@@ -14,6 +14,7 @@ from typing import Final
 
 import click
 
+from benchmarks.ballast import ballast_options, loaded, words
 from benchmarks.contenders import CONTENDERS
 from benchmarks.plots import draw
 from benchmarks.save_load import compare
@@ -23,6 +24,7 @@ from benchmarks.workloads import WORKLOADS
 
 _LATER: Final = {
     "compression": "benchmarks.compression",
+    "free-pages": "benchmarks.free_pages",
     "growth": "benchmarks.growth.command",
     "open": "benchmarks.opening",
     "objects": "benchmarks.objects",
@@ -74,6 +76,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--plot", "plot_path", type=click.Path(path_type=Path), help="Draw the rates here, as .svg or .png."
 )
+@ballast_options
 def save_load(
     state_name: str,
     nbytes: int,
@@ -86,6 +89,8 @@ def save_load(
     json_path: Path | None,
     markdown_path: Path | None,
     plot_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Save a GPT-like state and load it again: the raw limits, this library, and its peers, in turn."""
     warnings.simplefilter("ignore")
@@ -94,7 +99,10 @@ def save_load(
 
         torch.set_num_threads(torch_threads)
     contenders = [contender for contender in CONTENDERS if contender.name in names]
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
+    with (
+        loaded(directory, steady, kept) as ballast,
+        tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room,
+    ):
         run = compare(
             contenders,
             state_name=state_name,
@@ -109,10 +117,12 @@ def save_load(
                 torch_threads,
                 in_place=in_place,
                 cold=cold,
-            ),
+            )
+            + words(ballast),
             report=lambda line: click.echo(line, err=True),
             in_place=in_place,
             cold=cold,
+            ballast=ballast,
         )
     click.echo(text(run))
     if json_path is not None:
@@ -129,14 +139,22 @@ def save_load(
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here.")
+@ballast_options
 def two_ranks(
-    nbytes: int, repeats: int, directory: Path, json_path: Path | None, markdown_path: Path | None
+    nbytes: int,
+    repeats: int,
+    directory: Path,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Save and load by two gloo ranks that hold a half each: this library, and torch DCP with its threads."""
     from benchmarks.two_ranks import compare_two_ranks
 
     command = f"python -m benchmarks two-ranks --size {nbytes >> 20}MiB --repeats {repeats}"
-    run = compare_two_ranks(nbytes, repeats, directory.absolute(), command)
+    with loaded(directory.absolute(), steady, kept) as ballast:
+        run = compare_two_ranks(nbytes, repeats, directory.absolute(), command + words(ballast), ballast)
     click.echo(text(run))
     if json_path is not None:
         json_path.write_text(json.dumps(run.to_json(), indent=1) + "\n")
@@ -149,7 +167,10 @@ def two_ranks(
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--torch-threads", default=1, type=click.IntRange(1), help="Threads that torch copies with.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
-def stall(nbytes: int, repeats: int, torch_threads: int, directory: Path) -> None:
+@ballast_options
+def stall(
+    nbytes: int, repeats: int, torch_threads: int, directory: Path, steady: bool, kept: Path | None
+) -> None:
     """For how long asynchronous saves keep training: a plain copy, this library, and torch's."""
     warnings.simplefilter("ignore")
     import torch
@@ -157,7 +178,10 @@ def stall(nbytes: int, repeats: int, torch_threads: int, directory: Path) -> Non
     from benchmarks.stall import measure as measure_stalls
 
     torch.set_num_threads(torch_threads)
-    found = measure_stalls(nbytes, repeats, directory, lambda line: click.echo(line, err=True))
+    with loaded(directory, steady, kept) as ballast:
+        found = measure_stalls(
+            nbytes, repeats, directory, lambda line: click.echo(line, err=True), ballast=ballast
+        )
     click.echo(found.text())
 
 
@@ -195,8 +219,16 @@ def _command(
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def reshard(
-    nbytes: int, repeats: int, cold: bool, directory: Path, json_path: Path | None, markdown_path: Path | None
+    nbytes: int,
+    repeats: int,
+    cold: bool,
+    directory: Path,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Read what four ranks saved as each of eight, split otherwise: this library and torch DCP, in turn."""
     warnings.simplefilter("ignore")
@@ -205,15 +237,17 @@ def reshard(
     from benchmarks.reshard import Work, compare_reshard, table
 
     torch.set_num_threads(1)
-    outcome = compare_reshard(
-        Work(max(1, nbytes // Work(1).nbytes)),
-        repeats=repeats,
-        directory=directory.absolute(),
-        command=f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}"
-        + (" --cold" if cold else ""),
-        cold=cold,
-        report=lambda line: click.echo(line, err=True),
-    )
+    command = f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}"
+    with loaded(directory.absolute(), steady, kept) as ballast:
+        outcome = compare_reshard(
+            Work(max(1, nbytes // Work(1).nbytes)),
+            repeats=repeats,
+            directory=directory.absolute(),
+            command=command + (" --cold" if cold else "") + words(ballast),
+            cold=cold,
+            report=lambda line: click.echo(line, err=True),
+            ballast=ballast,
+        )
     click.echo(aligned(table(outcome)))
     if json_path is not None:
         json_path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")

@@ -19,6 +19,7 @@ import click
 import numpy as np
 import torch
 
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.facts import machine_facts
 from benchmarks.tables import Row, aligned, piped
 from benchmarks.trained import Trained, train
@@ -127,13 +128,17 @@ def _chunks(trained: Trained) -> dict[str, list[tuple[memoryview, int]]]:
 
 
 def measure(
-    trained: Trained, repeats: int, report: Callable[[str], None] = lambda line: None
+    trained: Trained,
+    repeats: int,
+    report: Callable[[str], None] = lambda line: None,
+    ballast: Ballast | None = None,
 ) -> dict[tuple[str, str], Cell]:
     """Encode and decode everything with every codec, all in turn, in rounds; what comes back is compared."""
     cells: dict[tuple[str, str], Cell] = {}
     for number in range(repeats):
         report(f"round {number + 1} of {repeats}")
         for slot, chunks in _chunks(trained).items():
+            prepare(ballast)
             items = [*candidates(chunks[0][1]).items()]
             start = number % len(items)
             for codec, compressor in [*items[start:], *items[:start]]:
@@ -178,23 +183,34 @@ def table(outcome: Outcome) -> list[Row]:
 @click.option("--repeats", default=7, type=click.IntRange(1), help="Rounds.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def command(
-    width: int, blocks: int, steps: int, repeats: int, json_path: Path | None, markdown_path: Path | None
+    width: int,
+    blocks: int,
+    steps: int,
+    repeats: int,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Train a small model, and compress what its checkpoint holds with every codec of the format."""
     import numcodecs
 
     torch.set_num_threads(1)
     numcodecs.blosc.use_threads = False  # one thread, as in a pool of them
-    facts = machine_facts(Path())
     click.echo(f"training for {steps} steps", err=True)
     trained, first, last = train(width, blocks, steps)
     parameters = sum(slots["value"].numel() for slots in trained.values())
+    with loaded(Path(), steady, kept) as ballast:
+        facts = machine_facts(Path(), steady=ballast is not None)
+        cells = measure(trained, repeats, lambda line: click.echo(line, err=True), ballast)
+    line = f"python -m benchmarks compression --width {width} --blocks {blocks} --steps {steps} --repeats {repeats}"
     outcome = Outcome(
-        f"python -m benchmarks compression --width {width} --blocks {blocks} --steps {steps} --repeats {repeats}",
+        line + words(ballast),
         {**facts, "numcodecs": numcodecs.__version__},
         {"parameters": parameters, "first_loss": first, "last_loss": last},
-        measure(trained, repeats, lambda line: click.echo(line, err=True)),
+        cells,
     )
     click.echo(aligned(table(outcome)))
     if json_path is not None:

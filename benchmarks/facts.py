@@ -25,8 +25,8 @@ _PACKAGES: Final = (
 )
 
 
-def machine_facts(directory: Path) -> Facts:
-    """Processor, memory, kernel, the file system of ``directory``, load, and versions."""
+def machine_facts(directory: Path, *, steady: bool = False) -> Facts:
+    """Processor, memory, kernel, the file system of ``directory``, load, versions, whether the cache is kept full."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -35,6 +35,7 @@ def machine_facts(directory: Path) -> Facts:
         "kernel": platform.release(),
         "file_system": _file_system(directory),
         "load_at_start": round(os.getloadavg()[0], 2),
+        "steady": steady,
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }

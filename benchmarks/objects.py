@@ -20,6 +20,7 @@ import click
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.contenders.ours import Ours
 from benchmarks.contenders.torch_files import TorchDcp
 from benchmarks.measure import Reading, measured
@@ -136,6 +137,7 @@ def compare_objects(
     seconds: float,
     directory: Path,
     report: Callable[[str], None],
+    ballast: Ballast | None = None,
 ) -> tuple[int, dict[str, list[Load]]]:
     """Save to a directory, load through a store that waits ``seconds`` before each answer; the state's bytes, loads."""
     fsspec.register_implementation("late", Late, clobber=True)
@@ -157,6 +159,7 @@ def compare_objects(
                 kind, load = LOADS[name]
                 if number < 0:
                     into.erase()
+                prepare(ballast, places[kind])
                 Late.requests = Late.nbytes = 0
                 reading = measured(functools.partial(load, places[kind], into))
                 if number < 0:
@@ -198,6 +201,7 @@ def table(nbytes: int, loads: dict[str, list[Load]]) -> list[Sequence[str]]:
 @click.option("--milliseconds", default=20, type=click.IntRange(0), help="How late each answer comes.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def command(
     state_name: str,
     nbytes: int,
@@ -205,22 +209,26 @@ def command(
     milliseconds: int,
     directory: Path,
     markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Load from an object store that answers late, this library and torch DCP in turn."""
     warnings.simplefilter("ignore")
     import torch
 
     torch.set_num_threads(1)
-    found = compare_objects(
-        state_name=state_name,
-        nbytes=nbytes,
-        repeats=repeats,
-        seconds=milliseconds / 1000,
-        directory=directory.absolute(),
-        report=lambda line: click.echo(line, err=True),
-    )
+    with loaded(directory.absolute(), steady, kept) as ballast:
+        found = compare_objects(
+            state_name=state_name,
+            nbytes=nbytes,
+            repeats=repeats,
+            seconds=milliseconds / 1000,
+            directory=directory.absolute(),
+            report=lambda line: click.echo(line, err=True),
+            ballast=ballast,
+        )
     click.echo(aligned(table(*found)))
     if markdown_path is not None:
-        words = f"python -m benchmarks objects --state {state_name} --size {nbytes >> 20}MiB"
-        words += f" --repeats {repeats} --milliseconds {milliseconds}"
-        markdown_path.write_text(f"`{words}`\n\n{piped(table(*found))}\n")
+        line = f"python -m benchmarks objects --state {state_name} --size {nbytes >> 20}MiB"
+        line += f" --repeats {repeats} --milliseconds {milliseconds}{words(ballast)}"
+        markdown_path.write_text(f"`{line}`\n\n{piped(table(*found))}\n")

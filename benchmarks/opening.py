@@ -15,6 +15,7 @@ from typing import Final
 import click
 import numpy as np
 
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
 from benchmarks.tables import aligned, piped
@@ -45,12 +46,14 @@ class Opening:
         return statistics.median(of(mine) / max(of(theirs), 1e-9) for mine, theirs in pairs)
 
 
-def compare(counts: Sequence[int], repeats: int, directory: Path) -> list[Opening]:
+def compare(
+    counts: Sequence[int], repeats: int, directory: Path, ballast: Ballast | None = None
+) -> list[Opening]:
     """Everybody in turn, in rounds, each begun by another; a round that warms up does not count."""
-    return [_at(count, repeats, directory) for count in counts]
+    return [_at(count, repeats, directory, ballast) for count in counts]
 
 
-def _at(count: int, repeats: int, directory: Path) -> Opening:
+def _at(count: int, repeats: int, directory: Path, ballast: Ballast | None) -> Opening:
     names = [f"layers.{number // 100}.{number % 100}.weight" for number in range(count)]
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
         path = Path(room, "state.ucp")
@@ -66,6 +69,7 @@ def _at(count: int, repeats: int, directory: Path) -> Opening:
         for number in range(repeats + 1):
             order = [*order[1:], order[0]]
             for name in order:
+                prepare(ballast, path)
                 reading = measured(contenders[name])
                 if number:
                     found[name].append(reading)
@@ -131,13 +135,21 @@ def table(openings: Sequence[Opening]) -> list[list[str]]:
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every reading here.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def command(
-    counts: str, repeats: int, directory: Path, json_path: Path | None, markdown_path: Path | None
+    counts: str,
+    repeats: int,
+    directory: Path,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Open a checkpoint and read one tensor of 16 bytes, beside json.loads of the table of all its atoms."""
-    facts = machine_facts(directory)
-    openings = compare([int(count) for count in counts.split(",")], repeats, directory)
-    line = f"python -m benchmarks open --atoms {counts} --repeats {repeats}"
+    with loaded(directory, steady, kept) as ballast:
+        facts = machine_facts(directory, steady=ballast is not None)
+        openings = compare([int(count) for count in counts.split(",")], repeats, directory, ballast)
+    line = f"python -m benchmarks open --atoms {counts} --repeats {repeats}{words(ballast)}"
     click.echo(aligned(table(openings)))
     if json_path is not None:
         found = {"command": line, "facts": facts, "openings": [asdict(one) for one in openings]}

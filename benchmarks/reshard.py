@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from benchmarks.ballast import Ballast, prepare
 from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
@@ -219,7 +220,15 @@ def read_bytes() -> int:
 
 
 def _shares(
-    directory: Path, saved: str, read: str, work: Work, name: str, *, check: bool, cold: bool = False
+    directory: Path,
+    saved: str,
+    read: str,
+    work: Work,
+    name: str,
+    *,
+    check: bool,
+    cold: bool,
+    ballast: Ballast | None,
 ) -> tuple[Reading, int]:
     """Everybody's share in turn: the sum of times, and of bytes."""
     kind, load = CONTENDERS[name]
@@ -236,6 +245,8 @@ def _shares(
             )
             if cold:
                 cool(path)
+            if cold or rank == 0:
+                prepare(ballast, *([] if cold else [path]))
             before = read_bytes()
             readings.append(measured(once))
             nbytes += read_bytes() - before
@@ -260,9 +271,10 @@ def compare_reshard(
     command: str,
     report: Callable[[str], None],
     cold: bool = False,
+    ballast: Ballast | None = None,
 ) -> Outcome:
     """Save under each split, read under each; every case by everybody in turn, after a round that checks."""
-    facts = machine_facts(directory)
+    facts = machine_facts(directory, steady=ballast is not None)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         start_processes(save_shares, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
         room = Path(place)
@@ -273,7 +285,7 @@ def compare_reshard(
                 names = ["ucp"] if case[1] == "flat" else [*CONTENDERS]
                 start = number % len(names)
                 for name in [*names[start:], *names[:start]]:
-                    found = _shares(room, *case, work, name, check=number < 0, cold=cold)
+                    found = _shares(room, *case, work, name, check=number < 0, cold=cold, ballast=ballast)
                     if number >= 0:
                         readings.setdefault(case, defaultdict(list))[name].append(found)
     cells = {

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from benchmarks.ballast import Ballast, prepare
 from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
@@ -38,13 +39,14 @@ def compare(
     report: Callable[[str], None],
     in_place: bool = False,
     cold: bool = False,
+    ballast: Ballast | None = None,
 ) -> Run:
     """Run ``repeats`` rounds of everybody, after one that warms up and checks what was loaded.
 
     ``in_place``: load into the arrays that were saved, which takes half of the memory. ``cold``: what is loaded lies
-    on the disk alone.
+    on the disk alone. ``ballast``: what the page cache is filled with before each reading.
     """
-    facts = machine_facts(directory)
+    facts = machine_facts(directory, steady=ballast is not None)
     state = workload(state_name, nbytes)
     into = state if in_place else state.blank()
     room = Room(directory)
@@ -57,7 +59,7 @@ def compare(
     for number in range(repeats):
         report(f"round {number + 1} of {repeats}")
         for contender in in_turn(contenders, number):
-            for what, reading in _round(contender, state, into, room, cold=cold).items():
+            for what, reading in _round(contender, state, into, room, cold=cold, ballast=ballast).items():
                 series[Task(contender.name, what)].readings.append(reading)
     notes = {contender.name: contender.note for contender in contenders}
     return Run(command, facts, state.nbytes, len(state.flat), notes, dict(series), room.footprints)
@@ -89,15 +91,23 @@ def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
 
 
 def _round(
-    contender: Contender, state: TrainingState, into: TrainingState, room: Room, *, cold: bool = False
+    contender: Contender,
+    state: TrainingState,
+    into: TrainingState,
+    room: Room,
+    *,
+    cold: bool = False,
+    ballast: Ballast | None = None,
 ) -> dict[str, Reading]:
     readings = {}
     for what, durability in SAVES.items():
         target = room.next()
+        prepare(ballast)
         readings[what] = measured(partial(contender.save, state, target, durability))
         if durability == "none":
             if cold:
                 cool(target)
+            prepare(ballast, *([] if cold else [target]))
             readings["load"] = measured(partial(contender.load, target, into))
             room.footprints[contender.name] = footprint(target)
     return readings
@@ -114,8 +124,8 @@ class Room:
     def next(self) -> Path:
         """Empty the files of the last directory, and make the next one.
 
-        Emptied at the last moment, they leave their pages for the next page cache: on a virtual machine that
-        hands free memory back to its host, a page that was free for seconds costs a fault of the host.
+        Emptied at the last moment, they leave their pages for the next page cache, where none is kept full: on a
+        virtual machine that hands free memory back to its host, a page that was free for seconds costs a fault there.
         Emptied and not removed, because ext4 goes around inodes that were deleted in the last half minute,
         one by one, so that creating files soon after a deletion costs thirty times as much.
         """

@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import ucpformat as ucp
+from benchmarks.ballast import Ballast, prepare
 from benchmarks.workloads import workload
 
 __all__ = ["CONTENDERS", "Stalls", "measure"]
@@ -102,7 +103,14 @@ def _kept(device: str) -> DefaultStager:
 CONTENDERS: Final = (_BOUND, "ucp", "torch-dcp", "torch-dcp-cached")
 
 
-def measure(nbytes: int, repeats: int, directory: Path, report: Callable[[str], None]) -> Stalls:
+def measure(
+    nbytes: int,
+    repeats: int,
+    directory: Path,
+    report: Callable[[str], None],
+    *,
+    ballast: Ballast | None = None,
+) -> Stalls:
     """``repeats`` rounds, after one that warms up: arenas and caches exist then."""
     device = "cpu" if not torch.accelerator.is_available() else torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
     arrays = workload("gpt", nbytes)
@@ -130,6 +138,7 @@ def measure(nbytes: int, repeats: int, directory: Path, report: Callable[[str], 
             order = list(saves) if number % 2 else list(saves)[::-1]
             for contender in order:
                 path = Path(name) / f"{contender}-{number}"
+                prepare(ballast)
                 began = time.perf_counter()
                 wait = saves[contender](state, path)
                 stalled = time.perf_counter() - began

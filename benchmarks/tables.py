@@ -38,10 +38,12 @@ def _summary(run: Run) -> str:
     )
     memory = int(str(facts["memory_bytes"])) / (1 << 30)
     repeats = max((len(series.readings) for series in run.series.values()), default=0)
+    steady = ", page cache kept full" if facts.get("steady") else ""
     return (
         f"`{run.command}`: {run.nbytes / _MEBIBYTE:.0f} MiB in {run.arrays} arrays, medians of {repeats} rounds.\n"
         f"{facts['cores']} cores ({facts['processor']}), {memory:.0f} GiB, Linux {facts['kernel']}, "
-        f"{facts['file_system']}, load {facts['load_at_start']} at the start; Python {facts['python']}, {versions}."
+        f"{facts['file_system']}, load {facts['load_at_start']} at the start{steady}; "
+        f"Python {facts['python']}, {versions}."
     )
 
 

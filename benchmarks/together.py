@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.cache import cool
 from benchmarks.measure import cpu_seconds
 from benchmarks.reshard import Work, blank, check_share, read_bytes, save_shares
@@ -63,7 +64,7 @@ def _load(name: str, path: str, state: dict[str, Any]) -> int | None:
     return None
 
 
-def _rank(rank: int, directory: str, work: Work, repeats: int, cold: bool) -> None:
+def _rank(rank: int, directory: str, work: Work, repeats: int, cold: bool, ballast: Ballast | None) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     place = f"file://{directory}/together"
@@ -74,8 +75,11 @@ def _rank(rank: int, directory: str, work: Work, repeats: int, cold: bool) -> No
             start = number % len(CONTENDERS)
             for name in (*CONTENDERS[start:], *CONTENDERS[:start]):
                 state = blank(read, work, replicas=REPLICAS)
+                dist.barrier()  # everybody has memory for its share
                 if cold and rank == 0:
                     cool(Path(directory))
+                if rank == 0:
+                    prepare(ballast, *([] if cold else [Path(directory)]))
                 loaded = _once(name, f"{directory}/{saved}", state)
                 if number < 0:
                     check_share(state, read, rank % work.readers, work)
@@ -101,12 +105,14 @@ def _once(name: str, path: str, state: dict[str, Any]) -> Loaded:
 
 
 def compare_together(
-    work: Work, *, repeats: int, cold: bool, directory: Path
+    work: Work, *, repeats: int, cold: bool, directory: Path, ballast: Ballast | None = None
 ) -> dict[tuple[str, str, str], list[Loaded]]:
     """Save under each split, load under the other by all ranks, everybody in turn, after a round that checks."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as place:
         start_processes(save_shares, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
-        start_processes(_rank, (place, work, repeats, cold), REPLICAS * work.readers, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_processes(
+            _rank, (place, work, repeats, cold, ballast), REPLICAS * work.readers, start_method="spawn"
+        )  # type: ignore[no-untyped-call]
         found = json.loads(Path(place, "together.json").read_text())
     return {
         (saved, read, name): [Loaded(*one) for one in loads]
@@ -145,15 +151,27 @@ def table(work: Work, found: dict[tuple[str, str, str], list[Loaded]]) -> list[S
 @click.option("--cold", is_flag=True, help="Drop the files' pages before each load.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def command(
-    nbytes: int, ranks: int, repeats: int, cold: bool, directory: Path, markdown_path: Path | None
+    nbytes: int,
+    ranks: int,
+    repeats: int,
+    cold: bool,
+    directory: Path,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Load by ranks that begin together what four saved under another split."""
     warnings.simplefilter("ignore")
     work = Work(max(1, nbytes // Work(1).nbytes), readers=ranks // REPLICAS)
-    rows = table(work, compare_together(work, repeats=repeats, cold=cold, directory=directory.absolute()))
+    with loaded(directory.absolute(), steady, kept) as ballast:
+        found = compare_together(
+            work, repeats=repeats, cold=cold, directory=directory.absolute(), ballast=ballast
+        )
+    rows = table(work, found)
     click.echo(aligned(rows))
     if markdown_path is not None:
-        words = f"python -m benchmarks together --size {nbytes >> 20}MiB --ranks {ranks} --repeats {repeats}"
-        words += " --cold" if cold else ""
-        markdown_path.write_text(f"`{words}`\n\n{piped(rows)}\n")
+        line = f"python -m benchmarks together --size {nbytes >> 20}MiB --ranks {ranks} --repeats {repeats}"
+        line += (" --cold" if cold else "") + words(ballast)
+        markdown_path.write_text(f"`{line}`\n\n{piped(rows)}\n")

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from benchmarks.ballast import Ballast, prepare
 from benchmarks.contenders.base import sync_directories
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
@@ -107,7 +108,7 @@ def _timed(work: Callable[[], None]) -> Reading:
     return measured(together)
 
 
-def _rank(rank: int, directory: str, nbytes: int, repeats: int) -> None:
+def _rank(rank: int, directory: str, nbytes: int, repeats: int, ballast: Ballast | None) -> None:
     import warnings
 
     from torch.distributed.device_mesh import init_device_mesh
@@ -125,10 +126,14 @@ def _rank(rank: int, directory: str, nbytes: int, repeats: int) -> None:
             contender = CONTENDERS[name]
             for what, durability in SAVES.items():
                 told = [str(room.next()) if room is not None else ""]
+                if rank == 0:
+                    prepare(ballast)
                 dist.broadcast_object_list(told)
                 path = Path(told[0])
                 found = {what: _timed(partial(contender.save, state, path, durability))}
                 if durability == "none":
+                    if rank == 0:
+                        prepare(ballast, path)
                     found["load"] = _timed(partial(contender.load, path, into))
                     footprints[name] = footprint(path)
                 if number >= 0:
@@ -147,12 +152,14 @@ def _rank(rank: int, directory: str, nbytes: int, repeats: int) -> None:
     dist.destroy_process_group()
 
 
-def compare_two_ranks(nbytes: int, repeats: int, directory: Path, command: str) -> Run:
+def compare_two_ranks(
+    nbytes: int, repeats: int, directory: Path, command: str, ballast: Ballast | None = None
+) -> Run:
     """Everybody in turn, after a round that warms up and compares; the slower rank's time, both ranks' processors."""
-    facts = machine_facts(directory)
+    facts = machine_facts(directory, steady=ballast is not None)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         Path(place, "room").mkdir()
-        start_processes(_rank, (place, nbytes, repeats), RANKS, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_processes(_rank, (place, nbytes, repeats, ballast), RANKS, start_method="spawn")  # type: ignore[no-untyped-call]
         found = [json.loads(Path(place, f"{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
     series: dict[Task, Series] = {}
     for name in CONTENDERS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 from crc32c import crc32c
 
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.cache import cool, files_below
 from benchmarks.contenders.ours import Ours
 from benchmarks.measure import Reading, footprint, measured
@@ -90,6 +91,7 @@ def compare_validation(
     cold: bool,
     directory: Path,
     report: Callable[[str], None],
+    ballast: Ballast | None = None,
 ) -> tuple[Rounds, dict[str, int]]:
     """Save in both storages, then read and check in turn; the readings, and the bytes of the files."""
     state = workload(state_name, nbytes)
@@ -109,6 +111,7 @@ def compare_validation(
                 for name in [*names[start:], *names[:start]]:
                     if cold:
                         cool(target)
+                    prepare(ballast, *([] if cold else [target]))
                     reading = measured(functools.partial(CONTENDERS[name], target))
                     if number >= 0:
                         rounds[storage, name].append(reading)
@@ -152,22 +155,32 @@ def _ratio(others: Sequence[Reading], ours: Sequence[Reading]) -> str:
 @click.option("--cold", is_flag=True, help="Drop the files' pages before each reading.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+@ballast_options
 def command(
-    state_name: str, nbytes: int, repeats: int, cold: bool, directory: Path, markdown_path: Path | None
+    state_name: str,
+    nbytes: int,
+    repeats: int,
+    cold: bool,
+    directory: Path,
+    markdown_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Check every byte of a checkpoint, against reading its files, in turn."""
-    found = compare_validation(
-        state_name=state_name,
-        nbytes=nbytes,
-        repeats=repeats,
-        cold=cold,
-        directory=directory.absolute(),
-        report=lambda line: click.echo(line, err=True),
-    )
+    with loaded(directory, steady, kept) as ballast:
+        found = compare_validation(
+            state_name=state_name,
+            nbytes=nbytes,
+            repeats=repeats,
+            cold=cold,
+            directory=directory.absolute(),
+            report=lambda line: click.echo(line, err=True),
+            ballast=ballast,
+        )
     click.echo(aligned(table(*found)))
     if markdown_path is not None:
-        words = (
+        line = (
             f"python -m benchmarks validate --state {state_name} --size {nbytes >> 20}MiB --repeats {repeats}"
         )
-        words += " --cold" if cold else ""
-        markdown_path.write_text(f"`{words}`\n\n{piped(table(*found))}\n")
+        line += (" --cold" if cold else "") + words(ballast)
+        markdown_path.write_text(f"`{line}`\n\n{piped(table(*found))}\n")

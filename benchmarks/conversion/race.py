@@ -27,6 +27,7 @@ from typing import Final
 import click
 
 import ucpformat
+from benchmarks.ballast import Ballast, ballast_options, loaded, prepare
 from benchmarks.facts import machine_facts
 
 _INTERVAL: Final = 0.05
@@ -168,18 +169,38 @@ def carried_bytes(source: Path) -> int:
 )
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
+@ballast_options
 def main(
-    source: Path, rounds: int, choices: tuple[str, ...], directory: Path, json_path: Path | None
+    source: Path,
+    rounds: int,
+    choices: tuple[str, ...],
+    directory: Path,
+    json_path: Path | None,
+    steady: bool,
+    kept: Path | None,
 ) -> None:
     """Find DeepSpeed's best number of workers in a round of its own, then run everybody in turn."""
+    with loaded(directory, steady, kept) as ballast:
+        _race(source, rounds, choices, directory, json_path, ballast)
+
+
+def _race(
+    source: Path,
+    rounds: int,
+    choices: tuple[str, ...],
+    directory: Path,
+    json_path: Path | None,
+    ballast: Ballast | None,
+) -> None:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     tag = (source / "latest").read_text().strip()
     out = directory / ".race-out"
-    facts = machine_facts(directory)
+    facts = machine_facts(directory, steady=ballast is not None)
     compileall.compile_dir(Path(ucpformat.__file__).parent, quiet=1)
 
     def run(command: Callable[[Path], list[str]]) -> Reading:
         shutil.rmtree(out, ignore_errors=True)
+        prepare(ballast, source)
         try:
             return measured(command(out), out, environment)
         finally:

@@ -66,7 +66,18 @@ def test_zeros_are_small_and_every_codec_is_measured() -> None:
 
 def test_the_command_writes_a_table_and_every_reading(tmp_path: Path) -> None:
     data, text = tmp_path / "run.json", tmp_path / "run.md"
-    arguments = ["compression", "--width", "64", "--blocks", "1", "--steps", "2", "--repeats", "1"]
+    arguments = [
+        "compression",
+        "--width",
+        "64",
+        "--blocks",
+        "1",
+        "--steps",
+        "2",
+        "--repeats",
+        "1",
+        "--no-steady",
+    ]
     result = CliRunner().invoke(
         main, [*arguments, "--json", str(data), "--markdown", str(text)], catch_exceptions=False
     )

@@ -13,7 +13,7 @@ from benchmarks.opening import Opening
 
 
 def test_the_command_writes_a_table_and_readings(tmp_path: Path) -> None:
-    words = ["open", "--atoms", "5,3000", "--repeats", "1", "--directory", str(tmp_path)]
+    words = ["open", "--atoms", "5,3000", "--repeats", "1", "--no-steady", "--directory", str(tmp_path)]
     files = ["--json", str(tmp_path / "open.json"), "--markdown", str(tmp_path / "open.md")]
     outcome = CliRunner().invoke(main, [*words, *files])
     assert outcome.exit_code == 0, outcome.output
@@ -21,7 +21,7 @@ def test_the_command_writes_a_table_and_readings(tmp_path: Path) -> None:
     assert [one["atoms"] for one in found["openings"]] == [5, 3000]
     assert all(len(one["readings"]) == 3 for one in found["openings"])
     assert found["openings"][1]["document_bytes"] > 3000 * 100
-    assert found["command"] == "python -m benchmarks open --atoms 5,3000 --repeats 1"
+    assert found["command"] == "python -m benchmarks open --atoms 5,3000 --repeats 1 --no-steady"
     assert (tmp_path / "open.md").read_text().count("open and read one") == 2
 
 

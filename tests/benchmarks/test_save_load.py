@@ -174,13 +174,13 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_the_command_writes_tables_and_every_reading(tmp_path: Path) -> None:
     data, table = tmp_path / "run.json", tmp_path / "run.md"
     arguments = ["save-load", "--size", "1MiB", "--repeats", "2", "--only", "raw,ucp-packed"]
-    files = ["--directory", str(tmp_path), "--json", str(data), "--markdown", str(table)]
+    files = ["--no-steady", "--directory", str(tmp_path), "--json", str(data), "--markdown", str(table)]
     result = CliRunner().invoke(main, [*arguments, *files], catch_exceptions=False)
     assert result.exit_code == 0
     run = json.loads(data.read_text())
     assert (
         run["command"]
-        == "python -m benchmarks save-load --state gpt --size 1MiB --repeats 2 --only raw,ucp-packed"
+        == "python -m benchmarks save-load --state gpt --size 1MiB --repeats 2 --only raw,ucp-packed --no-steady"
     )
     assert [contender["name"] for contender in run["contenders"]] == ["raw", "ucp-packed"]
     for contender in run["contenders"]:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.distributed]
 def test_everybody_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main,
-        ["stall", "--size", "2MiB", "--repeats", "2", "--directory", str(tmp_path)],
+        ["stall", "--size", "2MiB", "--repeats", "2", "--no-steady", "--directory", str(tmp_path)],
         catch_exceptions=False,
     )
     lines = result.stdout.splitlines()

@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_the_command_measures_both_ranks(tmp_path: Path) -> None:
     data, table = tmp_path / "run.json", tmp_path / "run.md"
-    arguments = ["two-ranks", "--size", "2MiB", "--repeats", "1"]
+    arguments = ["two-ranks", "--size", "2MiB", "--repeats", "1", "--no-steady"]
     files = ["--directory", str(tmp_path), "--json", str(data), "--markdown", str(table)]
     result = CliRunner().invoke(main, [*arguments, *files], catch_exceptions=False)
     assert result.exit_code == 0
