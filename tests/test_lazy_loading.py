@@ -46,14 +46,16 @@ def run(program: str, *arguments: str) -> str:
 def test_nothing_is_loaded_before_it_is_used(action: str, unwanted: set[str]) -> None:
     """`numpy` and others are named where they would tell that too much is loaded."""
     program = (
-        "import contextlib, io, sys, ucpformat\n"
+        "import contextlib, io, sys\n"
+        "before = {*sys.modules}\n"
+        "import ucpformat\n"
         "def main(*arguments, **options):\n"
         "    from ucpformat.cli import main\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as said:\n"
         "        main(*arguments, **options)\n"
         "    assert said.getvalue()\n"
         f"{action}\n"
-        "print(*sorted(sys.modules))"
+        "print(*sorted(sys.modules.keys() - before))"
     )
     loaded = set(run(program).split())
     assert "ucpformat" in loaded
@@ -64,10 +66,11 @@ def test_a_conversion_loads_what_it_needs(tmp_path: Path) -> None:
     ucp.save(tmp_path / "c", {"n": 1})
     program = (
         "import sys\n"
+        "before = {*sys.modules}\n"
         "from ucpformat.cli import main\n"
         "main(['inspect', sys.argv[1]], standalone_mode=False)\n"
         "main(['convert', sys.argv[1], sys.argv[2], '--to', 'ucp'], standalone_mode=False)\n"
-        "print(*sorted(sys.modules))"
+        "print(*sorted(sys.modules.keys() - before))"
     )
     loaded = set(run(program, str(tmp_path / "c"), str(tmp_path / "d")).splitlines()[-1].split())
     assert not (FRAMEWORKS | FOREIGN | OURS) & loaded
