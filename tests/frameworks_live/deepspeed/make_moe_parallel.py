@@ -1,6 +1,7 @@
 """One rank of a job with tensor or pipeline parallelism, and experts or not: trains, saves, and tells what it has.
 
-``python -m tests.frameworks_live.deepspeed.make_moe_parallel CASE:FOLDER...`` under `tests.processes.launch`.
+``python -m tests.frameworks_live.deepspeed.make_moe_parallel CASE:FOLDER... load:CASE:PATH:RESULT...`` under
+`tests.processes.launch`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class ParallelCase:
     stages: int = 1
     is_split: bool = False
     has_experts: bool = True
+    degree: int = DEGREE
 
     @property
     def has_shards(self) -> bool:
@@ -50,6 +52,13 @@ CASES = {
     "pp-tp-z1-bf16": ParallelCase(1, stages=2, has_experts=False),
     "pp-tp-z0-fp32": ParallelCase(0, torch.float32, stages=2, has_experts=False),
 }
+
+TARGETS = {
+    "pp3-z1-bf16": ParallelCase(1, stages=3, degree=1),
+    "pp-z1-fp32-ep1": ParallelCase(1, torch.float32, stages=2, degree=1),
+    "pp3-z0-fp32": ParallelCase(0, torch.float32, stages=3, degree=1),
+}
+"""What is only ever loaded into."""
 
 
 class Grid:
@@ -139,14 +148,14 @@ class Block(nn.Module):
         return together(self.down(torch.tanh(self.up(apart(hidden)))))
 
 
-def mixture(*, is_split: bool) -> Any:
+def mixture(*, is_split: bool, degree: int = DEGREE) -> Any:
     from deepspeed.moe.layer import MoE
 
     return MoE(
         WIDTH,
         Block(is_split=is_split),
         num_experts=EXPERTS,
-        ep_size=DEGREE,
+        ep_size=degree,
         min_capacity=6,  # even: tensor-parallel ranks share it
         use_rts=False,
         enable_expert_tensor_parallelism=is_split,
@@ -172,10 +181,10 @@ class Net(nn.Module):
 class Layer(nn.Module):
     """A layer of a pipeline: a mixture of experts, or a block that tensor-parallel ranks share."""
 
-    def __init__(self, *, has_experts: bool) -> None:
+    def __init__(self, *, has_experts: bool, degree: int) -> None:
         super().__init__()
         self.has_experts = has_experts
-        self.inner = mixture(is_split=False) if has_experts else Block(is_split=True)
+        self.inner = mixture(is_split=False, degree=degree) if has_experts else Block(is_split=True)
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, hidden: Tensor) -> Any:
@@ -188,11 +197,11 @@ def pipeline(case: ParallelCase) -> Any:
     from deepspeed.runtime.pipe.topology import PipeDataParallelTopology, PipeModelDataParallelTopology
 
     def layer() -> Any:
-        return LayerSpec(Layer, has_experts=case.has_experts)
+        return LayerSpec(Layer, has_experts=case.has_experts, degree=case.degree)
 
     tied = (nn.Embedding, WORDS, WIDTH)
     if case.has_experts:
-        topology = PipeDataParallelTopology(num_pp=case.stages, num_dp=2)
+        topology = PipeDataParallelTopology(num_pp=case.stages, num_dp=dist.get_world_size() // case.stages)
     else:
         topology = PipeModelDataParallelTopology(num_pp=case.stages, num_mp=Grid.size, num_dp=1)
     return PipelineModule(
@@ -210,11 +219,11 @@ def pipeline(case: ParallelCase) -> Any:
     )
 
 
-def engine_of(case: ParallelCase) -> Any:
+def engine_of(case: ParallelCase, seed: int = 7, **more: Any) -> Any:
     import deepspeed
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     net = pipeline(case) if case.stages > 1 else Net(case)
     groups: Any = [
         {"params": [p for p in net.parameters() if p.ndim > 1], "name": "matrices", "lr": 0.01},
@@ -222,13 +231,14 @@ def engine_of(case: ParallelCase) -> Any:
     ]
     config = {
         "train_micro_batch_size_per_gpu": 2,
-        "train_batch_size": 4 * (1 if case.stages == 1 else 2),
+        "train_batch_size": 4 * (1 if case.stages == 1 else dist.get_world_size() // case.stages),
         "gradient_clipping": 0.0,
         "zero_optimization": {"stage": case.zero, "reduce_scatter": case.zero > 0},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1000,
         **({"bf16": {"enabled": True}} if case.dtype == torch.bfloat16 else {}),
+        **more,
     }
     if case.has_experts:
         groups = split_params_into_different_moe_groups_for_optimizer(groups)
@@ -238,18 +248,21 @@ def engine_of(case: ParallelCase) -> Any:
     return engine
 
 
-def train(engine: Any, case: ParallelCase) -> None:
-    for step in range(3):
+def train(engine: Any, case: ParallelCase, steps: int = 3) -> list[float]:
+    """Train, and return the losses of a pipeline."""
+    losses = []
+    for step in range(engine.global_steps, engine.global_steps + steps):
         if case.stages > 1:
             generator = torch.Generator().manual_seed(step)
             ids, target = (torch.randint(0, WORDS, (2, 5), generator=generator) for _ in range(2))
-            engine.train_batch(iter([(ids, target)] * 64))
+            losses.append(float(engine.train_batch(iter([(ids, target)] * 64))))
             continue
         generator = torch.Generator().manual_seed(10 * step + GRID[0].get_data_parallel_rank())
         ids = torch.randint(0, WORDS, (2, 5), generator=generator)
         target = torch.randn(2, 5, WIDTH, generator=generator).to(case.dtype)
         engine.backward(nn.functional.mse_loss(engine(ids), target))
         engine.step()
+    return losses
 
 
 def main() -> None:
@@ -258,28 +271,44 @@ def main() -> None:
 
     rank, _ = join()
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    GRID.append(Grid())
+    if dist.get_world_size() % Grid.size == 0:
+        GRID.append(Grid())
     # Gloo wants both tensors of one shape or flat, where NCCL does not: what DeepSpeed gathers here is not.
     gathering = deepspeed.comm.all_gather_into_tensor
     deepspeed.comm.all_gather_into_tensor = lambda out, held, *more, **named: gathering(
         out, held.reshape(-1), *more, **named
     )
     for job in sys.argv[1:]:
-        name, path = job.split(":")
-        case = CASES[name]
+        what, name, path, *result = ("make:" + job if job.count(":") == 1 else job).split(":")
+        case = (CASES | TARGETS)[name]
         groups._EXPERT_PARALLEL_GROUP.clear()
         groups._EXPERT_DATA_PARALLEL_GROUP.clear()
         groups.mpu = None
         groups.expert_tensor_parallel_world_size = 1
-        engine = engine_of(case)
-        train(engine, case)
-        engine.save_checkpoint(str(Path(path, "ckpt")), tag="step3", client_state={"epoch": 3})
+        universal = {"checkpoint": {"load_universal": True}} if path.endswith(".uni") else {}
+        engine = engine_of(case, 7 if what == "make" else 99, **universal)
+        if what == "make":
+            train(engine, case)
+            engine.save_checkpoint(str(Path(path, "ckpt")), tag="step3", client_state={"epoch": 3})
+            out = Path(path)
+        else:
+            loaded, client = engine.load_checkpoint(path)
+            assert loaded is not None
+            assert client["epoch"] == 3
+            out = Path(result[0])
+            out.mkdir(exist_ok=True)
         found = {
             "tensors": gather(engine, ("exp_avg", "exp_avg_sq")),
-            "expert_rank": groups._get_expert_parallel_rank(f"ep_size_{DEGREE}") if case.has_experts else 0,
+            "expert_rank": groups._get_expert_parallel_rank(f"ep_size_{case.degree}")
+            if engine.has_moe_layers
+            else 0,
             "tensor_rank": GRID[0].get_model_parallel_rank() if case.has_shards else 0,
+            "global_steps": engine.global_steps,
         }
-        torch.save(found, Path(path, f"reference-{rank}.pt"))
+        if case.stages > 1 and case.has_experts:
+            found["losses"] = train(engine, case, 2)
+            found["later"] = gather(engine, ("exp_avg", "exp_avg_sq"))
+        torch.save(found, out / f"reference-{rank}.pt")
         engine.destroy()
     leave()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 import ucpformat
 from tests.frameworks_live.deepspeed import jobs
 from tests.frameworks_live.deepspeed.jobs import made_by
-from tests.frameworks_live.deepspeed.make_moe_parallel import CASES, DEGREE, EXPERTS, Grid
+from tests.frameworks_live.deepspeed.make_moe_parallel import CASES, DEGREE, EXPERTS, TARGETS, Grid
 from tests.frameworks_live.deepspeed.test_experts import MARK, named
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_tensor_parallel import rules, split
+from tests.processes import Ranks, launch_in_turn
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
@@ -104,12 +106,116 @@ def test_a_missing_expert_is_refused(made: Path, name: str, tmp_path: Path) -> N
     assert refusal.value.code == "UCP-E-SOURCE"
 
 
+@dataclass(frozen=True)
+class Way:
+    """A resumption of a pipeline with experts: of what, as what, on how many ranks, with what first layers."""
+
+    source: str
+    target: str
+    world: int
+    pipeline: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}-{'native' if self.pipeline else 'universal'}-{self.target}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        case = (CASES | TARGETS)[self.target]
+        if not self.pipeline:
+            return {"ep_size": str(case.degree)}
+        return {
+            "pipeline": self.pipeline,
+            "stage": str(case.zero),
+            "world_size": str(self.world // case.stages),
+            "ep_size": str(case.degree),
+        }
+
+
+WAYS = (
+    Way("pp-z1-bf16", "pp-z1-bf16", 4, "0,3"),
+    Way("pp-z1-bf16", "pp3-z1-bf16", 3, "0,2,4"),
+    Way("pp-z1-fp32", "pp-z1-fp32-ep1", 4, "0,3"),
+    Way("pp-z1-fp32", "pp-z0-fp32", 4, "0,3"),
+    Way("pp-z0-fp32", "pp-z0-fp32", 4, "0,3"),
+    Way("pp-z0-fp32", "pp3-z0-fp32", 3, "0,2,4"),
+    Way("pp-z1-bf16", "pp-z1-bf16", 4),
+    Way("pp-z0-fp32", "pp-z1-fp32-ep1", 4),
+)
+
+
+@pytest.fixture(scope="module")
+def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stock DeepSpeed has after loading each way, all in one launch."""
+    folder = tmp_path_factory.mktemp("resumed")
+    loads: dict[int, list[str]] = {}
+    for number, way in enumerate(WAYS):
+        middle = folder / f"{way.source}.ucp"
+        if not middle.exists():
+            converted(made, way.source, middle)
+        out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
+        kind = "deepspeed" if way.pipeline else "ds-universal"
+        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        loads.setdefault(way.world, []).append(f"load:{way.target}:{out}:{folder / str(number)}")
+    ranks = [Ranks(listed, world) for world, listed in loads.items()]
+    launch_in_turn("tests.frameworks_live.deepspeed.make_moe_parallel", ranks, timeout=200)
+    return folder
+
+
+def stages_of(folder: Path, degree: int, when: str = "tensors") -> dict[str, dict[str, torch.Tensor]]:
+    """What all stages have, experts under their global names; equal wherever several have it."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for path in sorted(folder.glob("reference-*.pt")):
+        rank: dict[str, Any] = torch.load(path, weights_only=True)
+        for local, held in rank[when].items():
+            known = found.setdefault(named(local, rank["expert_rank"], degree), {})
+            for slot, tensor in held.items():
+                assert torch.equal(known.setdefault(slot, tensor), tensor)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_stock_deepspeed_resumes_experts_in_other_pipelines(made: Path, resumed: Path, way: Way) -> None:
+    result = resumed / str(WAYS.index(way))
+    degree = (CASES | TARGETS)[way.target].degree
+    wanted, found = stages_of(made / way.source, DEGREE), stages_of(result, degree)
+    assert set(found) == set(wanted)
+    assert sum(MARK in atom for atom in wanted) == 3 * EXPERTS * 3
+    for atom, held in wanted.items():
+        after = found[atom]
+        for slot, tensor in held.items():
+            # Without ZeRO, fp32 has no copy beside the value.
+            other = after.get("master", after["value"]) if slot == "master" else after[slot]
+            assert torch.equal(other, tensor), (atom, slot)
+    one, other = (
+        torch.load(path / "reference-0.pt", weights_only=True) for path in (made / way.source, result)
+    )
+    assert other["global_steps"] == one["global_steps"] == 3
+    if way.source == way.target:
+        # Nothing has changed: the run goes on as if it had never stopped, to the bit.
+        assert other["losses"] == one["losses"]
+        later, again = (stages_of(path, DEGREE, "later") for path in (made / way.source, result))
+        for atom, held in later.items():
+            assert all(torch.equal(again[atom][slot], tensor) for slot, tensor in held.items()), atom
+    # DeepSpeed's gradients of experts grow with their degree: only the first step is that of every job.
+    steps = 2 if degree == DEGREE else 1
+    tolerance = 1e-5 if CASES[way.source].dtype == torch.float32 else 2e-2
+    assert other["losses"][:steps] == pytest.approx(one["losses"][:steps], rel=tolerance)
+
+
+def test_a_stage_without_experts_is_not_written(made: Path, tmp_path: Path) -> None:
+    """The ranks of such a job would wait for each other: a stage makes groups of experts where it has some."""
+    middle = converted(made, "pp-z1-bf16", tmp_path / "middle.ucp")
+    settings = {"pipeline": "0,2,4,5", "ties": "embed:0,3", "world_size": "1", "ep_size": "1"}
+    with pytest.raises(UcpError, match="stage 3 would have no experts") as refusal:
+        convert_checkpoint(
+            middle, tmp_path / "no", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
+
+
 def test_experts_of_a_pipeline_go_out_to_a_plain_module(made: Path, tmp_path: Path) -> None:
     """DeepSpeed loads them by the names of the layers."""
     middle = converted(made, "pp-z1-bf16", tmp_path / "middle.ucp")
-    with pytest.raises(UcpError, match="experts in a pipeline") as refusal:
-        convert_checkpoint(middle, tmp_path / "no", source_kind="ucp", destination_kind="deepspeed")
-    assert refusal.value.code == "UCP-E-MISMATCH"
     settings = {"pipeline": "", "ep_size": "4", "world_size": "4"}
     out = tmp_path / "plain"
     convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)

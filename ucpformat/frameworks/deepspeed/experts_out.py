@@ -37,27 +37,32 @@ class SharedGroup:
 
 
 class ExpertLayers:
-    """The mixtures of a module in order: what is before the numbers of each one's experts, and how many there are."""
+    """The mixtures of a module in order: what is before the numbers of each one's experts, and how many there are.
 
-    def __init__(self, outline: Outline) -> None:
+    ``names`` are those of a stage of a pipeline, whose mixtures are counted for themselves.
+    """
+
+    def __init__(self, outline: Outline, names: Sequence[str] | None = None) -> None:
         self.counts: dict[str, int] = {}
-        trained = [name for group in outline.groups for name in group.names]
+        self._names = list(outline.module) if names is None else names
+        here = set(self._names)
+        trained = [name for group in outline.groups for name in group.names if name in here]
         noted = outline.note.get("expert_layers")
         for before in noted if isinstance(noted, list) else ():
             self.counts[str(before)] = 0
-        for name in (*trained, *outline.module):
+        for name in (*trained, *self._names):
             if found := expert_name(name):
                 before, number, _ = found
                 self.counts[before] = max(self.counts.get(before, 0), number + 1)
         self.counts = {before: count for before, count in self.counts.items() if count}
 
-    def files(self, outline: Outline) -> Iterator[tuple[int, int, list[str]]]:
+    def files(self) -> Iterator[tuple[int, int, list[str]]]:
         """Layer, expert and names of every file of an expert."""
         held: dict[tuple[int, int], list[str]] = {
             (layer, number): [] for layer, count in enumerate(self.counts.values()) for number in range(count)
         }
         layers = {before: layer for layer, before in enumerate(self.counts)}
-        for name in outline.module:
+        for name in self._names:
             if found := expert_name(name):
                 held[layers[found[0]], found[1]].append(name)
         for (layer, number), names in held.items():
@@ -88,11 +93,6 @@ def _shared(
         )
     if chosen.stage == 3:
         raise error("UCP-E-MISMATCH", "DeepSpeed has no experts under ZeRO-3; set stage=2")
-    if chosen.pipeline:
-        raise error(
-            "UCP-E-MISMATCH",
-            "experts in a pipeline are not written; set pipeline= (empty) for a plain module",
-        )
     match = _NAME.fullmatch(str(group.options.get("name")))
     degree = chosen.ep_size or (int(match[1]) if match else 1)
     # As the module has them: mixture by mixture, expert by expert, its parameters in their order.

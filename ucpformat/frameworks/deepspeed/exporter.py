@@ -73,8 +73,8 @@ class _Stage:
                     "UCP-E-MISMATCH", f"ep_size {group.degree} does not divide the {chosen.world_size} ranks"
                 )
         self._flat = FlatPlan(outline, chosen, self._groups if chosen.stage > 0 else ())
-        self._layers = ExpertLayers(outline)
-        frozen = sorted(set(filter(expert_name, outline.module)) - outline.trained)
+        self._layers = ExpertLayers(outline, stage.atoms)
+        frozen = sorted(set(filter(expert_name, stage.atoms)) - outline.trained)
         if frozen and chosen.stage == 2:
             raise error(
                 "UCP-E-MISMATCH",
@@ -84,9 +84,9 @@ class _Stage:
 
     def files(self) -> Iterator[OutFile]:
         """The files; what one cannot hold is found by spelling one of each kind out."""
-        outline, chosen = self._outline, self._chosen
+        chosen = self._chosen
         mp_rank = f"mp_rank_{self._number:02d}"
-        for layer, held in self._stage.layers.items():
+        for layer, held in () if self._layers.counts else self._stage.layers.items():
             keys = {name: key for key, name in held.items()}
             yield self._weights(f"layer_{layer:02d}-model_states.pt", keys)
         if chosen.pipeline:
@@ -99,7 +99,7 @@ class _Stage:
             for number, rank in enumerate(self._expert_ranks()):
                 tree = {"optimizer": self._unpartitioned(rank)}
                 yield archive_file(f"{chosen.tag}/expp_rank_{number}_{mp_rank}_optim_states.pt", tree)
-        for number, expert, names in self._layers.files(outline):
+        for number, expert, names in self._layers.files():
             name = f"layer_{number}_expert_{expert}_{mp_rank}_model_states.pt"
             yield self._weights(name, {held: held for held in names})
 
@@ -153,21 +153,30 @@ class _Stage:
         return {"optimizer": None, "param_shapes": [flat.shapes(self._outline) for flat in self._flat.of(0)]}
 
     def _stage_tree(self) -> dict[str, Any]:
-        """The model file of a stage, which has no tensors."""
-        stages = len(self._chosen.pipeline)
+        """The model file of a stage, which has no tensors but where it has experts: then all but those."""
+        outline, stages = self._outline, len(self._chosen.pipeline)
+        counts = list(self._layers.counts.values())
+        names = [f"{layer}.{key}" for layer, keys in self._stage.layers.items() for key in keys]
+        atoms = [name for keys in self._stage.layers.values() for name in keys.values()]
+        if counts:
+            names = atoms = outline.in_order(self._stage.atoms)
+        values = model_values(outline)
+        values.pop("num_experts", None)
         return {
-            "module": None,
+            "module": OrderedDict(
+                (name, outline.tensor(name, "value")) for name in atoms if not expert_name(name)
+            )
+            if counts
+            else None,
             "buffer_names": [
-                f"{layer}.{key}"
-                for layer, held in self._stage.layers.items()
-                for key, name in held.items()
-                if self._outline.role(name) == "buffer"
+                key for key, name in zip(names, atoms, strict=True) if outline.role(name) == "buffer"
             ],
             **self._named(),
             "frozen_param_shapes": None,
             "shared_params": {},
             "frozen_param_fragments": None,
-            **model_values(self._outline),
+            **values,
+            **({"num_experts": counts} if counts else {}),
             "dp_world_size": self._chosen.world_size,
             "mp_world_size": stages,
             "checkpoint_parallel_dimensions": {"pp_degree": stages, "tp_degree": 1},

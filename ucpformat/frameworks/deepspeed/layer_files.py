@@ -92,7 +92,8 @@ def read_layers(
     owners = owners_of(said, [stage.model.file.name for stage in stages])
     layers = Layers([stage.model for stage in stages])
     for number, names in enumerate(said):
-        for name in names:
+        # Without ZeRO nothing is said, and a stage with experts has its module in its model file.
+        for name in (*names, *stages[number].model.module):
             if parts := tied_parts(name):
                 holders = layers.ties.setdefault(parts[0], [])
                 holders.extend([number] if number not in holders else [])

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
+from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 
@@ -23,10 +24,19 @@ _LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
 
 @dataclass(slots=True)
 class StageOutline:
-    """One stage: its parameter groups, and of each layer the atoms by the keys that the layer's file has."""
+    """One stage: its parameter groups, its atoms, and of each layer those by the keys that the layer's file has.
+
+    A stage with experts has no layers' files: its module is in its model file (``_save_moe_checkpoint``).
+    """
 
     groups: list[Group] = field(default_factory=list)
+    atoms: list[str] = field(default_factory=list)
     layers: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether there is a mixture of experts in it."""
+        return any(map(expert_name, self.atoms))
 
 
 def pipeline_settings(
@@ -83,7 +93,7 @@ def stages_of(
         MismatchError: ``UCP-E-MISMATCH`` for names that are of no layer, and ties whose stages are not known.
     """
     if not first:
-        return [StageOutline(list(outline.groups))]
+        return [StageOutline(list(outline.groups), list(outline.module))]
     if zero_stage > 1:
         raise error(
             "UCP-E-MISMATCH",
@@ -94,12 +104,6 @@ def stages_of(
     for name, view in outline.module.items():
         aliases = [match for alias in view.aliases if (match := _LAYER.fullmatch(alias))]
         if parts := tied_parts(name):
-            if not aliases:
-                raise error(
-                    "UCP-E-MISMATCH",
-                    f"no layer is known to hold {name!r}; convert its source with --from-set "
-                    f"tied_layers={parts[0]}:LAYER",
-                )
             holders[name] = _tied_stages(parts[0], ties, aliases, first)
         elif match := _LAYER.fullmatch(name):
             aliases = [match]
@@ -109,8 +113,11 @@ def stages_of(
                 "UCP-E-MISMATCH",
                 f"{name!r} is of no layer of a pipeline; set pipeline= (empty) to write a plain module",
             )
+        for number in holders[name]:
+            stages[number].atoms.append(name)
         for match in aliases:
             stages[_stage(int(match[1]), first)].layers.setdefault(int(match[1]), {})[match[2]] = name
+    _check_ties(stages)
     for number, stage in enumerate(stages):
         for group in outline.groups:
             names = [name for name in group.names if number in holders.get(name, ())]
@@ -118,7 +125,27 @@ def stages_of(
                 stage.groups.append(Group(names, group.options))
         if not stage.groups:
             raise error("UCP-E-MISMATCH", f"stage {number} would train nothing; divide the layers otherwise")
+        if not stage.has_experts and any(other.has_experts for other in stages):
+            raise error(
+                "UCP-E-MISMATCH",
+                f"stage {number} would have no experts, and DeepSpeed does not start where others have: its ranks "
+                "make the groups of experts together; divide the layers otherwise",
+            )
     return stages
+
+
+def _check_ties(stages: Sequence[StageOutline]) -> None:
+    """Refuse tied weights that neither a layer's file nor the model file of a stage with experts would hold."""
+    held = {name for stage in stages for keys in stage.layers.values() for name in keys.values()}
+    held |= {name for stage in stages if stage.has_experts for name in stage.atoms}
+    for stage in stages:
+        for name in stage.atoms:
+            if name not in held and (parts := tied_parts(name)):
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"no layer is known to hold {name!r}; convert its source with --from-set "
+                    f"tied_layers={parts[0]}:LAYER",
+                )
 
 
 def _stage(layer: int, first: Sequence[int]) -> int:
