@@ -1,4 +1,7 @@
-"""One rank of a job under AutoTP and ZeRO: as `make`, with the reference of every tensor-parallel rank."""
+"""One rank of a job under AutoTP and ZeRO: as `make`, with the reference of every tensor-parallel rank.
+
+Arguments: the folder for what is made, or ``load:CASE:DEGREE:PATH:RESULT`` for what stock DeepSpeed is to resume.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Block(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(21, 12)
         self.qkv = nn.Linear(12, 16)
-        self.mix = nn.Linear(16, 12)
+        self.mix = nn.Linear(4, 12)
         self.up = nn.Linear(12, 18)
         self.down = nn.Linear(18, 12)
         self.norm = nn.LayerNorm(12)
@@ -40,11 +43,16 @@ class Block(nn.Module):
 
     def forward(self, ids: Tensor) -> Any:
         hidden = self.embed(ids)
-        hidden = hidden + self.mix(torch.tanh(self.qkv(hidden))) + self.narrow(self.fixed(hidden))
+        # Each rank has its part of all three: what comes of them does not depend on how many ranks there are.
+        fused = torch.tanh(self.qkv(hidden))
+        unit = fused.shape[-1] // 4
+        query, key, value = torch.split(fused, [2 * unit, unit, unit], -1)
+        mixed = query.view(*query.shape[:-1], unit, 2).sum(-1) + key * value
+        hidden = hidden + self.mix(mixed) + self.narrow(self.fixed(hidden))
         return self.norm(hidden + self.down(torch.relu(self.up(hidden))))
 
 
-def configuration(stage: int, bf16: bool) -> dict[str, Any]:
+def configuration(stage: int, bf16: bool, degree: int = DEGREE) -> dict[str, Any]:
     layers = [
         {
             "patterns": [r".*qkv\.weight$"],
@@ -62,36 +70,70 @@ def configuration(stage: int, bf16: bool) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1000,
         "tensor_parallel": {
-            "autotp_size": DEGREE,
+            "autotp_size": degree,
             "partition_config": {"use_default_specs": False, "layer_specs": layers},
         },
         **({"bf16": {"enabled": True}} if bf16 else {}),
     }
 
 
-def make(folder: Path, name: str, rank: int) -> None:
+def engine_of(name: str, degree: int = DEGREE, seed: int = 7) -> Any:
     import deepspeed
-    from deepspeed.utils import groups
 
     stage, bf16 = STAGES[name]
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     # Without ZeRO, nothing names the parameters, and frozen ones could not be told from those of equal shape.
     net = Block(has_frozen=stage > 0)
     optimizer = torch.optim.AdamW([item for item in net.parameters() if item.requires_grad], lr=0.01)
-    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=configuration(stage, bf16))
-    tensor_rank = groups.get_tensor_model_parallel_rank()
-    data_rank = groups.get_data_parallel_rank()
-    for step in range(3):
+    engine, *_ = deepspeed.initialize(
+        model=net, optimizer=optimizer, config=configuration(stage, bf16, degree)
+    )
+    return engine
+
+
+def train(engine: Any, name: str, steps: int, data_rank: int) -> list[float]:
+    losses = []
+    for step in range(engine.global_steps, engine.global_steps + steps):
         generator = torch.Generator().manual_seed(10 * step + data_rank)
         ids = torch.randint(0, 21, (4, 5), generator=generator)
-        target = torch.randn(4, 5, 12, generator=generator).to(torch.bfloat16 if bf16 else torch.float32)
-        engine.backward(torch.nn.functional.mse_loss(engine(ids), target))
+        target = torch.randn(4, 5, 12, generator=generator)
+        target = target.to(torch.bfloat16 if STAGES[name][1] else torch.float32)
+        loss = torch.nn.functional.mse_loss(engine(ids), target)
+        engine.backward(loss)
         engine.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def save(engine: Any, name: str, folder: Path) -> None:
+    """What this tensor-parallel rank has, and what it has after two steps more of the same data on all ranks."""
+    from deepspeed.utils import groups
+
+    keys = ("exp_avg", "exp_avg_sq")
+    found = {"tensors": gather(engine, keys), "info": engine.module.universal_checkpoint_info}
+    found["losses"] = train(engine, name, 2, 0)
+    found["later"] = gather(engine, keys)
+    if groups.get_data_parallel_rank() == 0:
+        torch.save(found, folder / f"reference-{groups.get_tensor_model_parallel_rank()}.pt")
+
+
+def make(folder: Path, name: str, rank: int) -> None:
+    from deepspeed.utils import groups
+
+    engine = engine_of(name)
+    train(engine, name, 3, groups.get_data_parallel_rank())
     engine.save_checkpoint(str(folder / "ckpt"), tag="step3", client_state={"epoch": 3})
-    tensors = gather(engine, ("exp_avg", "exp_avg_sq"))
-    if data_rank == 0:
-        info = engine.module.universal_checkpoint_info
-        torch.save({"tensors": tensors, "info": info}, folder / f"reference-{tensor_rank}.pt")
+    save(engine, name, folder)
+    engine.destroy()
+
+
+def load(name: str, degree: int, path: str, result: Path) -> None:
+    engine = engine_of(name, degree, 99)
+    loaded, client = engine.load_checkpoint(path)
+    assert loaded is not None
+    assert client["epoch"] == engine.global_steps == 3
+    result.mkdir(exist_ok=True)
+    save(engine, name, result)
     engine.destroy()
 
 
@@ -100,10 +142,15 @@ def main() -> None:
 
     rank, _ = join()
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    for name in STAGES:
-        folder = Path(sys.argv[1], name)
-        folder.mkdir(parents=True, exist_ok=True)
-        make(folder, name, rank)
+    if not sys.argv[1].startswith("load:"):
+        for name in STAGES:
+            folder = Path(sys.argv[1], name)
+            folder.mkdir(parents=True, exist_ok=True)
+            make(folder, name, rank)
+    for job in sys.argv[1:]:
+        if job.startswith("load:"):
+            _, name, degree, path, result = job.split(":")
+            load(name, int(degree), path, Path(result))
     leave()
 
 

@@ -52,6 +52,17 @@ class ShardPatterns:
         document = named_document(chosen, "the patterns", pattern_names(), load_patterns, parse_patterns)
         return cls(document, parameters, degree, 1 + max(numbers, default=0))
 
+    def of_whole(self, name: str, slot: str, shape: tuple[int, ...]) -> Lowering:
+        """Where each rank's shard lies in a whole tensor of ``shape``.
+
+        Raises:
+            UcpError: what resolving the patterns raises; ``UCP-E-MISMATCH`` where they say that no rank holds it.
+        """
+        layout = resolve(self._patterns, {name: {slot: shape}}, self._parameters).get((name, slot))
+        if layout is None:
+            raise error("UCP-E-MISMATCH", f"the patterns say that no rank holds {name!r}/{slot!r}")
+        return lower(layout, shape)
+
     def lowering(self, name: str, slot: str, shards: Sequence[tuple[int, ...]], at: str) -> Lowering | None:
         """Where each rank's shard lies in the whole tensor; None where the patterns say that no rank holds it.
 

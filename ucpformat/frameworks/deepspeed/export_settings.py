@@ -33,6 +33,7 @@ class DeepSpeedSettings:
     ties: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ep_size: int | None = None
     data_first: bool = False
+    tensor_degree: int = 1
 
     @classmethod
     def read(cls, settings: Mapping[str, str], content: Content) -> DeepSpeedSettings:
@@ -59,6 +60,7 @@ class DeepSpeedSettings:
             ties,
             _number(settings, "ep_size", 1, 1, 1 << 20) if "ep_size" in settings else None,
             _data_first(settings, content),
+            _number(settings, "tp_degree", 1, 1, 1 << 20),
         )
 
     def place(self, rank: int, expert_degree: int) -> tuple[int, int]:

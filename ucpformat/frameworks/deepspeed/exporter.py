@@ -20,6 +20,7 @@ from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.flat_out import FlatPlan, part_of
 from ucpformat.frameworks.deepspeed.out_values import VERSION, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
+from ucpformat.frameworks.deepspeed.shards_out import shards_of
 from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, archive_file, later_file
 from ucpformat.frameworks.deepspeed.unpartitioned_out import unpartitioned_optimizer
@@ -49,9 +50,12 @@ def export_deepspeed(
     if chosen.stage == 0 and chosen.pipeline and _is_bfloat16(outline):
         # `BF16_Optimizer`, which has ZeRO-1's flat groups whatever the stage; no other keeps bf16 pipelines.
         chosen = replace(chosen, stage=1)
-    stages = stages_of(outline, chosen.pipeline, chosen.ties, chosen.stage)
     parts = [
-        part for number, stage in enumerate(stages) for part in _Stage(outline, chosen, stage, number).files()
+        part
+        for rank, (shards, own) in enumerate(shards_of(content, chosen, settings))
+        for held in [outline if shards is content else Outline(shards, chosen.buffers)]
+        for number, stage in enumerate(stages_of(held, chosen.pipeline, chosen.ties, chosen.stage))
+        for part in _Stage(held, chosen, stage, max(rank, number), own).files()
     ]
     files = OutFiles(parts, lambda _: [text_file("latest", chosen.tag)])
     ranks = chosen.world_size if chosen.stage == 3 else 1
@@ -61,7 +65,15 @@ def export_deepspeed(
 class _Stage:
     """The files of one stage of a pipeline, or of all there is."""
 
-    def __init__(self, outline: Outline, chosen: DeepSpeedSettings, stage: StageOutline, number: int) -> None:
+    def __init__(
+        self,
+        outline: Outline,
+        chosen: DeepSpeedSettings,
+        stage: StageOutline,
+        number: int,
+        own: Mapping[str, Any],
+    ) -> None:
+        self._own = own
         self._outline = outline
         self._chosen = chosen
         self._stage = stage
@@ -74,6 +86,10 @@ class _Stage:
                 )
         self._flat = FlatPlan(outline, chosen, self._groups if chosen.stage > 0 else ())
         self._layers = ExpertLayers(outline, stage.atoms)
+        if self._layers.counts and chosen.tensor_degree > 1:
+            raise error(
+                "UCP-E-MISMATCH", "experts are not written for tensor-parallel ranks; set tp_degree=1"
+            )
         frozen = sorted(set(filter(expert_name, stage.atoms)) - outline.trained)
         if frozen and chosen.stage == 2:
             raise error(
@@ -212,8 +228,11 @@ class _Stage:
             if chosen.stage > 1
             else None,
             **model_values(outline, rank),
+            **self._own,
             **({"num_experts": counts} if counts else {}),
             "dp_world_size": chosen.world_size,
+            "mp_world_size": chosen.tensor_degree,
+            "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": chosen.tensor_degree},
         }
 
     def _fragment(self, name: str, rank: int) -> OutTensor:

@@ -115,6 +115,8 @@ DEEPSPEED: Final = ForeignKind(
             "data_before_experts",
             "true where the job sets use_data_before_expert_parallelism; left out, as the source",
         ),
+        Setting("tp_degree", "tensor-parallel ranks to write for; left out, whole tensors for one"),
+        *_PATTERNS,
     ),
 )
 
