@@ -311,7 +311,8 @@ class LocalStore:
         """Begin a new pack."""
         with translated(key):
             path, descriptor = self._create_file(key)
-            return LocalPackFile(key, descriptor, partial(self._wrote, path))
+            durable = self._write_back is not None
+            return LocalPackFile(key, descriptor, partial(self._wrote, path), is_durable=durable)
 
     def _wrote(self, path: Path, nbytes: int) -> None:
         if self._write_back is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
+from ucpformat.storage.direct_io import DirectWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,11 +80,12 @@ def sync(path: Path) -> None:
 class LocalPackFile:
     """A pack being written by positioned writes, so that threads do not wait for one another.
 
-    ``wrote`` is told of bytes that were handed to the operating system.
+    ``wrote`` is told of bytes that were handed to the page cache. ``is_durable``: large data go past it.
     """
 
-    def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None]) -> None:
+    def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None], *, is_durable: bool) -> None:
         self._wrote = wrote
+        self._direct = DirectWriter(descriptor) if is_durable else None
         self._key = key
         self._descriptor = descriptor
         self._length = 0
@@ -96,12 +98,30 @@ class LocalPackFile:
             offset = -(-self._length // alignment) * alignment
             self._length = offset + size
         with translated(self._key):
-            write_all(self._descriptor, buffers, offset)
-        self._wrote(size)
+            cached = self._write(buffers, offset)
+        self._wrote(cached)
         return offset
+
+    def _write(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """Write the buffers, one after another; how many bytes went to the page cache."""
+        waiting: list[memoryview] = []
+        start, cached = offset, 0
+        for buffer in buffers:
+            done = 0 if self._direct is None else self._direct.write(buffer, offset)
+            if done:
+                write_all(self._descriptor, waiting, start)
+                waiting, start = [buffer[done:]], offset + done
+            else:
+                waiting.append(buffer)
+            offset += buffer.nbytes
+            cached += buffer.nbytes - done
+        write_all(self._descriptor, waiting, start)
+        return cached
 
     def close(self) -> int:
         """Close the file."""
+        if self._direct is not None:
+            self._direct.close()
         if self._descriptor >= 0:
             with translated(self._key):
                 os.close(self._descriptor)

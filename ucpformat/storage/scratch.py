@@ -10,22 +10,26 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Scratch"]
+__all__ = ["ALIGNMENT", "Scratch"]
 
+ALIGNMENT: Final = 4096
+"""Bytes: what devices take data from without a copy."""
 _KEPT_BYTES: Final = 1 << 23
 
 
 class Scratch:
-    """Memory of each thread's own; up to 8 MiB of it are kept until the thread ends."""
+    """Memory of each thread's own, aligned; up to ``kept_bytes`` of it are kept until the thread ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_bytes: int = _KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
         self._own = threading.local()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """At least so many bytes, with anything in them, until this thread asks again."""
         found: NDArray[np.uint8] | None = getattr(self._own, "memory", None)
         if found is None or found.nbytes < nbytes:
-            found = np.empty(nbytes, np.uint8)
-            if nbytes <= _KEPT_BYTES:
+            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+            found = memory[-memory.ctypes.data % ALIGNMENT :][:nbytes]
+            if nbytes <= self._kept_bytes:
                 self._own.memory = found
         return found

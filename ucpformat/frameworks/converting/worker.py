@@ -24,6 +24,7 @@ from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for
 from ucpformat.frameworks.converting.order import job_digest, require_same
 from ucpformat.model.packs import Pack
 from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, PlainChunkWriter
+from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.slot_writer import raw_bytes
 from ucpformat.storage.store import open_store
 
@@ -50,13 +51,15 @@ class Workshop:
     names: Sequence[tuple[str, str]]
     budget: MemoryBudget
     chunk_bytes: int
+    scratch: Scratch
 
     @classmethod
     def of(cls, job: Job, memory: int) -> Workshop:
         """For a job that is open."""
         cut = cut_job(job)
         names = [(source.atom, source.slot) for source in cut.sources]
-        return cls(cut, names, MemoryBudget(memory), job.chunk_bytes)
+        # Kept from task to task: fresh memory costs as much as filling it.
+        return cls(cut, names, MemoryBudget(memory), job.chunk_bytes, Scratch(2 * job.chunk_bytes))
 
 
 _KEPT: Final[Kept[Workshop]] = Kept()
@@ -151,7 +154,6 @@ class _Copying:
         self._workshop = workshop
         self._writer = writer
         self._progress = progress
-        self._buffer = np.empty(0, np.uint8)
         self._names: list[tuple[str, str]] = []
         self._pieces: list[ChunkPiece] = []
         self._waiting = 0
@@ -161,21 +163,15 @@ class _Copying:
         source, place = self._workshop.cut.sources[slot], self._workshop.cut.places[slot]
         box = place.grid.box_at(chunk)
         nbytes = box.size * place.dtype.item_bytes
-        data = self._array(nbytes, is_kept=nbytes < _SMALL).view(place.dtype.numpy).reshape(box.shape)
+        # Small ones wait to be written together.
+        memory = np.empty(nbytes, np.uint8) if nbytes < _SMALL else self._workshop.scratch.take(nbytes)
+        data = memory[:nbytes].view(place.dtype.numpy).reshape(box.shape)
         source.read(box, data)
         piece = ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
         if nbytes < _SMALL:
             self._gather((source.atom, source.slot), piece)
             return
         self._done((source.atom, source.slot), piece, self._writer.write(*piece))
-
-    def _array(self, nbytes: int, *, is_kept: bool) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        if is_kept:
-            return np.empty(nbytes, np.uint8)
-        # One buffer for all: fresh memory costs as much as filling it.
-        if self._buffer.size < nbytes:
-            self._buffer = np.empty(nbytes, np.uint8)
-        return self._buffer[:nbytes]
 
     def _gather(self, name: tuple[str, str], piece: ChunkPiece) -> None:
         self._names.append(name)
