@@ -128,7 +128,11 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     show_default=True,
     help="Bytes of buffers over all workers: 512M, 2G.",
 )
-@click.option("--workers", type=click.IntRange(1), help="How many. [default: one per core, at most 8]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="How many. [default: one per core, at most 8, and a thread that waits for the disk]",
+)
 @click.option(
     "--pool",
     type=click.Choice(["threads", "processes", "mpi", _TORCHRUN]),

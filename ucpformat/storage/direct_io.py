@@ -21,7 +21,7 @@ __all__ = ["DirectWriter"]
 _LEAST_BYTES: Final = 1 << 20  # less is gathered by the page cache
 _CALL_BYTES: Final = 1 << 26
 _COPIED_BYTES: Final = 1 << 22
-_NOT_HERE: Final = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT})
+_NOT_HERE: Final = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class _Memory(threading.local):
@@ -58,8 +58,8 @@ class DirectWriter:
         wanted = data.nbytes // ALIGNMENT * ALIGNMENT
         source = np.frombuffer(data, np.uint8)
         is_aligned = source.ctypes.data % ALIGNMENT == 0
+        descriptor = self._opened()
         try:
-            descriptor = self._opened()
             while done < wanted and self._is_possible:
                 if is_aligned:
                     part = source[done : min(wanted, done + _CALL_BYTES)]
@@ -78,9 +78,12 @@ class DirectWriter:
 
     def _opened(self) -> int:
         with self._lock:
-            if self._own < 0:
+            if self._own < 0 and self._is_possible:
                 flags = os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT
-                self._own = os.open(f"/proc/self/fd/{self._descriptor}", flags)
+                try:
+                    self._own = os.open(f"/proc/self/fd/{self._descriptor}", flags)
+                except OSError:
+                    self._is_possible = False
             return self._own
 
     def close(self) -> None:
