@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Make, Ucp
 from tests.geometry.test_transfer import mesh
+from tests.patterns.documents import ENVELOPE, TP
 from tests.planning.arrangements import Held, arranged, side
 from ucpformat.cli.plan_json import detail_json
 from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Partial, Scale, Shard
@@ -226,15 +227,10 @@ def test_a_checkpoint_is_read_out_of_storage_or_as_its_layouts_say(
 
 
 PATTERNS: dict[str, Any] = {
-    "format": "ucp",
-    "format_version": 0,
-    "read_features": [],
-    "write_features": [],
-    "extensions": {},
-    "annotations": {},
+    **ENVELOPE,
     "kind": "patterns",
     "parameters": [{"name": "tp"}, {"name": "stages", "type": "integers", "default": [0]}],
-    "meshes": [{"axes": [{"name": "tp", "size": "=tp"}]}],
+    "meshes": [TP],
     "rules": [
         {"match": "**", "slots": "step", "layout": None},
         {

@@ -18,7 +18,7 @@ from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.chunk_reader import verify_blocks
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
-from ucpformat.storage.workers import task_groups
+from ucpformat.storage.workers import call_groups, task_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +90,10 @@ class BulkReader:
             else:
                 runs.extend(of_chunk)
         runs.sort(key=itemgetter(0, 1))
-        futures = [self._executor.submit(self._fetch, call) for call in self._calls(runs)]
+        calls = call_groups(
+            runs, itemgetter(0, 1, 2), gap=self._gap, nbytes=_CALL_BYTES, most=self._call_runs
+        )
+        futures = [self._executor.submit(self._fetch, call) for call in calls]
         groups = task_groups(rest, lambda one: one[-1].nbytes, nbytes=_CALL_BYTES, most=self._group_chunks)
         futures += [self._executor.submit(self._read_chunks, group) for group in groups]
         wait(futures)
@@ -173,26 +176,6 @@ class BulkReader:
         if self._verify:
             for run, parts in zip(call, checked, strict=True):
                 verify_blocks(parts, run.checksums, run.first_block, run.key)
-
-    def _calls(self, runs: Iterable[_Run]) -> Iterator[list[_Run]]:
-        """Group runs, which are sorted, such that each group is one stretch of one object."""
-        call: list[_Run] = []
-        key, start, end = "", 0, 0
-        for run in runs:
-            if call and not (
-                run.key == key
-                and 0 <= run.offset - end <= self._gap
-                and run.stop - start <= _CALL_BYTES
-                and len(call) < self._call_runs
-            ):
-                yield call
-                call = []
-            if not call:
-                key, start = run.key, run.offset
-            call.append(run)
-            end = run.stop
-        if call:
-            yield call
 
 
 def _split(key: str, segment: Segment, target: memoryview) -> Iterator[_Run]:

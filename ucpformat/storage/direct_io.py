@@ -7,14 +7,13 @@ needed. ``O_DIRECT`` (open(2)) wants offsets, lengths and addresses aligned; wha
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import threading
 from typing import Final
 
 import numpy as np
 
-from ucpformat.storage.scratch import ALIGNMENT
+from ucpformat.storage.scratch import ALIGNMENT, Scratch
 
 __all__ = ["DirectWriter"]
 
@@ -24,14 +23,7 @@ _COPIED_BYTES: Final = 1 << 22
 _NOT_HERE: Final = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class _Memory(threading.local):
-    """Of each thread, for data that are not aligned."""
-
-    def __init__(self) -> None:
-        self.copy = np.frombuffer(mmap.mmap(-1, _COPIED_BYTES), np.uint8)
-
-
-_memory: Final = _Memory()
+_scratch: Final = Scratch()  # for data that are not aligned
 
 
 class DirectWriter:
@@ -64,7 +56,7 @@ class DirectWriter:
                 if is_aligned:
                     part = source[done : min(wanted, done + _CALL_BYTES)]
                 else:
-                    part = _memory.copy[: min(wanted - done, _COPIED_BYTES)]
+                    part = _scratch.take(_COPIED_BYTES)[: min(wanted - done, _COPIED_BYTES)]
                     part[:] = source[done : done + part.nbytes]
                 count = os.pwrite(descriptor, part.data, offset + done)
                 done += count // ALIGNMENT * ALIGNMENT

@@ -1,4 +1,4 @@
-"""How much work goes to how many threads, where a caller does not say."""
+"""How much work goes to how many threads, where a caller does not say, and how much of it to one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["task_groups", "worker_count"]
+__all__ = ["call_groups", "task_groups", "worker_count"]
 
 _T = TypeVar("_T")
 
@@ -30,5 +30,30 @@ def task_groups(
         if held >= nbytes or len(group) == most:
             yield group
             group, held = [], 0
+    if group:
+        yield group
+
+
+def call_groups(
+    items: Iterable[_T], place: Callable[[_T], tuple[str, int, int]], *, gap: int, nbytes: int, most: int
+) -> Iterator[list[_T]]:
+    """Items that one call reads: parts of one object, none of which begins within another, and little between them.
+
+    ``place`` is an item's key, first byte and end; items are sorted by the first two. A group spans ``nbytes`` at most,
+    unless it is one item, with gaps of at most ``gap`` bytes.
+    """
+    group: list[_T] = []
+    of, first, end = "", 0, 0
+    for item in items:
+        key, start, stop = place(item)
+        if group and not (
+            key == of and 0 <= start - end <= gap and stop - first <= nbytes and len(group) < most
+        ):
+            yield group
+            group = []
+        if not group:
+            of, first = key, start
+        group.append(item)
+        end = stop
     if group:
         yield group

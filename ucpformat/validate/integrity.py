@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -19,7 +20,7 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
-from ucpformat.storage.workers import task_groups
+from ucpformat.storage.workers import call_groups, task_groups
 from ucpformat.validate.passing import CALL_BYTES, CODEC_MESSAGE, pass_by, pass_together, passes
 from ucpformat.validate.semantics import pack_ranges
 
@@ -86,6 +87,24 @@ class _Outcome:
             self.problems.append(_unused_bits(stored, chunk))
 
 
+class _Small(NamedTuple):
+    """A small chunk that is one segment of a pack: where it lies, and its number among those that are looked at."""
+
+    key: str
+    start: int
+    stop: int
+    stored: StoredSlot
+    chunk: int
+    segment: Segment
+    number: int
+
+    @classmethod
+    def of(cls, stored: StoredSlot, chunk: int, segment: Segment, number: int) -> _Small:
+        start = segment.offset
+        key = stored.object_key(chunk, segment)
+        return cls(key, start, start + segment.length, stored, chunk, segment, number)
+
+
 def _chunks(checked: CheckedCheckpoint, findings: Findings) -> Iterator[_OfChunk]:
     """Every chunk; slots that have none are done with."""
     for stored in checked.slots():
@@ -128,7 +147,7 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
     """Look at each chunk; small ones that lie together are read by one call."""
     outcomes = [_Outcome() for _ in group]
-    small: list[tuple[int, tuple[StoredSlot, int, Segment]]] = []
+    small: list[_Small] = []
     for number, ((stored, _, chunk), outcome) in enumerate(zip(group, outcomes, strict=True)):
         try:
             segments = stored.segments(chunk)
@@ -137,46 +156,22 @@ def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list
             elif not passes(stored, chunk, segments):
                 _check_apart(store, stored, chunk, segments, outcome)
             elif stored.part.packed and len(segments) == 1 and segments[0].length <= _SMALL_BYTES:
-                small.append((number, (stored, chunk, segments[0])))
+                small.append(_Small.of(stored, chunk, segments[0], number))
             else:
                 _require_object(store, stored, chunk, segments[0])
                 outcome.passed(stored, chunk, pass_by(store, stored, chunk, segments, scratch))
         except UcpError as refusal:
             outcome.problems.append(refusal.problem())
-    for near in _near(small, store.calls.gap):
-        found = pass_together(store, [one for _, one in near], scratch)
-        for (number, (stored, chunk, _)), passed in zip(near, found, strict=True):
+    small.sort(key=itemgetter(0, 1))
+    gap = store.calls.gap
+    for near in call_groups(small, itemgetter(0, 1, 2), gap=gap, nbytes=CALL_BYTES, most=_GROUP_CHUNKS):
+        found = pass_together(store, [(one.stored, one.chunk, one.segment) for one in near], scratch)
+        for one, passed in zip(near, found, strict=True):
             if isinstance(passed, UcpError):
-                outcomes[number].problems.append(passed.problem())
+                outcomes[one.number].problems.append(passed.problem())
             else:
-                outcomes[number].passed(stored, chunk, passed)
+                outcomes[one.number].passed(one.stored, one.chunk, passed)
     return outcomes
-
-
-_Numbered = tuple[int, tuple["StoredSlot", int, "Segment"]]
-
-
-def _near(chunks: list[_Numbered], gap: int) -> Iterator[list[_Numbered]]:
-    """Chunks of one pack, none of which begins within another, with gaps of at most so many bytes."""
-    chunks.sort(key=lambda one: (one[1][2].container, one[1][2].offset))
-    group: list[_Numbered] = []
-    first = stop = 0
-    for one in chunks:
-        stored, _, segment = one[1]
-        if group and not (
-            stored.part is group[0][1][0].part
-            and segment.container == group[0][1][2].container
-            and 0 <= segment.offset - stop <= gap
-            and segment.offset + segment.length - first <= CALL_BYTES
-        ):
-            yield group
-            group = []
-        if not group:
-            first = segment.offset
-        group.append(one)
-        stop = segment.offset + segment.length
-    if group:
-        yield group
 
 
 def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:

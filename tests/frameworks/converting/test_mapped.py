@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frameworks.jobs import Array, job_of, whole
+from tests.patterns.documents import ENVELOPE
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.map_choice import apply_maps
 from ucpformat.frameworks.converting.mapped import mapped_job
@@ -145,12 +146,7 @@ def test_maps_are_chosen_by_what_fits_with_parameters_of_the_configuration(tmp_p
     # A file of one's own, one side of which drops what the other has not.
     mine = tmp_path / "mine.json"
     envelope = {
-        "format": "ucp",
-        "format_version": 0,
-        "read_features": [],
-        "write_features": [],
-        "extensions": {},
-        "annotations": {},
+        **ENVELOPE,
         "kind": "atom-map",
         "parameters": [],
         "entries": [

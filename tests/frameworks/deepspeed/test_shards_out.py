@@ -14,6 +14,7 @@ import torch
 import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
 from tests.frameworks.deepspeed.test_round_trip import assert_equal, back, plain, to_deepspeed
+from tests.patterns.documents import document
 from ucpformat.errors import UcpError
 
 
@@ -26,22 +27,11 @@ SPLIT = [(["embed.weight"], FUSED), (["up.weight"], [split(1)]), (["up.bias"], [
 
 
 def patterns(path: Path, entries: Any) -> str:
-    document = {
-        "format": "ucp",
-        "format_version": 0,
-        "read_features": [],
-        "write_features": [],
-        "extensions": {},
-        "annotations": {},
-        "kind": "patterns",
-        "parameters": [{"name": "tp"}],
-        "meshes": [{"axes": [{"name": "tp", "size": "=tp"}]}],
-        "rules": [
-            {"match": match, "layout": None if steps is None else {"mesh": 0, "steps": steps}}
-            for match, steps in entries
-        ],
-    }
-    path.write_text(json.dumps(document))
+    rules = [
+        {"match": match, "layout": None if steps is None else {"mesh": 0, "steps": steps}}
+        for match, steps in entries
+    ]
+    path.write_text(json.dumps(document(*rules, parameters=[{"name": "tp"}])))
     return str(path)
 
 

@@ -15,6 +15,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed.make_tp import DEGREE, STAGES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_universal import stock_universal
+from tests.patterns.documents import document
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
@@ -114,18 +115,8 @@ def test_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> None:
 
 
 def rules(*entries: tuple[list[str], list[dict[str, Any]]]) -> dict[str, Any]:
-    return {
-        "format": "ucp",
-        "format_version": 0,
-        "read_features": [],
-        "write_features": [],
-        "extensions": {},
-        "annotations": {},
-        "kind": "patterns",
-        "parameters": [{"name": "tp"}],
-        "meshes": [{"axes": [{"name": "tp", "size": "=tp"}]}],
-        "rules": [{"match": match, "layout": {"mesh": 0, "steps": steps}} for match, steps in entries],
-    }
+    listed = [{"match": match, "layout": {"mesh": 0, "steps": steps}} for match, steps in entries]
+    return document(*listed, parameters=[{"name": "tp"}])
 
 
 def split(dim: int) -> dict[str, Any]:

@@ -249,10 +249,9 @@ def _pipeline_parts(
                 part.draft.add_copy(name, file, stored)
             parts[stage].append(part)
         if tensor_rank == 0:
-            note |= {
-                "first_layers": list(chosen.first or found.first),
-                "ties": {tie: list(held) for tie, held in found.ties.items()},
-            }
+            note |= found.note()
+            if chosen.first:
+                note["first_layers"] = list(chosen.first)
     for others in parts:
         check_step(first, others[0].position.model)
     return [

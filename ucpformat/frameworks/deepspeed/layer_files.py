@@ -25,6 +25,7 @@ from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.jsonio import JsonValue
 
 __all__ = ["TIED", "Layers", "Masters", "Stage", "owners_of", "read_layers", "said_by", "tied_parts"]
 
@@ -69,6 +70,19 @@ class Layers:
     first: list[int] = field(default_factory=list)
     ties: dict[str, list[int]] = field(default_factory=dict)
 
+    def add_tie(self, tie: str, stage: int) -> None:
+        """Note that a stage holds a tie."""
+        holders = self.ties.setdefault(tie, [])
+        if stage not in holders:
+            holders.append(stage)
+
+    def note(self) -> dict[str, JsonValue]:
+        """What an exporter should know: the first layers of stages, and who holds each tie."""
+        return {
+            "first_layers": list(self.first),
+            "ties": {tie: list(held) for tie, held in self.ties.items()},
+        }
+
 
 def tied_parts(name: str) -> tuple[str, str] | None:
     """Tie and key of ``tied_modules.<tie>.<key>``; None for another name."""
@@ -95,8 +109,7 @@ def read_layers(
         # Without ZeRO nothing is said, and a stage with experts has its module in its model file.
         for name in (*names, *stages[number].model.module):
             if parts := tied_parts(name):
-                holders = layers.ties.setdefault(parts[0], [])
-                holders.extend([number] if number not in holders else [])
+                layers.add_tie(parts[0], number)
     # A stage with experts has its module in its model file, and no files of layers.
     modules = [dict(stage.model.module) for stage in stages]
     homes = [dict(stage.model.homes) for stage in stages]

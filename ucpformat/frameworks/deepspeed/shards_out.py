@@ -22,6 +22,7 @@ from ucpformat.frameworks.deepspeed.affine import affine_description, affine_hol
 from ucpformat.frameworks.deepspeed.fields import mapping
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.sources import ReadBox, window
+from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
 from ucpformat.geometry import Box, BoxIndex, Holdings, LocalMap
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _local_map(held: Holdings, rank: int, atom: str) -> LocalMap:
     for piece in found.pieces:
         if len(found.shape) != piece.box.ndim or any(
             step not in (0, stride)
-            for step, stride in zip(piece.local.strides, _dense(found.shape), strict=True)
+            for step, stride in zip(piece.local.strides, contiguous_strides(found.shape), strict=True)
         ):
             raise error(
                 "UCP-E-MISMATCH", f"the elements of {atom!r} would be in another order within a shard"
@@ -157,7 +158,7 @@ class _Shard:
 
     def __init__(self, held: LocalMap, read: ReadBox) -> None:
         self._read = read
-        strides = _dense(held.shape)
+        strides = contiguous_strides(held.shape)
         self._parts = [
             _Part(
                 Box(
@@ -185,10 +186,3 @@ class _Shard:
             found = np.empty(common.shape, out.dtype)
             self._read(Box(start, common.shape), found)
             window(out, common.relative_to(box))[...] = found
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
-    return tuple(strides)

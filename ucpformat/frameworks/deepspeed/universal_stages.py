@@ -69,7 +69,7 @@ class UniversalStages:
                 raise refused("layer_* files of tensor-parallel ranks; take them away", at)
             stages = [Stage(model, masters=masters) for model in held]
             found = read_layers(directory, stages, 0, tied)
-            return cls(found, {}, note | _note(found))
+            return cls(found, {}, note | found.note())
         said = [said_by(model) for model in held]
         owners = owners_of(said, [model.file.name for model in held])
         first = [
@@ -80,19 +80,14 @@ class UniversalStages:
         for stage, names in enumerate(said):
             for name in names:
                 if parts := tied_parts(name):
-                    holders = found.ties.setdefault(parts[0], [])
-                    holders.extend([stage] if stage not in holders else [])
+                    found.add_tie(parts[0], stage)
                     layers = sorted(layer for layer, tie in tied.items() if tie == parts[0])
                     aliases[name] = [f"{layer}.{parts[1]}" for layer in layers]
         for tie in tied.values():
             if tie not in found.ties:
                 raise refused(f"no stage has {TIED}{tie}", at)
         missing = sorted({name for model in held for name in model.buffers})
-        return cls(found, aliases, note | _note(found) | {"buffers_elsewhere": list(missing)})
-
-
-def _note(found: Layers) -> dict[str, JsonValue]:
-    return {"first_layers": list(found.first), "ties": {tie: list(held) for tie, held in found.ties.items()}}
+        return cls(found, aliases, note | found.note() | {"buffers_elsewhere": list(missing)})
 
 
 def low_dtype(model: ModelStates) -> str | None:

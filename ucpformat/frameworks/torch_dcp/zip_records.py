@@ -7,13 +7,13 @@ compression, so that a record is a range of bytes.
 from __future__ import annotations
 
 import struct
-import threading
 from dataclasses import dataclass
 
 from zlib_ng import zlib_ng
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
+from ucpformat.storage.scratch import Scratch
 
 __all__ = ["ZipRecord", "check_crc", "crc_of", "read_record", "record_start", "require_crc", "zip_records"]
 
@@ -26,14 +26,7 @@ _MAX_DIRECTORY = 64 << 20
 _BLOCK = 256 << 10  # stays in the cache of a core between being read and being looked at
 
 
-class _Memory(threading.local):
-    """The block of each thread."""
-
-    def __init__(self) -> None:
-        self.block = memoryview(bytearray(_BLOCK))
-
-
-_memory = _Memory()
+_scratch = Scratch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +146,7 @@ def crc_of(source: ByteSource, start: int, length: int) -> int:
     """CRC-32 of so many bytes. Raises ``UCP-E-SOURCE`` where they do not all exist."""
     crc = 0
     for offset in range(0, length, _BLOCK):
-        part = _memory.block[: length - offset]
+        part = _scratch.take(_BLOCK)[: min(length - offset, _BLOCK)].data
         source.read_into(start + offset, part)
         crc = zlib_ng.crc32(part, crc)
     return crc

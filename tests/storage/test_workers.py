@@ -1,0 +1,43 @@
+"""Work shared out: everything, in order, in groups within their bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat.storage.workers import call_groups, task_groups
+
+
+@given(sizes=st.lists(st.integers(0, 20)), nbytes=st.integers(1, 40), most=st.integers(1, 5))
+def test_a_task_is_full_by_bytes_or_by_number(sizes: list[int], nbytes: int, most: int) -> None:
+    groups = list(task_groups(sizes, int, nbytes=nbytes, most=most))
+    assert [size for group in groups for size in group] == sizes
+    for number, group in enumerate(groups, 1):
+        assert sum(group[:-1]) < nbytes
+        assert len(group) <= most
+        assert number == len(groups) or sum(group) >= nbytes or len(group) == most
+
+
+@given(
+    items=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 12))),
+    gap=st.integers(0, 8),
+    nbytes=st.integers(1, 30),
+    most=st.integers(1, 5),
+)
+def test_a_call_is_one_stretch_of_one_object(
+    items: list[tuple[str, int, int]], gap: int, nbytes: int, most: int
+) -> None:
+    places = sorted((key, start, start + length) for key, start, length in items)
+    groups = list(call_groups(places, lambda place: place, gap=gap, nbytes=nbytes, most=most))
+    assert [place for group in groups for place in group] == places
+
+    def fits(group: list[tuple[str, int, int]], key: str, start: int, stop: int) -> bool:
+        near = key == group[0][0] and 0 <= start - group[-1][2] <= gap
+        return near and stop - group[0][1] <= nbytes and len(group) < most
+
+    for group in groups:
+        assert all(fits(group[:place], *group[place]) for place in range(1, len(group)))
+    for group, after in pairwise(groups):
+        assert not fits(group, *after[0])
