@@ -8,7 +8,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from benchmarks.state import Array, TrainingState
+from benchmarks.state import Array, TrainingState, filled
 
 __all__ = ["WORKLOADS", "gpt_shapes", "workload"]
 
@@ -78,10 +78,12 @@ class _Values:
         self._random = np.random.default_rng(16)
 
     def float32(self, shape: Shape) -> Array:
-        return self._random.random(shape, dtype=np.float32) + np.float32(0.5)
+        return filled(
+            shape, np.dtype(np.float32), self._random.random(shape, dtype=np.float32) + np.float32(0.5)
+        )
 
     def bfloat16(self, shape: Shape) -> Array:
-        return self.float32(shape).astype(ml_dtypes.bfloat16)
+        return filled(shape, np.dtype(ml_dtypes.bfloat16), self.float32(shape))
 
 
 def _adam(shapes: Shapes) -> TrainingState:

@@ -37,7 +37,7 @@ from ucpformat.model.values import Extend, encode
 from ucpformat.storage.ledger import settled
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
-from ucpformat.storage.workers import worker_count
+from ucpformat.storage.workers import writer_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -124,7 +124,7 @@ class CheckpointWriter:
             places,
             storage=storage,
             name=f"{self._attempt}-0",
-            workers=worker_count(workers),
+            workers=writer_count(workers, waits=self._store.writers_wait),
             progress=progress,
         )
         self._packs: list[Pack] | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["RawLimit"]
 
 _THREADS: Final = 2
-_CALL_BYTES: Final = 1 << 24
+_PIECE_BYTES: Final = 1 << 24
 _BLOCK_BYTES: Final = 1 << 20
 _SYNC_BYTES: Final = 1 << 26
 _BUFFERS: Final = 1024  # as many as one vectored call takes
@@ -31,22 +31,24 @@ Buffers = Sequence[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class RawLimit:
-    """Half of the bytes per thread, each into a preallocated file of its own, in calls of up to 16 MiB."""
+    """Half of the bytes per thread, each into a preallocated file of its own, in calls of ``call_bytes``."""
 
     name: str
     note: str
     look: Callable[[Buffers], None]
     """What is done with the bytes of a call, before they are written or after they are read."""
+    call_bytes: int
+    """Each call begins at a multiple of it, which is one of 2 MiB, as large as the pages of the cache get."""
 
     @classmethod
     def bare(cls) -> RawLimit:
         """The bytes are not looked at."""
-        return cls("raw", "pwritev and preadv, 2 threads, 2 preallocated files", _nothing)
+        return cls("raw", "pwritev and preadv, 2 threads, 2 preallocated files", _nothing, 1 << 24)
 
     @classmethod
     def checked(cls) -> RawLimit:
-        """With CRC-32C of every 1 MiB."""
-        return cls("raw-crc32c", "the same, with CRC-32C of each 1 MiB", _checksums)
+        """With CRC-32C of every 1 MiB, by smaller calls: what was looked at is still in the cache."""
+        return cls("raw-crc32c", "the same, with CRC-32C of each 1 MiB, 2 MiB a call", _checksums, 1 << 21)
 
     def save(self, state: TrainingState, directory: Path, durability: Durability) -> None:
         """Write two files; a third thread syncs them as they grow, so that the disk is at work meanwhile."""
@@ -59,7 +61,7 @@ class RawLimit:
                 if buffers:
                     os.posix_fallocate(descriptor, 0, sum(buffer.nbytes for buffer in buffers))
                 position = synced = 0
-                for call in _calls(buffers):
+                for call in _calls(buffers, self.call_bytes):
                     self.look(call)
                     position += _whole(os.pwritev(descriptor, call, position), call)
                     is_idle = syncing is None or syncing.done()
@@ -84,7 +86,7 @@ class RawLimit:
             descriptor = os.open(directory / f"{number}.raw", os.O_RDONLY)
             try:
                 position = 0
-                for call in _calls(buffers):
+                for call in _calls(buffers, self.call_bytes):
                     position += _whole(os.preadv(descriptor, call, position), call)
                     self.look(call)
             finally:
@@ -110,19 +112,24 @@ def _halves(state: TrainingState) -> list[list[memoryview]]:
 
 
 def _pieces(buffer: memoryview) -> Iterator[memoryview]:
-    for start in range(0, buffer.nbytes, _CALL_BYTES):
-        yield buffer[start : start + _CALL_BYTES]
+    for start in range(0, buffer.nbytes, _PIECE_BYTES):
+        yield buffer[start : start + _PIECE_BYTES]
 
 
-def _calls(buffers: Buffers) -> Iterator[list[memoryview]]:
+def _calls(buffers: Buffers, nbytes: int) -> Iterator[list[memoryview]]:
+    """The buffers one after another, cut so that every call but the last has ``nbytes``, or as many as one takes."""
     call: list[memoryview] = []
-    filled = 0
+    room = nbytes
     for buffer in buffers:
-        if call and (filled + buffer.nbytes > _CALL_BYTES or len(call) == _BUFFERS):
-            yield call
-            call, filled = [], 0
-        call.append(buffer)
-        filled += buffer.nbytes
+        start = 0
+        while start < buffer.nbytes:
+            call.append(buffer[start : start + room])
+            start += call[-1].nbytes
+            room -= call[-1].nbytes
+            if not room or len(call) == _BUFFERS:
+                yield call
+                # After many small ones, up to where the next was to begin.
+                call, room = [], room or nbytes
     if call:
         yield call
 

@@ -123,7 +123,7 @@ class Forgetful(RawLimit):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_who_loads_something_else_is_refused(tmp_path: Path, in_place: bool) -> None:
     raw = RawLimit.bare()
-    forgetful = Forgetful("forgetful", "", raw.look)
+    forgetful = Forgetful("forgetful", "", raw.look, raw.call_bytes)
     with pytest.raises(ValueError, match="forgetful brought back other values"):
         compare(
             [raw, forgetful],

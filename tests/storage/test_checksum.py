@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ucpformat.storage import checksum
 from ucpformat.storage.checksum import (
     ContentDigest,
+    RunChecksums,
     block_checksums,
     checksum_run,
     combine,
@@ -92,6 +93,15 @@ def test_one_pass_gives_blocks_total_and_cuts(data: bytes, start: int) -> None:
     parts = [aligned[at : at + BLOCK] for at in range(0, len(aligned), BLOCK)] if data else []
     parts[:1] = [part[before:] for part in parts[:1]]
     assert list(unpacked(run.cuts)) == [crc32c(part) for part in parts]
+
+
+@given(st.binary(max_size=160), st.integers(0, 100), st.lists(st.integers(0, 10), max_size=4))
+def test_what_comes_in_pieces_is_one_run(data: bytes, start: int, edges: list[int]) -> None:
+    checks = RunChecksums(start)
+    places = sorted({0, *(edge * BLOCK for edge in edges if edge * BLOCK < len(data)), len(data)})
+    for first, stop in pairwise(places):
+        checks.add(memoryview(data)[first:stop])
+    assert checks.run() == checksum_run(memoryview(data), start)
 
 
 @given(st.binary(max_size=60), st.lists(st.binary(max_size=40), max_size=3))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage.workers import call_groups, task_groups
+from ucpformat.storage.workers import call_groups, task_groups, worker_count, writer_count
 
 
 @given(sizes=st.lists(st.integers(0, 20)), nbytes=st.integers(1, 40), most=st.integers(1, 5))
@@ -41,3 +43,13 @@ def test_a_call_is_one_stretch_of_one_object(
         assert all(fits(group[:place], *group[place]) for place in range(1, len(group)))
     for group, after in pairwise(groups):
         assert not fits(group, *after[0])
+
+
+@given(wanted=st.none() | st.integers(1, 99), cores=st.none() | st.integers(1, 99), waits=st.booleans())
+def test_who_waits_for_the_disk_gets_a_thread_more(
+    wanted: int | None, cores: int | None, waits: bool
+) -> None:
+    with patch.object(os, "cpu_count", lambda: cores):
+        found = writer_count(wanted, waits=waits)
+        assert found == wanted if wanted else found == worker_count(None) + waits
+        assert 1 <= worker_count(None) <= 8

@@ -31,7 +31,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.slot_form import slot_form
 from ucpformat.storage.store import open_store
-from ucpformat.storage.workers import worker_count
+from ucpformat.storage.workers import writer_count
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class Saving:
             },
             storage=self._options.storage,
             name=f"{self._attempt}-{list(self._group.ranks).index(self._group.rank)}",
-            workers=worker_count(self._options.workers),
+            workers=writer_count(self._options.workers, waits=self._store.writers_wait),
         )
 
     def _together(self, begin: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "BLOCK_BYTES",
     "ContentDigest",
     "Run",
+    "RunChecksums",
     "block_checksums",
     "checksum_run",
     "combine",
@@ -176,29 +177,44 @@ class Run(NamedTuple):
 
 def checksum_run(data: memoryview, logical_start: int) -> Run:
     """Checksums of contiguous bytes that lie ``logical_start`` bytes into their slot, in one pass."""
-    size = data.nbytes
-    if 0 < size <= BLOCK_BYTES - logical_start % BLOCK_BYTES:
+    if 0 < data.nbytes <= BLOCK_BYTES - logical_start % BLOCK_BYTES:
         crc = crc32c(data)
         one = crc.to_bytes(4, "little")
         return Run(one, crc, one)
-    phase = -logical_start % BLOCK_BYTES  # the first logical boundary, counted from the run's start
-    edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
-    blocks: list[int] = []
-    cuts: list[tuple[int, int]] = []
-    total = 0
-    for start, stop in pairwise(edges):
-        length = stop - start
-        crc = int(crc32c(data[start:stop]))
-        total = combine(total, crc, length)
-        if start % BLOCK_BYTES == 0:
-            blocks.append(crc)
-        else:
-            blocks[-1] = combine(blocks[-1], crc, length)
-        if not cuts or (start - phase) % BLOCK_BYTES == 0:
-            cuts.append((crc, length))
-        else:
-            cuts[-1] = (combine(cuts[-1][0], crc, length), cuts[-1][1] + length)
-    return Run(packed(blocks), total, packed(crc for crc, _ in cuts))
+    checks = RunChecksums(logical_start)
+    checks.add(data)
+    return checks.run()
+
+
+class RunChecksums:
+    """The `Run` of bytes that come in pieces, one after another: each but the last is a multiple of 1 MiB long."""
+
+    def __init__(self, logical_start: int) -> None:
+        self._phase = -logical_start % BLOCK_BYTES  # the first logical boundary, counted from the run's start
+        self._blocks: list[int] = []
+        self._cuts: list[tuple[int, int]] = []
+        self._total = 0
+
+    def add(self, data: memoryview) -> None:
+        """Look at the next piece."""
+        size, phase, blocks, cuts = data.nbytes, self._phase, self._blocks, self._cuts
+        edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
+        for start, stop in pairwise(edges):
+            length = stop - start
+            crc = int(crc32c(data[start:stop]))
+            self._total = combine(self._total, crc, length)
+            if start % BLOCK_BYTES == 0:
+                blocks.append(crc)
+            else:
+                blocks[-1] = combine(blocks[-1], crc, length)
+            if not cuts or (start - phase) % BLOCK_BYTES == 0:
+                cuts.append((crc, length))
+            else:
+                cuts[-1] = (combine(cuts[-1][0], crc, length), cuts[-1][1] + length)
+
+    def run(self) -> Run:
+        """What has come so far."""
+        return Run(packed(self._blocks), self._total, packed(crc for crc, _ in self._cuts))
 
 
 def _cut_lengths(size: int, logical_start: int) -> list[int]:

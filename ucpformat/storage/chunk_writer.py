@@ -11,7 +11,14 @@ from ucpformat.errors import error
 from ucpformat.geometry import element_count, runs
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
-from ucpformat.storage.checksum import Run, block_checksums, checksum_run, combine, zeros_checksum
+from ucpformat.storage.checksum import (
+    Run,
+    RunChecksums,
+    block_checksums,
+    checksum_run,
+    combine,
+    zeros_checksum,
+)
 from ucpformat.storage.compression import compress
 
 if TYPE_CHECKING:
@@ -34,6 +41,8 @@ __all__ = [
 ]
 
 _ZEROS: Final = memoryview(bytes(4096))
+_ZEROS_SEEN: Final = 4096
+_LARGE_BYTES: Final = 1 << 21
 
 
 class SlotPlace(NamedTuple):
@@ -206,13 +215,27 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
     if place.compressor is not None:
         message = "a compressed slot takes whole chunks only; save it without a compressor"
         raise error("UCP-E-STORE", message, at=place.prefix())
-    lines = runs(box, place.grid.box_at(chunk).shape)
-    if lines.count != 1:
+    first = _first_of_run(place, chunk, box)
+    if first is None:
         return (data, block_checksums([data]), box, start, data.nbytes, None)
-    # Rows, and parts of flat buffers: one run of the logical tensor.
-    start += lines.first * place.dtype.item_bytes
-    run = checksum_run(data, start)
-    return (data, run.blocks, box, start, data.nbytes, run.cuts)
+    run = checksum_run(data, start + first)
+    return (data, run.blocks, box, start + first, data.nbytes, run.cuts)
+
+
+def _first_of_run(place: SlotPlace, chunk: int, box: Box) -> int | None:
+    """First byte, in the chunk, of a box that is one run of it, as rows and parts of flat buffers are; else None."""
+    lines = runs(box, place.grid.box_at(chunk).shape)
+    return lines.first * place.dtype.item_bytes if lines.count == 1 else None
+
+
+def _goes_through(piece: ChunkPiece) -> bool:
+    """Whether a piece is worth looking at as it is written, and certainly written: a chunk of zeros is not."""
+    data = piece.data
+    return (
+        data.nbytes >= _LARGE_BYTES
+        and piece.place.compressor is None
+        and (piece.box is not None or bool(np.frombuffer(data[:_ZEROS_SEEN], np.uint8).any()))
+    )
 
 
 class PackedChunkWriter:
@@ -251,11 +274,27 @@ class PackedChunkWriter:
         Raises:
             StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-045).
         """
-        return self._append([_encoded(place, chunk, box, data)])[0]
+        return self.write_many([ChunkPiece(place, chunk, box, data)])[0]
 
     def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
         """Append them all at once."""
+        if len(pieces) == 1 and _goes_through(pieces[0]):
+            return [self._pass_through(pieces[0])]
         return self._append([_encoded(*piece) for piece in pieces])
+
+    def _pass_through(self, piece: ChunkPiece) -> StoredChunk:
+        """Append much that is stored as it is: its checksums are made as it is written."""
+        place, chunk, box, data = piece
+        start = place.logical_start(chunk)
+        first = 0 if box is None else _first_of_run(place, chunk, box)
+        checks = RunChecksums(0 if first is None else start + first)
+        container, pack = self._pack()
+        offset = pack.append([data], segment_alignment(data.nbytes), checks.add)
+        run = checks.run()
+        segment = Segment(container, offset, data.nbytes, box, run.blocks)
+        if first is None:
+            return StoredChunk(segment, start, data.nbytes, None)
+        return StoredChunk(segment, start + first, data.nbytes, run.cuts)
 
     def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
         """Append segments in one go, with zeros between them where their alignment wants it."""

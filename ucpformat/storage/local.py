@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.local_io import LocalPackFile, read_all, sync, translated, write_all
+from ucpformat.storage.local_io import read_all, sync, translated, write_all
+from ucpformat.storage.local_pack import LocalPackFile
 from ucpformat.storage.store import PREFIXES, Calls
 from ucpformat.storage.write_back import WriteBack
 
@@ -48,7 +49,8 @@ class LocalStore:
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
-        self._write_back = WriteBack() if durability == "fsync" else None
+        self.writers_wait = durability == "fsync"
+        self._write_back = WriteBack() if self.writers_wait else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
         self._created: list[tuple[Path, _Identity]] = []

@@ -1,21 +1,19 @@
-"""Positioned reads and writes of local files, and a pack made of them (SPEC section 8)."""
+"""Positioned reads and writes of local files (SPEC section 8)."""
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.storage.direct_io import DirectWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["LocalPackFile", "read_all", "sync", "translated", "write_all"]
+__all__ = ["read_all", "sync", "translated", "write_all"]
 
 _IOV_LIMIT: Final = 1024
 
@@ -75,55 +73,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class LocalPackFile:
-    """A pack being written by positioned writes, so that threads do not wait for one another.
-
-    ``wrote`` is told of bytes that were handed to the page cache. ``is_durable``: large data go past it.
-    """
-
-    def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None], *, is_durable: bool) -> None:
-        self._wrote = wrote
-        self._direct = DirectWriter(descriptor) if is_durable else None
-        self._key = key
-        self._descriptor = descriptor
-        self._length = 0
-        self._lock = threading.Lock()
-
-    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
-        """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
-        size = sum(buffer.nbytes for buffer in buffers)
-        with self._lock:
-            offset = -(-self._length // alignment) * alignment
-            self._length = offset + size
-        with translated(self._key):
-            cached = self._write(buffers, offset)
-        self._wrote(cached)
-        return offset
-
-    def _write(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write the buffers, one after another; how many bytes went to the page cache."""
-        waiting: list[memoryview] = []
-        start, cached = offset, 0
-        for buffer in buffers:
-            done = 0 if self._direct is None else self._direct.write(buffer, offset)
-            if done:
-                write_all(self._descriptor, waiting, start)
-                waiting, start = [buffer[done:]], offset + done
-            else:
-                waiting.append(buffer)
-            offset += buffer.nbytes
-            cached += buffer.nbytes - done
-        write_all(self._descriptor, waiting, start)
-        return cached
-
-    def close(self) -> int:
-        """Close the file."""
-        if self._direct is not None:
-            self._direct.close()
-        if self._descriptor >= 0:
-            with translated(self._key):
-                os.close(self._descriptor)
-            self._descriptor = -1
-        return self._length

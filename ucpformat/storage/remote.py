@@ -16,6 +16,8 @@ from ucpformat.storage.store import PREFIXES, Calls
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ucpformat.storage.store import Look
+
 __all__ = ["RemoteStore", "translated"]
 
 
@@ -43,6 +45,7 @@ class RemoteStore:
     # A call waits for tens of milliseconds, in which a connection carries about a megabyte: many wait at once, and
     # hold 64 MiB together.
     calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
+    writers_wait = True
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -220,8 +223,11 @@ class RemotePackFile:
         self._length = 0
         self._lock = threading.Lock()
 
-    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
+    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
         """Write zeros up to the next multiple of ``alignment``, then the buffers."""
+        if look is not None:
+            for buffer in buffers:
+                look(buffer)
         with self._lock, translated(self._key):
             gap = -self._length % alignment
             if gap:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PREFIXES", "Calls", "Durability", "PackFile", "Store", "is_remote", "open_store"]
+__all__ = ["PREFIXES", "Calls", "Durability", "Look", "PackFile", "Store", "is_remote", "open_store"]
 
 Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
+
+Look = Callable[[memoryview], None]
 
 PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 """Where everything but the root document lies."""
@@ -20,8 +23,12 @@ PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 class PackFile(Protocol):
     """A pack under construction. Safe to use from several threads."""
 
-    def append(self, buffers: Sequence[memoryview], alignment: int) -> int:
-        """Write the concatenated buffers at the next multiple of ``alignment`` and return that offset."""
+    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
+        """Write the concatenated buffers at the next multiple of ``alignment`` and return that offset.
+
+        ``look`` is given every byte of each buffer, in order, before it is written: in pieces that begin and end at
+        multiples of 1 MiB of their buffer, or with it.
+        """
         ...
 
     def close(self) -> int:
@@ -50,6 +57,8 @@ class Store(Protocol):
     """
 
     calls: Calls
+    writers_wait: bool
+    """Whether who writes waits until the medium has it."""
 
     @property
     def url(self) -> str:

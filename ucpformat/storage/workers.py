@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["call_groups", "task_groups", "worker_count"]
+__all__ = ["call_groups", "task_groups", "worker_count", "writer_count"]
 
 _T = TypeVar("_T")
 
@@ -16,6 +16,11 @@ _T = TypeVar("_T")
 def worker_count(wanted: int | None, at_once: int | None = None) -> int:
     """``wanted``, or ``at_once``, or one thread per core and at most 8: more wait for the same disk."""
     return wanted or at_once or min(8, os.cpu_count() or 1)
+
+
+def writer_count(wanted: int | None, *, waits: bool) -> int:
+    """As `worker_count`; where writers wait for the disk, another uses the processor meanwhile."""
+    return wanted or worker_count(None) + (1 if waits else 0)
 
 
 def task_groups(

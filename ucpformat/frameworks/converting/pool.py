@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ucpformat.errors import error
-from ucpformat.storage.workers import worker_count
+from ucpformat.storage.workers import worker_count, writer_count
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.options import EngineOptions
@@ -123,9 +123,7 @@ def open_pool(
     wanted = worker_count(options.workers)
     kind = options.pool or ("processes" if is_python_bound and is_known and wanted > 1 else "threads")
     if options.dask is None and options.executor is None and kind == "threads":
-        # Where one waits for the disk, another uses the processor.
-        waiting = 1 if options.workers is None and options.durability == "fsync" else 0
-        return thread_pool(within(wanted + waiting))
+        return thread_pool(within(writer_count(options.workers, waits=options.durability == "fsync")))
     if not is_known:
         raise error("UCP-E-STORE", "a job that only this process knows is written by its threads alone")
     if options.executor is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from ucpformat.errors import error
 from ucpformat.geometry import (
@@ -29,11 +30,22 @@ from ucpformat.geometry import (
 
 __all__ = ["BoxedTensor", "box_description", "boxed_holdings", "boxes_of", "layout_of", "mesh_of"]
 
+_meshes: Final[WeakKeyDictionary[Any, Mesh]] = WeakKeyDictionary()
 _REDUCTIONS: Final[dict[str, Reduce]] = {"sum": "sum", "avg": "mean", "max": "max"}
 
 
 def mesh_of(device_mesh: Any) -> Mesh:
-    """The mesh of a ``DeviceMesh``; axes have its names, or ``dim0``, ``dim1``, ..."""
+    """The mesh of a ``DeviceMesh``; axes have its names, or ``dim0``, ``dim1``, ...
+
+    A model has few of those and thousands of tensors over them.
+    """
+    found = _meshes.get(device_mesh)
+    if found is None:
+        found = _meshes[device_mesh] = _mesh_of(device_mesh)
+    return found
+
+
+def _mesh_of(device_mesh: Any) -> Mesh:
     names = device_mesh.mesh_dim_names or tuple(f"dim{place}" for place in range(device_mesh.ndim))
     axes = tuple(MeshAxis(name, size) for name, size in zip(names, device_mesh.shape, strict=True))
     ranks = tuple(device_mesh.mesh.flatten().tolist())

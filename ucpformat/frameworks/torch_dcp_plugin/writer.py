@@ -33,7 +33,7 @@ from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
-from ucpformat.storage.workers import worker_count
+from ucpformat.storage.workers import writer_count
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec, slot_place
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class UcpStorageWriter(StorageWriter):
                 {name: self._place(name[0], item, assignment) for name, item in items.items()},
                 storage=self._storage,
                 name=f"{assignment.attempt}-{assignment.number}",
-                workers=worker_count(self._workers),
+                workers=writer_count(self._workers, waits=store.writers_wait),
             )
             results = self._write(plan.items, planner, pieces)
             packs = pieces.finish()

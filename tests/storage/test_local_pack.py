@@ -1,0 +1,156 @@
+"""A pack is what was appended, with or without room taken ahead, looked at or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpformat.storage import file_room
+from ucpformat.storage.file_room import FileRoom
+from ucpformat.storage.local import LocalStore
+from ucpformat.storage.store import Durability
+
+BLOCK = 16
+PAGE = 32  # stands in for 2 MiB
+
+APPENDS = st.lists(
+    st.tuples(st.lists(st.binary(max_size=90), max_size=3), st.sampled_from([1, 8, 64]), st.booleans()),
+    max_size=8,
+)
+
+
+@contextmanager
+def small(room: object = None) -> Iterator[None]:
+    """Limits so small that little data meets them; ``room`` stands in for the call that takes it."""
+    with (
+        patch("ucpformat.storage.local_pack.BLOCK_BYTES", BLOCK),
+        patch("ucpformat.storage.local_pack._HUGE_PAGE", PAGE),
+        patch("ucpformat.storage.file_room._LEAST_BYTES", 64),
+        patch("ucpformat.storage.file_room._MOST_BYTES", 4096),
+        patch("ucpformat.storage.file_room._ALIGNMENT", 512),
+        patch("ucpformat.storage.file_room._fallocate", room or file_room._fallocate),
+    ):
+        yield
+
+
+@given(appends=APPENDS, durability=st.sampled_from(["none", "fsync"]), has_room=st.booleans())
+def test_a_pack_is_what_was_appended(
+    appends: list[tuple[list[bytes], int, bool]], durability: Durability, has_room: bool
+) -> None:
+    with TemporaryDirectory() as directory, small(None if has_room else lambda *_: -1):
+        store = LocalStore(Path(directory, "c"), durability=durability)
+        store.prepare()
+        pack = store.create_pack("packs/a-0.pack")
+        expected = bytearray()
+        for pieces, alignment, is_looked_at in appends:
+            expected += bytes(-len(expected) % alignment)
+            seen: list[memoryview] = []
+            buffers = [memoryview(piece) for piece in pieces]
+            offset = pack.append(buffers, alignment, seen.append if is_looked_at else None)
+            assert offset == len(expected)
+            expected += b"".join(pieces)
+            if is_looked_at:
+                assert_looked_at(seen, pieces)
+        assert pack.close() == len(expected)
+        store.flush()
+        store.close()
+        found = Path(directory, "c", "packs", "a-0.pack").read_bytes()
+        # A gap at the end is written by nobody where no room was taken.
+        assert found == expected[: len(found)]
+        assert not any(expected[len(found) :])
+
+
+def assert_looked_at(seen: list[memoryview], pieces: list[bytes]) -> None:
+    """Every byte once, in order, in pieces of whole blocks of their buffer, or with its end."""
+    assert b"".join(seen) == b"".join(pieces)
+    ends = iter(seen)
+    for piece in pieces:
+        done = 0
+        while done < len(piece):
+            done += next(ends).nbytes
+            assert done % BLOCK == 0 or done == len(piece)
+
+
+def test_each_call_ends_where_a_large_page_does_and_was_just_looked_at(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "c", durability="none")
+    store.prepare()
+    pack = store.create_pack("packs/a-0.pack")
+    pack.append([memoryview(bytes(8))], 1)
+    events: list[tuple[str, int]] = []
+    real = os.pwritev
+
+    def pwritev(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        events.append(("write", offset + sum(buffer.nbytes for buffer in buffers)))
+        return real(descriptor, buffers, offset)
+
+    with small(), patch.object(os, "pwritev", pwritev):
+        pack.append([memoryview(bytes(100))], 8, lambda piece: events.append(("look", piece.nbytes)))
+    assert events == [
+        ("look", 32), ("write", 32),
+        ("look", 32), ("write", 64),
+        ("look", 32), ("write", 96),
+        ("look", 4), ("write", 108),
+    ]  # fmt: skip
+    pack.close()
+
+
+def test_several_threads_append_to_one_pack(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "c", durability="none")
+    store.prepare()
+    pack = store.create_pack("packs/a-0.pack")
+
+    def append(number: int) -> tuple[int, bytes]:
+        data = bytes([number + 1]) * (number * 7)
+        return pack.append([memoryview(data)], 8, lambda _: None), data
+
+    with small(), ThreadPoolExecutor(8) as pool:
+        placed = list(pool.map(append, range(100)))
+        length = pack.close()
+    found = (tmp_path / "c" / "packs" / "a-0.pack").read_bytes()
+    assert all(found[offset : offset + len(data)] == data for offset, data in placed)
+    assert length == len(found) == max(offset + len(data) for offset, data in placed)
+
+
+@pytest.mark.skipif(file_room._fallocate is None, reason="room is taken on Linux alone")
+@given(stops=st.lists(st.integers(0, 9000), max_size=8))
+def test_room_is_ahead_within_bounds_and_given_back(stops: list[int]) -> None:
+    with TemporaryDirectory() as directory, small():
+        descriptor = os.open(Path(directory, "x"), os.O_CREAT | os.O_WRONLY, 0o600)
+        room = FileRoom(descriptor)
+        reached = 0
+        for stop in stops:
+            room.reach(stop)
+            reached = max(reached, stop)
+            size = os.fstat(descriptor).st_size
+            if size:  # or the medium has none to give
+                assert stop <= size <= reached + 4096 + 512
+        room.leave(reached)
+        assert os.fstat(descriptor).st_size in (0, reached)
+        os.close(descriptor)
+
+
+def test_where_no_room_is_to_be_had_it_is_not_asked_for_again(tmp_path: Path) -> None:
+    asked: list[object] = []
+
+    def none(*_: object) -> int:
+        asked.append(None)
+        return -1
+
+    fails: Callable[..., int] = none
+    with small(fails):
+        descriptor = os.open(tmp_path / "x", os.O_CREAT | os.O_WRONLY, 0o600)
+        room = FileRoom(descriptor)
+        room.reach(10_000)
+        room.reach(100_000)
+        room.leave(5)
+        assert (len(asked), os.fstat(descriptor).st_size) == (1, 0)
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""Room in a file that grows, taken before it is needed: the file system finds it for much at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import Final
+
+__all__ = ["FileRoom"]
+
+_LEAST_BYTES: Final = 1 << 25
+_MOST_BYTES: Final = 1 << 28
+_ALIGNMENT: Final = 1 << 21
+
+# Not `os.posix_fallocate`: where the file system cannot, the C library writes a byte to every page instead.
+_fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None) if sys.platform == "linux" else None
+
+
+class FileRoom:
+    """Room behind the end of a file, as much again as it has, within bounds. For one thread at a time.
+
+    Where there is none to be had, the file grows as it is written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._end = 0
+        self._is_possible = _fallocate is not None
+
+    def reach(self, stop: int) -> None:
+        """Expect bytes up to ``stop``."""
+        if stop <= max(self._end, _LEAST_BYTES) or not self._is_possible or _fallocate is None:
+            return
+        room = min(_MOST_BYTES, stop)
+        end = -(-(stop + room) // _ALIGNMENT) * _ALIGNMENT
+        # Mode 0: the file has its length before its bytes, so that writes do not wait for one another to change it.
+        failed = _fallocate(
+            ctypes.c_int(self._descriptor),
+            ctypes.c_int(0),
+            ctypes.c_int64(self._end),
+            ctypes.c_int64(end - self._end),
+        )
+        if failed:
+            self._is_possible = False
+        else:
+            self._end = end
+
+    def leave(self, length: int) -> None:
+        """Give back what lies behind ``length``."""
+        if self._end:
+            os.ftruncate(self._descriptor, length)
+            self._end = 0
+            self._is_possible = False
