@@ -214,6 +214,7 @@ def _command(
 @click.option(
     "--size", "nbytes", default="512MiB", callback=in_bytes, help="Bytes of matrices, such as 256MiB."
 )
+@click.option("--side", default=2048, type=click.IntRange(8), help="Rows and columns of a matrix in fp32.")
 @click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--cold", is_flag=True, help="Drop the files' pages before each share is read.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
@@ -222,6 +223,7 @@ def _command(
 @ballast_options
 def reshard(
     nbytes: int,
+    side: int,
     repeats: int,
     cold: bool,
     directory: Path,
@@ -237,10 +239,10 @@ def reshard(
     from benchmarks.reshard import Work, compare_reshard, table
 
     torch.set_num_threads(1)
-    command = f"python -m benchmarks reshard --size {nbytes >> 20}MiB --repeats {repeats}"
+    command = f"python -m benchmarks reshard --size {nbytes >> 20}MiB --side {side} --repeats {repeats}"
     with loaded(directory.absolute(), steady, kept) as ballast:
         outcome = compare_reshard(
-            Work(max(1, nbytes // Work(1).nbytes)),
+            Work(max(1, nbytes // Work(1, side).nbytes), side),
             repeats=repeats,
             directory=directory.absolute(),
             command=command + (" --cold" if cold else "") + words(ballast),

@@ -2,7 +2,8 @@
 
 Four processes save matrices that are split by rows or by columns; then the shares of eight ranks are read one after
 another by one process, which a process group of torch's that sends nothing makes any rank of eight.
-Both libraries go through ``dcp.save`` and ``dcp.load`` and torch's own planner: only the storage differs.
+Both libraries save by ``dcp.save``. What they saved is read by ``ucp.load`` and by ``dcp.load``, with either storage;
+nobody asks other ranks anything.
 Ranges of a flat buffer over all tensors, as ZeRO holds them, cannot be said in DCP: they have no peer here.
 """
 
@@ -26,6 +27,8 @@ from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
 from benchmarks.results import Series
+from ucpformat.distributed.group import OneProcess
+from ucpformat.frameworks.live.state_dict import load as load_state
 from ucpformat.geometry import BufferPlace, Concat, Flatten, Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.reader import open_checkpoint
 
@@ -184,17 +187,30 @@ def _by_dcp(path: Path, state: dict[str, Any]) -> None:
     load(state, storage_reader=FileSystemReader(path), no_dist=True)
 
 
+class _Alone(OneProcess):
+    """A rank that asks nobody, as ``no_dist`` has it for DCP."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.ranks = (rank,)
+
+
 def _by_ucp(path: Path, state: dict[str, Any], *, verify: bool) -> None:
+    load_state(path, state, group=_Alone(dist.get_rank()), verify=verify)
+
+
+def _by_ucp_within_dcp(path: Path, state: dict[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     from ucpformat.frameworks.torch_dcp_plugin import UcpStorageReader
 
-    load(state, storage_reader=UcpStorageReader(path, verify=verify), no_dist=True)
+    load(state, storage_reader=UcpStorageReader(path), no_dist=True)
 
 
 CONTENDERS: Final[dict[str, tuple[str, Callable[[Path, dict[str, Any]], None]]]] = {
     "ucp": ("ucp", functools.partial(_by_ucp, verify=True)),
     "ucp-unverified": ("ucp", functools.partial(_by_ucp, verify=False)),
+    "ucp-by-dcp": ("ucp", _by_ucp_within_dcp),
     "torch-dcp": ("dcp", _by_dcp),
 }
 

@@ -94,8 +94,8 @@ def another(group: Group) -> Group:
 class OneProcess:
     """The group of a process alone."""
 
-    rank = 0
-    ranks = (0,)
+    rank: int = 0
+    ranks: Sequence[int] = (0,)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The data themselves."""
