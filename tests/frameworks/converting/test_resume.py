@@ -19,7 +19,7 @@ from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting import worker
 from ucpformat.storage.local import LocalStore
-from ucpformat.storage.local_io import LocalPackFile
+from ucpformat.storage.local_pack import LocalPackFile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,7 +102,7 @@ def test_a_process_that_is_killed(source: Path, tmp_path: Path, monkeypatch: pyt
 import os, signal
 from pathlib import Path
 from tests.frameworks.converting.jobs import rewrite
-from ucpformat.storage.local_io import LocalPackFile
+from ucpformat.storage.local_pack import LocalPackFile
 append, calls = LocalPackFile.append, []
 def killed(*arguments):
     calls.append(1)
