@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.distributed.arena import ALIGNMENT, Arena, aligned
+from ucpformat.distributed import arena as module
+from ucpformat.distributed.arena import ALIGNMENT, PAGE, Arena, extent
 from ucpformat.errors import UcpError
 
 
@@ -39,9 +42,31 @@ def test_regions_that_are_taken_lie_apart(steps: list[int | None], units: int) -
 def test_a_snapshot_that_fits_is_taken_at_once(sizes: list[int]) -> None:
     arena = Arena()
     for _ in range(3):
-        assert arena.prepare(sum(map(aligned, sizes)))
+        assert arena.prepare(extent(sizes))
         assert None not in [arena.take(size, block=False) for size in sizes]
     assert arena.allocations == 1
+
+
+@given(st.lists(st.integers(1, 9000), max_size=30), st.integers(0, PAGE - 1))
+def test_large_regions_begin_at_pages(sizes: list[int], shift: int) -> None:
+    """Whatever the memory begins at."""
+
+    def memory(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        whole = np.empty(nbytes + 2 * PAGE, np.uint8)
+        start = -whole.ctypes.data % PAGE + shift
+        return whole[start : start + nbytes]
+
+    with patch.object(module, "LARGE", 2000):
+        arena = Arena(allocate=memory)
+        assert arena.prepare(extent(sizes))
+        end = 0
+        for size in sizes:
+            start = arena.take(size, block=False)
+            assert start is not None
+            assert start >= end
+            end = start + size
+            place = arena.memory.ctypes.data + start
+            assert place % (PAGE if size >= 2000 else ALIGNMENT) == 0
 
 
 def test_memory_grows_to_the_largest_and_stays() -> None:

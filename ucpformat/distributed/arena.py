@@ -11,19 +11,34 @@ import numpy as np
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "Arena", "aligned", "host_bytes"]
+__all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "extent", "host_bytes"]
 
 ALIGNMENT: Final = 64
+PAGE: Final = 4096
+"""Alignment of a region of ``LARGE`` bytes or more: a device takes it from there without another copy (`direct_io`)."""
+LARGE: Final = 1 << 20
 _GROWTH: Final = 1 << 21
 
 
-def aligned(nbytes: int) -> int:
-    """What a region of so many bytes takes up."""
+def extent(sizes: Iterable[int]) -> int:
+    """What regions of so many bytes each take up, one after another."""
+    end = 0
+    for nbytes in sizes:
+        end += _lead(end, nbytes) + _rounded(nbytes)
+    return end
+
+
+def _rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _lead(position: int, nbytes: int) -> int:
+    """What is left free before a region."""
+    return -position % PAGE if nbytes >= LARGE else 0
 
 
 def host_bytes(nbytes: int) -> NDArray[np.uint8]:
@@ -67,7 +82,8 @@ class Arena:
         if wanted > self.nbytes:
             # The old array goes first: there is never room for both.
             self.memory = host_bytes(0)
-            self.memory = self._allocate(wanted)
+            memory = self._allocate(wanted + PAGE)
+            self.memory = memory[-memory.ctypes.data % PAGE :][:wanted]
             self.allocations += 1
         return needed <= self.nbytes
 
@@ -77,7 +93,7 @@ class Arena:
         Raises:
             UcpError: ``UCP-E-LIMIT`` for a region larger than the arena.
         """
-        size = aligned(nbytes)
+        size = _rounded(nbytes)
         if size > self.nbytes:
             message = f"a part of {nbytes} bytes does not fit into an arena of {self.nbytes}; raise its limit"
             raise error("UCP-E-LIMIT", message)
@@ -86,10 +102,11 @@ class Arena:
                 if not self._used:
                     self._head = 0
                 # A region is one run: what is left at the end of the array is skipped where it is too little.
-                wraps = self._head + size > self.nbytes
-                gap = self.nbytes - self._head if wraps else 0
+                lead = _lead(self._head, nbytes)
+                wraps = self._head + lead + size > self.nbytes
+                gap = self.nbytes - self._head if wraps else lead
                 if self._used + gap + size <= self.nbytes:
-                    start = 0 if wraps else self._head
+                    start = 0 if wraps else self._head + lead
                     self._head = start + size
                     self._used += gap + size
                     self._taken.append(gap + size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ucpformat.distributed.arena import Arena, aligned
+from ucpformat.distributed.arena import Arena, extent
 from ucpformat.distributed.save import Part, flat_memory, seen_part
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ class Snapshot:
         self._pieces = list(_cut(saving))
         copier.begin(saving.local)
         self.nbytes = sum(piece.box.size * kind.item_bytes for _, piece, kind in self._pieces)
-        self.fits = arena.prepare(
-            sum(aligned(piece.box.size * kind.item_bytes) for _, piece, kind in self._pieces)
-        )
+        self.fits = arena.prepare(extent(piece.box.size * kind.item_bytes for _, piece, kind in self._pieces))
 
     def batches(self) -> Iterator[Batch]:
         """The batches; each is copied, or its copy begun, when it is given. Ends early where the arena is abandoned."""
