@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage import file_room
+from ucpformat.storage import file_room, write_back
 from ucpformat.storage.file_room import FileRoom
 from ucpformat.storage.local import LocalStore
+from ucpformat.storage.local_io import sync
 from ucpformat.storage.store import Durability
 
 BLOCK = 16
@@ -101,6 +102,33 @@ def test_each_call_ends_where_a_large_page_does_and_was_just_looked_at(tmp_path:
         ("look", 4), ("write", 108),
     ]  # fmt: skip
     pack.close()
+
+
+def test_a_flush_comes_after_room_was_given_back(tmp_path: Path) -> None:
+    """However much was synced before: a crash would leave the pack longer than is recorded."""
+    events: list[str] = []
+    cut = os.ftruncate
+
+    def ftruncate(descriptor: int, length: int) -> None:
+        events.append("cut")
+        cut(descriptor, length)
+
+    def synced(path: Path) -> None:
+        events.append("sync")
+        sync(path)
+
+    with small(), patch.object(write_back, "_STEP", 1), patch.object(write_back, "sync", synced):
+        store = LocalStore(tmp_path / "c")
+        store.prepare()
+        pack = store.create_pack("packs/a-0.pack")
+        pack.append([memoryview(bytes(5000))], 8)
+        wait(store._write_back._begun)  # type: ignore[union-attr]
+        assert events == ["sync"]
+        with patch.object(os, "ftruncate", ftruncate):
+            pack.close()
+        store.flush()
+        store.close()
+    assert events in (["sync", "cut", "sync"], ["sync", "sync"])  # the latter where no room was to be had
 
 
 def test_several_threads_append_to_one_pack(tmp_path: Path) -> None:

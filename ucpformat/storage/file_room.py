@@ -46,9 +46,9 @@ class FileRoom:
         else:
             self._end = end
 
-    def leave(self, length: int) -> None:
-        """Give back what lies behind ``length``."""
-        if self._end:
+    def leave(self, length: int) -> bool:
+        """Give back what lies behind ``length``; whether there was anything."""
+        end, self._end, self._is_possible = self._end, 0, False
+        if end:
             os.ftruncate(self._descriptor, length)
-            self._end = 0
-            self._is_possible = False
+        return bool(end)

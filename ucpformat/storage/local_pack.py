@@ -96,8 +96,11 @@ class LocalPackFile:
         if self._descriptor >= 0:
             with translated(self._key):
                 try:
-                    self._room.leave(self._length)
+                    was_longer = self._room.leave(self._length)
                 finally:
                     os.close(self._descriptor)
                     self._descriptor = -1
+            if was_longer:
+                # What was synced before has another length.
+                self._wrote(0)
         return self._length
