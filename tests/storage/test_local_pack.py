@@ -166,6 +166,24 @@ def test_room_is_ahead_within_bounds_and_given_back(stops: list[int]) -> None:
         os.close(descriptor)
 
 
+def test_of_little_that_is_free_nothing_is_taken(tmp_path: Path) -> None:
+    """Another writer may need it."""
+    descriptor = os.open(tmp_path / "x", os.O_CREAT | os.O_WRONLY, 0o600)
+    free = os.fstatvfs(descriptor)
+    with small(), patch.object(os, "fstatvfs", lambda _: free):
+        with patch.object(file_room, "_FREE_PARTS", free.f_bavail * free.f_frsize):
+            room = FileRoom(descriptor)
+            room.reach(10_000)
+            room.reach(100_000)
+            assert not room.leave(0)
+        if free.f_bavail * free.f_frsize > 64 << 20:
+            room = FileRoom(descriptor)
+            room.reach(10_000)
+            was_longer = room.leave(5)
+            assert was_longer == (os.fstat(descriptor).st_size == 5)  # where the medium has any to give
+    os.close(descriptor)
+
+
 def test_where_no_room_is_to_be_had_it_is_not_asked_for_again(tmp_path: Path) -> None:
     asked: list[object] = []
 

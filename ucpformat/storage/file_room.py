@@ -12,6 +12,7 @@ __all__ = ["FileRoom"]
 _LEAST_BYTES: Final = 1 << 25
 _MOST_BYTES: Final = 1 << 28
 _ALIGNMENT: Final = 1 << 21
+_FREE_PARTS: Final = 64
 
 # Not `os.posix_fallocate`: where the file system cannot, the C library writes a byte to every page instead.
 _fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None) if sys.platform == "linux" else None
@@ -34,6 +35,9 @@ class FileRoom:
             return
         room = min(_MOST_BYTES, stop)
         end = -(-(stop + room) // _ALIGNMENT) * _ALIGNMENT
+        if not self._is_plenty(end - self._end):
+            self._is_possible = False
+            return
         # Mode 0: the file has its length before its bytes, so that writes do not wait for one another to change it.
         failed = _fallocate(
             ctypes.c_int(self._descriptor),
@@ -45,6 +49,14 @@ class FileRoom:
             self._is_possible = False
         else:
             self._end = end
+
+    def _is_plenty(self, nbytes: int) -> bool:
+        """Whether so many bytes are little of what is free: other writers must not run out of it meanwhile."""
+        try:
+            status = os.fstatvfs(self._descriptor)
+        except OSError:
+            return False
+        return nbytes <= status.f_bavail * status.f_frsize // _FREE_PARTS
 
     def leave(self, length: int) -> bool:
         """Give back what lies behind ``length``; whether there was anything."""
