@@ -221,17 +221,14 @@ def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Fin
 def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
     """Every layout fits the slots that refer to it, and leaves nothing of them out (SPEC 12 and 13)."""
     layouts: tuple[Layout, ...] = checked.root.layouts
-    stored = [slot for slot in checked.slots() if slot.slot.layout is None or slot.slot.layout < len(layouts)]
-    spread = [
-        SpreadSlot(
-            found.slot.name,
-            found.slot.dtype,
-            found.slot.shape,
-            None if found.slot.layout is None else layouts[found.slot.layout],
-            found.slot.place,
-        )
-        for found in stored
-    ]
+    stored: list[StoredSlot] = []
+    spread: list[SpreadSlot] = []
+    for found in checked.slots():
+        slot = found.slot
+        if slot.layout is None or slot.layout < len(layouts):
+            layout = None if slot.layout is None else layouts[slot.layout]
+            stored.append(found)
+            spread.append(SpreadSlot(slot.name, slot.dtype, slot.shape, layout, slot.place))
     for fault in spread_faults(spread, _check_cover):
         found = stored[fault.number]
         if fault.of_layout and found.slot.layout is not None:
