@@ -106,6 +106,27 @@ class SlotView:
         self._reader.read_box(self._stored, Box.whole(self.shape), target)
         return target
 
+    def mapped(self) -> NDArray[np.generic]:
+        """The whole slot where it lies in storage, without a copy: an array that cannot be written.
+
+        It is checked as any read is, unless the checkpoint was opened with ``verify=False``: then nothing is read
+        before somebody looks. It may outlive the checkpoint, and keeps its file open; the process that looks at it
+        dies if the file is cut meanwhile.
+
+        Raises:
+            UcpError: ``UCP-E-STORE`` where the slot is compressed, remote, or stored in several parts (see
+                `mapped_parts`); else as `Checkpoint.read`.
+        """
+        parts = list(self.mapped_parts())
+        if len(parts) > 1:
+            message = f"the slot lies in {len(parts)} parts: read it, or take mapped_parts()"
+            raise error("UCP-E-STORE", message, at=self._stored.label)
+        return parts[0][1] if parts else self.read()
+
+    def mapped_parts(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
+        """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements."""
+        return self._reader.mapped(self._stored)
+
     def __array__(
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
     ) -> NDArray[np.generic]:

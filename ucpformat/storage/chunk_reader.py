@@ -20,7 +20,7 @@ from ucpformat.storage.selection import selection
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -152,6 +152,30 @@ class ChunkReader:
                 target[...] = whole[selection(part, chunk_box)]
             else:
                 self._read_raw(stored, chunk, segment, held, part, target)
+
+    def mapped(self, stored: StoredSlot) -> Iterator[tuple[Box, NDArray[np.generic]]]:
+        """The slot as it lies in storage: boxes, and arrays of their elements that cannot be written and own nothing.
+
+        Raises:
+            UcpError: ``UCP-E-STORE`` for what is compressed, or lies where nothing can be mapped; else as procedure
+                17.3 says.
+        """
+        if stored.compressor is not None:
+            raise error("UCP-E-STORE", "a compressed slot cannot be mapped; read it", at=stored.label)
+        kind = stored.dtype.numpy
+        for chunk in range(stored.grid.count):
+            chunk_box = stored.chunk_box(chunk)
+            segments = stored.segments(chunk)
+            if not segments:
+                yield chunk_box, np.broadcast_to(np.zeros((), kind), chunk_box.shape)
+            for segment in segments:
+                key = stored.object_key(chunk, segment)
+                data = self._store.mapped(key, segment.offset, segment.offset + segment.covered)
+                if self._verify:
+                    verify_blocks([data], segment.checksums, 0, key)
+                held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
+                # The padding of an edge chunk lies behind what it has.
+                yield held, np.frombuffer(data, kind, held.size).reshape(held.shape)
 
     def _decoded(
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment

@@ -22,6 +22,10 @@ class Readable(Protocol):
         """Fill the buffers, one after another, from byte ``start`` on."""
         ...
 
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        ...
+
 
 class CountedReads:
     """Reads of a store; ``nbytes`` are the bytes that were asked for. Safe to use from several threads."""
@@ -40,6 +44,11 @@ class CountedReads:
         """As the store does."""
         self._count(sum(buffer.nbytes for buffer in buffers))
         self._store.read_into(key, start, buffers)
+
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """As the store does; whoever looks at the bytes fetches them, so that they count."""
+        self._count(stop - start)
+        return self._store.mapped(key, start, stop)
 
     def _count(self, nbytes: int) -> None:
         with self._lock:

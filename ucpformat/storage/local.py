@@ -13,16 +13,18 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.local_io import read_all, sync, translated, write_all
+from ucpformat.storage.local_io import map_whole, read_all, sync, translated, write_all
 from ucpformat.storage.local_pack import LocalPackFile
 from ucpformat.storage.store import PREFIXES, Calls
 from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator, Sequence
 
     from ucpformat.storage.store import Durability
@@ -56,7 +58,8 @@ class LocalStore:
         self._created: list[tuple[Path, _Identity]] = []
         self._made_directories: dict[Path, None] = {}
         self._descriptors: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._mappings: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
+        self._lock = threading.RLock()
         self._held = -1
         self._published = False
 
@@ -151,6 +154,17 @@ class LocalStore:
         """Fill the buffers, one after another, from byte ``start`` on."""
         with translated(key), self._reading(key) as descriptor:
             read_all(descriptor, buffers, start, key)
+
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
+        with translated(key), self._lock, self._reading(key) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size < stop:
+                raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
+            found = self._mappings.get(key)
+            if found is None:
+                found = self._mappings[key] = map_whole(descriptor)
+            return memoryview(found)[start:stop]
 
     def keys(self) -> Iterator[str]:
         """Keys of everything below the directory, links and special files included; links are not followed."""

@@ -103,6 +103,11 @@ class RemoteStore:
             buffer[:] = data[: buffer.nbytes]
             data = data[buffer.nbytes :]
 
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Objects of a remote store are not mapped."""
+        del start, stop
+        raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
+
     def keys(self) -> Iterator[str]:
         """All keys below the URL."""
         with translated(self._url):

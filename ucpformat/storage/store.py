@@ -81,6 +81,10 @@ class Store(Protocol):
         """Fill the buffers, one after another, from byte ``start`` on; errors as `read`."""
         ...
 
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        ...
+
     def keys(self) -> Iterator[str]:
         """All keys, in no order; directories are not keys."""
         ...
