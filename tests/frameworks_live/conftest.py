@@ -16,6 +16,7 @@ FRAMEWORKS = {
     "megatron": "megatron",
     "megatron_015": "megatron",
     "mpi": "mpi4py",
+    "s3": "moto",
     "torchao": "torchao",
     "transformers": "transformers",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,6 +129,69 @@ def test_a_root_that_appears_in_between_wins(url: str) -> None:
     ):
         store.publish(b"{}")
     store.discard()
+    assert validate(url) == []
+
+
+def test_a_root_whose_answer_was_lost_is_recognised(url: str) -> None:
+    """UCP-W-004: a client repeats the put, which then meets what the first has done."""
+    real = MemoryFileSystem.pipe_file
+
+    def twice(self: Any, path: str, value: bytes, **named: Any) -> None:
+        if path.endswith("ucp.json"):
+            real(self, path, value, **named)
+        real(self, path, value, **named)
+
+    with patch.object(MemoryFileSystem, "pipe_file", twice):
+        save(url, STATE)
+    assert validate(url) == []
+
+
+class _RefusedError(Exception):
+    """As botocore's ClientError carries the answer."""
+
+    def __init__(self, code: str) -> None:
+        self.response = {"Error": {"Code": code}}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("PreconditionFailed", "UCP-E-EXISTS"), ("AccessDenied", "UCP-E-STORE")]
+)
+def test_a_failed_condition_is_an_object_that_exists(url: str, code: str, expected: str) -> None:
+    """UCP-W-004: s3fs raises an OSError whose cause has the code, where the server does not name the condition."""
+
+    def refuse(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        raise OSError(22, "At least one of the pre-conditions you specified did not hold") from _RefusedError(
+            code
+        )
+
+    store = RemoteStore(url)
+    with patch.object(MemoryFileSystem, "pipe_file", refuse), pytest.raises(UcpError, match=expected):
+        store.create("index/x", [memoryview(b"x")])
+
+
+def test_a_server_without_conditional_writes_is_looked_at_first(url: str) -> None:
+    """UCP-W-004: HTTP 501, which s3fs makes ENOSYS of."""
+    real = MemoryFileSystem.pipe_file
+
+    def without(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        if mode == "create":
+            raise OSError(errno.ENOSYS, "A header you provided implies functionality that is not implemented")
+        real(self, path, value)
+
+    with patch.object(MemoryFileSystem, "pipe_file", without):
+        save(url, STATE)
+        assert validate(url) == []
+        with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+            RemoteStore(url).publish(b"{}")
+
+
+def test_object_stores_have_no_directories_and_their_buckets_are_not_made(url: str) -> None:
+    with patch.object(MemoryFileSystem, "protocol", ("s3", "s3a")):
+        with patch.object(MemoryFileSystem, "makedirs", side_effect=RuntimeError("asked for")):
+            save(url, STATE)
+        nowhere = patch.object(MemoryFileSystem, "pipe_file", side_effect=FileNotFoundError("NoSuchBucket"))
+        with nowhere, pytest.raises(UcpError, match=r"UCP-E-STORE.*no such bucket"):
+            save(f"{url}2", STATE)
     assert validate(url) == []
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import fsspec
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from ucpformat.storage.store import Look
 
 __all__ = ["RemoteStore", "translated"]
+
+_WITHOUT_DIRECTORIES: Final = frozenset(
+    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
+)
+"""Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
 
 
 @contextmanager
@@ -36,6 +42,31 @@ def translated(at: str) -> Iterator[None]:
         raise error("UCP-E-STORE", f"{type(reason).__name__}: {reason}", at=at) from reason
 
 
+@contextmanager
+def _writing(at: str) -> Iterator[None]:
+    """As `translated`, where nothing has to be there but the place."""
+    with translated(at):
+        try:
+            yield
+        except FileNotFoundError as reason:
+            message = "there is no such bucket or container; make it, or choose another URL"
+            raise error("UCP-E-STORE", message, at=at) from reason
+
+
+def _is_precondition(reason: BaseException | None) -> bool:
+    """Whether a conditional put was refused: HTTP 412.
+
+    s3fs makes a FileExistsError of it where the answer names the condition, as AWS does and others do not; what
+    botocore raised is the cause (s3fs/errors.py).
+    """
+    while reason is not None:
+        response = getattr(reason, "response", None)
+        if isinstance(response, dict):
+            return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+        reason = reason.__cause__
+    return False
+
+
 class RemoteStore:
     """A checkpoint under an fsspec URL.
 
@@ -51,8 +82,12 @@ class RemoteStore:
         self._url = url
         self._created: list[str] = []
         self._published = False
+        self._directories: set[str] = set()
         with translated(url):
             self._filesystem, self._path = fsspec.core.url_to_fs(url)
+            protocol = self._filesystem.protocol
+            protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+            self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
 
     @property
     def url(self) -> str:
@@ -67,6 +102,8 @@ class RemoteStore:
         """Length of an object in bytes, or None if there is none."""
         try:
             with translated(key):
+                # Listings are kept, and shared by all stores of a process: what was not there may be by now.
+                self._filesystem.invalidate_cache(self._filesystem._parent(self._full(key)))
                 size = self._filesystem.size(self._full(key))
         except UcpError as problem:
             if problem.code == "UCP-E-MISSING":
@@ -153,25 +190,36 @@ class RemoteStore:
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively where the medium can."""
-        with translated(key):
+        with _writing(key):
             self._make_directory(key)
             self._put(key, b"".join(buffers))
             self._created.append(key)
 
     def _put(self, key: str, data: bytes) -> None:
+        path = self._full(key)
         try:
-            self._filesystem.pipe_file(self._full(key), data, mode="create")
+            self._filesystem.pipe_file(path, data, mode="create")
         except (TypeError, ValueError, NotImplementedError):
             # The medium knows no conditional writes.
-            self._filesystem.pipe_file(self._full(key), data)
+            self._filesystem.pipe_file(path, data)
+        except OSError as reason:
+            if reason.errno == errno.ENOSYS:  # HTTP 501, for the same reason
+                self._filesystem.pipe_file(path, data)
+            elif _is_precondition(reason):
+                raise FileExistsError(path) from reason
+            else:
+                raise
 
     def _make_directory(self, key: str) -> None:
-        # Object stores have no directories; file-like media (SFTP, HDFS, memory) do.
-        self._filesystem.makedirs(self._full(key).rpartition("/")[0], exist_ok=True)
+        # File-like media (SFTP, HDFS, memory) have them.
+        directory = self._full(key).rpartition("/")[0]
+        if self._has_directories and directory not in self._directories:
+            self._filesystem.makedirs(directory, exist_ok=True)
+            self._directories.add(directory)
 
     def create_pack(self, key: str) -> RemotePackFile:
         """Begin a new pack: one streaming upload."""
-        with translated(key):
+        with _writing(key):
             self._make_directory(key)
             stream = self._filesystem.open(self._full(key), "wb")
             self._created.append(key)
@@ -190,7 +238,7 @@ class RemoteStore:
 
     def publish(self, data: bytes) -> None:
         """Create the root document, conditionally where the medium knows conditional writes."""
-        with translated(ROOT_KEY):
+        with _writing(ROOT_KEY):
             target = self._full(ROOT_KEY)
             self._filesystem.invalidate_cache()
             if self._filesystem.exists(target):
@@ -200,6 +248,9 @@ class RemoteStore:
             try:
                 self._put(ROOT_KEY, data)
             except FileExistsError:
+                # Clients repeat a request whose answer was lost, and then meet what the first has done.
+                if self.head(ROOT_KEY, len(data) + 1) == data:
+                    return
                 self._published = False
                 raise
 
@@ -233,7 +284,7 @@ class RemotePackFile:
         if look is not None:
             for buffer in buffers:
                 look(buffer)
-        with self._lock, translated(self._key):
+        with self._lock, _writing(self._key):
             gap = -self._length % alignment
             if gap:
                 self._stream.write(bytes(gap))  # type: ignore[attr-defined]
@@ -245,6 +296,6 @@ class RemotePackFile:
 
     def close(self) -> int:
         """Finish the upload."""
-        with translated(self._key):
+        with _writing(self._key):
             self._stream.close()  # type: ignore[attr-defined]
         return self._length

@@ -1,0 +1,219 @@
+"""Checkpoints at ``s3://`` URLs: s3fs, HTTP on loopback, and moto's server in another process (SPEC 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+import fsspec
+import numpy as np
+import pytest
+from s3fs import S3FileSystem
+
+from benchmarks.s3_server import BUCKET, S3Server, served
+from tests.builders import STORAGES, State, Tensor, read_everything, save
+from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
+from tests.test_commit import is_whole_or_absent
+from tests.test_racing_writers import begin, finish
+from ucpformat.errors import UcpError
+from ucpformat.geometry import Box
+from ucpformat.model.root import Storage
+from ucpformat.reader import open_checkpoint
+from ucpformat.storage.remote import RemotePackFile, RemoteStore
+from ucpformat.validate import LEVELS, validate
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("distributed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+LARGE = np.random.default_rng(3).integers(
+    1, 100, (60, 1 << 20), np.int8
+)  # its pack is uploaded in several parts
+STATE: State = {
+    ("large", "value"): Tensor(LARGE, "int8"),
+    ("small", "value"): Tensor(np.arange(30, dtype=np.float32).reshape(6, 5), "float32"),
+    ("zero", "value"): Tensor(np.zeros(9, np.int8), "int8"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with served() as server:
+        before = fsspec.config.conf.get("s3")
+        fsspec.config.conf["s3"] = server.options()
+        S3FileSystem.clear_instance_cache()
+        yield server
+        fsspec.config.conf.pop("s3")
+        if before is not None:
+            fsspec.config.conf["s3"] = before
+        S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def url(server: S3Server) -> str:
+    return f"s3://{BUCKET}/{uuid4().hex}/run.ucp"
+
+
+def keys(url: str) -> set[str]:
+    return set(RemoteStore(url).keys())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_saved_validated_and_loaded(url: str, storage: Storage) -> None:
+    save(url, STATE, storage=storage)
+    for level in LEVELS:
+        assert validate(url, level) == []
+    into = {name: np.ones_like(tensor.data) for name, tensor in STATE.items()}
+    with open_checkpoint(url) as checkpoint:
+        checkpoint.load(into)
+    assert all(np.array_equal(into[name], tensor.data) for name, tensor in STATE.items())
+
+
+def test_a_part_is_read_by_requests_for_no_more(server: S3Server, url: str) -> None:
+    save(url, STATE)
+    out = np.zeros((8, 1 << 20), np.int8)
+    server.counts()
+    with open_checkpoint(url) as checkpoint:
+        checkpoint.read_boxes([(checkpoint["large"]["value"].stored, Box((13, 0), out.shape), out)])
+    asked = server.counts()
+    assert np.array_equal(out, LARGE[13:21])
+    assert out.nbytes <= asked.sent < out.nbytes + (1 << 16)
+    assert asked.requests <= 8
+
+
+def test_damage_is_found(url: str) -> None:
+    save(url, STATE)
+    (pack,) = (key for key in keys(url) if key.endswith("-0.pack"))
+    filesystem = fsspec.filesystem("s3")
+    data = bytearray(filesystem.cat_file(f"{url}/{pack}"))
+    data[len(data) // 2] ^= 1
+    filesystem.pipe_file(f"{url}/{pack}", bytes(data))
+    assert "UCP-E-CHECKSUM" in {problem.code for problem in validate(url)}
+    filesystem.rm_file(f"{url}/{pack}")
+    assert "UCP-E-MISSING" in {problem.code for problem in validate(url)}
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_of_two_writers_one_commits_at_most(url: str, storage: Storage, order: str) -> None:
+    """UCP-W-004: the second takes the first for debris; what is committed is whole all the same."""
+    first, second = begin(url, storage), begin(url, storage)
+    committed = [finish(writer) for writer in ([first, second] if order == "first" else [second, first])]
+    assert sum(committed) <= 1
+    assert is_whole_or_absent(url) == any(committed)
+
+
+@pytest.mark.parametrize("says_which", [True, False])
+def test_a_root_that_appears_in_between_wins(url: str, says_which: bool) -> None:
+    """UCP-W-004: the conditional put decides. AWS says which condition it was (s3fs goes by that), others do not."""
+    save(url, STATE)
+    before = keys(url)
+    store = RemoteStore(url)
+    store.create("blobs/mine", [memoryview(b"x")])
+    real = S3FileSystem._call_s3
+
+    async def silent(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return await real(self, *arguments, **named)
+        except FileExistsError as reason:
+            raise OSError(
+                22, "At least one of the pre-conditions you specified did not hold"
+            ) from reason.__cause__
+
+    with (
+        patch.object(S3FileSystem, "exists", return_value=False),
+        patch.object(S3FileSystem, "_call_s3", real if says_which else silent),
+        pytest.raises(UcpError, match="UCP-E-EXISTS"),
+    ):
+        store.publish(b"{}")
+    store.discard()
+    assert before <= keys(url)
+    assert {problem.code for problem in validate(url) if problem.severity == "error"} == set()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_put_whose_answer_was_lost_is_recognised(url: str, storage: Storage) -> None:
+    """A client repeats the request, and the condition no longer holds: the checkpoint is committed all the same."""
+    real = S3FileSystem._call_s3
+    puts = []
+
+    async def twice(self: Any, method: str, *arguments: Any, **named: Any) -> Any:
+        if method == "put_object" and named["Key"].endswith("ucp.json"):
+            puts.append(await real(self, method, *arguments, **named))
+        return await real(self, method, *arguments, **named)
+
+    with patch.object(S3FileSystem, "_call_s3", twice):
+        save(url, STATE, storage=storage)
+    assert len(puts) == 1
+    assert validate(url) == []
+
+
+def test_a_committed_checkpoint_and_foreign_objects_are_left_alone(url: str) -> None:
+    save(url, STATE)
+    before = keys(url)
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+        save(url, STATE)
+    assert keys(url) == before
+    fsspec.filesystem("s3").pipe_file(f"{url}2/thesis.txt", b"irreplaceable")
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+        save(f"{url}2", STATE)
+    assert keys(f"{url}2") == {"thesis.txt"}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_debris_is_removed(url: str, storage: Storage) -> None:
+    begin(url, storage).pieces.finish()  # and no more is heard of it
+    debris = {key for key in keys(url) if "/zarr.json" not in key}
+    assert debris
+    save(url, STATE, storage="packed")
+    assert not debris & keys(url)
+    assert validate(url) == []
+
+
+def test_a_failed_save_leaves_nothing(url: str) -> None:
+    with pytest.raises(RuntimeError, match="the user's own"), begin(url, "packed"):
+        raise RuntimeError("the user's own")
+    assert keys(url) == set()
+
+
+def test_what_another_client_has_written_is_seen(url: str) -> None:
+    """Listings that s3fs keeps for a process do not tell a store what there is."""
+    store = RemoteStore(url)
+    store.create("blobs/a", [memoryview(b"abc")])
+    filesystem = fsspec.filesystem("s3")
+    assert filesystem.ls(f"{url}/blobs")
+    other = S3FileSystem(skip_instance_cache=True)
+    other.pipe_file(f"{url}/blobs/b", b"four")
+    assert store.size("blobs/b") == 4
+    assert filesystem.ls(f"{url}/blobs")
+    other.rm_file(f"{url}/blobs/a")
+    assert store.size("blobs/a") is None
+
+
+def test_no_bucket_is_made_by_the_way(server: S3Server) -> None:
+    for storage in STORAGES:
+        with pytest.raises(UcpError, match=r"UCP-E-STORE.*no such bucket"):
+            save("s3://misspelt/c", STATE, storage=storage)
+    assert [path.rstrip("/") for path in S3FileSystem(skip_instance_cache=True).ls("")] == [BUCKET]
+    with pytest.raises(UcpError, match="UCP-E-NOT-FOUND"):
+        open_checkpoint("s3://misspelt/c")
+
+
+def test_a_conversion_is_gone_on_with(url: str, tmp_path: Path) -> None:
+    out: Any = url
+    make(tmp_path / "source.ucp")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(RemotePackFile, "append", Breaks(12, KeyboardInterrupt())(RemotePackFile.append))
+        with pytest.raises(KeyboardInterrupt):
+            rewrite(tmp_path / "source.ucp", out, resume=True, workers=1)
+    left = keys(url)
+    assert left
+    rewrite(tmp_path / "source.ucp", out, resume=True)
+    assert_same(tmp_path / "source.ucp", out)
+    assert left & keys(url)  # what was finished was not done again
+    assert read_everything(url)
