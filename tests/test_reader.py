@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -355,3 +356,32 @@ def test_extension_types_come_as_their_numpy_types(tmp_path: Path) -> None:
         view = checkpoint["a"]["value"]
         assert isinstance(view, SlotView)
         assert view[:1].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("bad", [0, 3, 6])
+@pytest.mark.parametrize("suffix", ["json", "bin"])
+def test_parts_come_in_turn_up_to_the_first_that_is_damaged(tmp_path: Path, bad: int, suffix: str) -> None:
+    state = {(f"a{n}", "value"): Tensor(np.full(3, n + 1, np.int8), "int8") for n in range(7)}
+    with patch("ucpformat.writer._ATOMS_PER_PART", 1):
+        save(tmp_path / "c", state, attempt="x")
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        into = {name: np.zeros(3, np.int8) for name in state}
+        checkpoint.load(into)
+        assert all((into[name] == tensor.data).all() for name, tensor in state.items())
+        assert [slot.label for slot in checkpoint.slots()] == [f"a{n}/value" for n in range(7)]
+    damaged = tmp_path / "c" / "index" / f"x-{bad}.{suffix}"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        names = iter(checkpoint)
+        assert [next(names) for _ in range(bad)] == [f"a{n}" for n in range(bad)]
+        with pytest.raises(UcpError) as caught:
+            next(names)
+    assert (caught.value.code, caught.value.at) == ("UCP-E-DIGEST", f"index/x-{bad}.{suffix}")
+
+
+def test_a_checkpoint_without_atoms_has_no_part_to_look_into(tmp_path: Path) -> None:
+    save(tmp_path / "c", {})
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert list(checkpoint) == []
+        with pytest.raises(KeyError):
+            checkpoint.load({("a", "value"): np.zeros(3)})

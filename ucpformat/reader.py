@@ -10,9 +10,10 @@ import bisect
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Coordinate
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
+
+_PARTS_AHEAD: Final = 4
+"""Documents: as many as half of them are held beside the part that is taken up."""
 
 
 class Checkpoint(Mapping[str, AtomView]):
@@ -129,10 +133,49 @@ class Checkpoint(Mapping[str, AtomView]):
         found = self._parts.get(index)
         if found is not None:
             return found
+        with self._lock:
+            if index in self._parts:
+                return self._parts[index]
+            if self.store.calls.at_once is None:
+                return self._keep(index, self._index_of(index), self._table_of(index))
+            # Where a call waits for the network, two wait at once.
+            table = self._executor.submit(self._table_of, index)
+            return self._keep(index, self._index_of(index), table.result())
+
+    def parts(self, indices: Iterable[int] | None = None) -> Iterator[StoredPart]:
+        """Some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile."""
+        wanted = [*range(len(self.root.parts))] if indices is None else [*indices]
+        missing = [index for index in wanted if index not in self._parts]
+        if len(missing) < 2:
+            yield from map(self.part, wanted)
+            return
+        later = iter(missing)
+        ahead: dict[int, tuple[Future[bytes], Future[bytes]]] = {}
+
+        def begin(count: int) -> None:
+            for index in islice(later, count):
+                of_index = self._executor.submit(self._index_of, index)
+                ahead[index] = of_index, self._executor.submit(self._table_of, index)
+
+        begin(max(1, (self.store.calls.at_once or _PARTS_AHEAD) // 2))
+        for index in wanted:
+            if index in ahead:
+                index_document, table = (future.result() for future in ahead.pop(index))
+                begin(1)
+                self._keep(index, index_document, table)
+            yield self.part(index)
+
+    def _index_of(self, index: int) -> bytes:
+        return read_document(self.store, self.root.parts[index].index)
+
+    def _table_of(self, index: int) -> bytes:
+        return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
+
+    def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
         with self._lock, paused():
             if index not in self._parts:
                 entry = self.root.parts[index]
-                value = loads(read_document(self.store, entry.index), at=entry.index.key)
+                value = loads(index_document, at=entry.index.key)
                 document = IndexPart.from_json(value, at=entry.index.key)
                 names = document.columns().atoms
                 if (names[0], names[-1], len(names)) != (entry.first, entry.last, entry.atoms):
@@ -141,9 +184,7 @@ class Checkpoint(Mapping[str, AtomView]):
                         "the part's atoms are not those that the root document announces",
                         at=f"{ROOT_KEY}#/parts/{index}",
                     )
-                table = ChunkTable.parse(
-                    read_document(self.store, entry.table, limit=MAX_TABLE_BYTES), at=entry.table.key
-                )
+                table = ChunkTable.parse(table_document, at=entry.table.key)
                 raise_first(document.reference_problems(len(self.root.layouts), at=entry.index.key))
                 self._parts[index] = StoredPart(
                     document,
@@ -179,23 +220,23 @@ class Checkpoint(Mapping[str, AtomView]):
             if self._aliases is None:
                 self._aliases = {
                     alias: atom.name
-                    for index in range(len(self.root.parts))
-                    for atom in self.part(index).index.atoms
+                    for part in self.parts()
+                    for atom in part.index.atoms
                     for alias in atom.aliases
                 }
             return self._aliases
 
     def __iter__(self) -> Iterator[str]:
-        for index in range(len(self.root.parts)):
-            yield from self.part(index).names
+        for part in self.parts():
+            yield from part.names
 
     def __len__(self) -> int:
         return sum(part.atoms for part in self.root.parts)
 
     def slots(self) -> Iterator[StoredSlot]:
         """Every slot of every atom, in order."""
-        for index in range(len(self.root.parts)):
-            yield from self.part(index).slots()
+        for part in self.parts():
+            yield from part.slots()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box of a slot (see `ChunkReader.read_box`)."""
@@ -255,6 +296,9 @@ class Checkpoint(Mapping[str, AtomView]):
                 may then have been written to.
         """
         with paused():
+            places = {bisect.bisect_right(self._firsts, name) - 1 for name, _ in into}
+            for _ in self.parts(sorted(places - {-1})):
+                pass  # they are kept
             targets = []
             for (name, slot), out in into.items():
                 stored = self._stored(name, slot)

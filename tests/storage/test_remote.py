@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -255,6 +256,25 @@ def test_sixteen_calls_wait_at_once(url: str) -> None:
     with patch.object(MemoryFileSystem, "cat_file", meet), open_checkpoint(url) as checkpoint:
         checkpoint.load({("a", "value"): out})
     assert out.all()
+
+
+@pytest.mark.parametrize(("parts", "wanted"), [(8, 16), (1, 2)])
+def test_documents_of_parts_wait_at_once(url: str, parts: int, wanted: int) -> None:
+    """None returns before so many are asked for: those of one part, or of eight."""
+    state: State = {(f"a{n}", "value"): Tensor(np.ones(3, np.int8), "int8") for n in range(parts)}
+    with patch("ucpformat.writer._ATOMS_PER_PART", 1):
+        save(url, state)
+    meeting = threading.Barrier(wanted)
+    read = MemoryFileSystem.cat_file
+
+    def meet(self: MemoryFileSystem, path: str, start: int, end: int, **rest: object) -> bytes:
+        if re.search(r"-[0-9]+\.(json|bin)$", path):
+            meeting.wait(timeout=300)
+        data: bytes = read(self, path, start=start, end=end, **rest)
+        return data
+
+    with patch.object(MemoryFileSystem, "cat_file", meet), open_checkpoint(url) as checkpoint:
+        assert list(checkpoint) == sorted(name for name, _ in state)
 
 
 def test_a_medium_that_refuses_ranges_beyond_the_end_is_asked_for_the_size(url: str) -> None:
