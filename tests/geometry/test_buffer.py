@@ -227,6 +227,10 @@ def test_faults_of_a_buffer_have_reasons() -> None:
         (1, "at {'dp': 0}, it overlaps another tensor from element 3 on"),
         (2, "at {'dp': 0}, it overlaps another tensor from element 4 on"),
     ]
+    # The third begins where both before it end.
+    assert reasons(BufferPlace((0,), (8,)), BufferPlace((0,), (8,)), BufferPlace((4,), (8,))) == [
+        (1, "at {'dp': 0}, it overlaps another tensor from element 0 on")
+    ]
     assert reasons(BufferPlace((0,), (8,)), BufferPlace((5,), (8,))) == [
         (1, "at {'dp': 0}, [5, 9) leaves a buffer of 8 elements")
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +73,55 @@ def test_sources_are_read_in_boxes(drawn: tuple[Move, tuple[int, ...], tuple[int
         assert (target == -1).all()
         target[...] = view(memory, part.shape, part.source)
     np.testing.assert_array_equal(found, wanted)
+
+
+@st.composite
+def combs(draw: st.DrawFn) -> tuple[Move, tuple[int, ...]]:
+    """Loops within loops that go along one dim of a tensor of two, in steps that leave room; and its shape."""
+    rows = draw(st.integers(1, 3))
+    inner, outer = draw(st.integers(2, 3)), draw(st.integers(2, 3))
+    near = draw(st.integers(1, 2))
+    far = (inner - 1) * near + draw(st.integers(1, 5))
+    first = draw(st.integers(0, 2))
+    extent = first + (outer - 1) * far + (inner - 1) * near + 1 + draw(st.integers(0, 2))
+    counts = (rows, outer, inner)
+    order = draw(st.permutations(range(3)))
+    place = Strided(first, tuple((extent, far, near)[dim] for dim in order))
+    move = Move(tuple(counts[dim] for dim in order), place, place)
+    return move, (rows, extent)
+
+
+@given(combs())
+def test_combs_are_cut_at_every_place(drawn: tuple[Move, tuple[int, ...]]) -> None:
+    move, shape = drawn
+    source = np.arange(element_count(shape))
+    whole = carried_out([move], source, source.size).reshape(shape)
+    for low, high in itertools.combinations(range(shape[1] + 1), 2):
+        box = Box((0, low), (shape[0], high - low))
+        parts = list(clipped_move(move, shape, box))
+        assert sum(element_count(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
+        found = carried_out(parts, source, box.size)
+        np.testing.assert_array_equal(found.reshape(box.shape), whole[slices(box)])
+
+
+@given(combs(), st.integers(1, 9))
+def test_sparse_combs_are_read_in_several_boxes(drawn: tuple[Move, tuple[int, ...]], apart: int) -> None:
+    move, (rows, extent) = drawn
+    # The comb again, that many times as wide, so that most of its box is not wanted.
+    place = replace(move.source, strides=tuple(apart * step for step in move.source.strides))
+    move, shape = replace(move, source=place), (rows, apart * extent)
+    source = np.arange(element_count(shape))
+    wanted = carried_out([move], source, rows * extent)
+    found = np.full(wanted.shape, -1)
+    sizes = []
+    for box, part in source_boxes(move, shape):
+        memory = source.reshape(shape)[slices(box)].reshape(-1)
+        view(found, part.shape, part.target)[...] = view(memory, part.shape, part.source)
+        sizes.append((box.size, element_count(part.shape)))
+    np.testing.assert_array_equal(found, wanted)
+    assert all(size <= 2 * count for size, count in sizes)
+    assert sum(count for _, count in sizes) == element_count(move.shape)
+    assert apart < 3 or len(sizes) > 1
 
 
 def test_nothing_moves_nothing() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,6 +73,29 @@ def test_verdicts_are_those_of_counting_cells(data: st.DataObject, shape: tuple[
     else:
         assert (count[model.slices(gap)] == 0).all()
         assert gap.offset == tuple(np.argwhere(count == 0)[0].tolist())
+
+
+@given(st.data(), SOLID.filter(bool))
+def test_slabs_of_which_one_is_another(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    cuts = data.draw(st.sets(st.integers(0, shape[dim]), max_size=4)) | {0, shape[dim]}
+    slabs = []
+    for low, high in itertools.pairwise(sorted(cuts)):
+        offset, extents = [0] * len(shape), list(shape)
+        offset[dim], extents[dim] = low, high - low
+        slabs.append(Box(tuple(offset), tuple(extents)))
+    assert exact_cover(slabs, shape) is None
+    assert exact_cover([*slabs, slabs[0]], shape) == CoverFault("overlap", slabs[0])
+    for place in range(len(slabs)):
+        some = slabs.copy()
+        some[place] = data.draw(nonempty_boxes(shape))
+        assert (exact_cover(some, shape) is None) == (some[place] == slabs[place])
+
+
+def test_no_cells_have_no_gap() -> None:
+    assert first_gap([], (3, 0)) is None
+    assert exact_cover([Box((), ())], ()) is None
+    assert exact_cover([Box((), ())] * 2, ()) == CoverFault("overlap", Box((), ()))
 
 
 @given(st.data(), shapes(max_elements=200))
