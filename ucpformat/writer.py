@@ -32,11 +32,13 @@ from ucpformat.model.root import (
     parse_root,
 )
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
-from ucpformat.model.table import OWN_OBJECT, TableBuilder
+from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.ledger import settled
+from ucpformat.storage.ledger import SettledEntries
 from ucpformat.storage.piece_writer import PieceWriter
+from ucpformat.storage.settled_columns import SettledColumns
 from ucpformat.storage.store import open_store
+from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 
 if TYPE_CHECKING:
@@ -48,8 +50,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.chunk_writer import StoredChunk
-    from ucpformat.storage.ledger import Entry
+    from ucpformat.storage.ledger import Settlement
     from ucpformat.storage.store import Durability, Store
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
@@ -128,6 +129,7 @@ class CheckpointWriter:
             progress=progress,
         )
         self._packs: list[Pack] | None = None
+        self._admitted: list[tuple[StoredColumns, int]] = []  # with the number of packs before theirs
         self._committed = False
         self._data_bytes = 0
         self._document_bytes = 0
@@ -176,15 +178,14 @@ class CheckpointWriter:
         """As `write`, in the background: ``data`` must not change before `commit` returns."""
         self.pieces.submit(atom, slot, data, offset)
 
-    def admit(self, packs: Sequence[Pack], stored: Iterable[Entry]) -> None:
+    def admit(self, packs: Sequence[Pack], stored: StoredColumns) -> None:
         """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
 
         The containers of segments count ``packs``. Nothing is written here any more afterwards.
         """
         packed = self._finished()
-        first = len(packed)
+        self._admitted.append((stored, len(packed)))
         packed.extend(packs)
-        self.pieces.ledger.extend((slot, chunk, _shifted(one, first)) for slot, chunk, one in stored)
 
     def flush(self) -> None:
         """Make what was written durable: a commit has less to do then. Nothing is written here any more."""
@@ -284,7 +285,7 @@ class CheckpointWriter:
         layouts: dict[Layout, int] = {}
         parts: list[Part] = []
         specs = list(self._atoms.values())
-        written = self.pieces.ledger.by_slot()
+        written = self._settlement()
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]
             parts.append(self._part(len(parts), some, written, layouts))
@@ -310,24 +311,29 @@ class CheckpointWriter:
             progress=Progress(self._step) if self._step is not None else None,
         )
 
+    def _settlement(self) -> Settlement:
+        places, ledger = self.pieces.places, self.pieces.ledger
+        if not self._admitted:
+            return SettledEntries(places, ledger)
+        own = StoredColumns.of(ledger.entries, list(places))
+        return SettledColumns(places, [(own, 0), *self._admitted])
+
     def _part(
         self,
         number: int,
         specs: Sequence[AtomSpec],
-        written: Mapping[tuple[str, str], Sequence[tuple[int, StoredChunk]]],
+        written: Settlement,
         layouts: dict[Layout, int],
     ) -> Part:
-        places = self.pieces.places
         table = TableBuilder()
+        contents = iter(
+            written.settle([(spec.name, name) for spec in specs for name, _ in slots_of(spec)], table)
+        )
         atoms = []
         has_notes = False  # what callers give: annotations, and the settings of compressors
         for spec in specs:
             slots = []
             for name, slot in slots_of(spec):
-                full_name = (spec.name, name)
-                chunks, content = settled(places[full_name], written.get(full_name, ()), atom=spec.name)
-                for segments in chunks:
-                    table.add_chunk(segments)
                 has_notes = has_notes or bool(slot.annotations or slot.compressor)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
                 slots.append(
@@ -338,7 +344,7 @@ class CheckpointWriter:
                         layout=layout,
                         place=slot.place,
                         compressor=slot.compressor,
-                        content=content,
+                        content=next(contents),
                         annotations=slot.annotations,
                     )
                 )
@@ -371,11 +377,3 @@ class CheckpointWriter:
 @cache
 def _version() -> str:
     return version("ucpformat")
-
-
-def _shifted(one: StoredChunk, packs: int) -> StoredChunk:
-    """A stored chunk whose container counts ``packs`` more before its own."""
-    segment = one.segment
-    if segment is None or segment.container == OWN_OBJECT:
-        return one
-    return one._replace(segment=segment._replace(container=packs + segment.container))

@@ -32,6 +32,7 @@ from ucpformat.model.table import BLOCK_BYTES, Segment
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.chunk_writer import StoredChunk, segment_alignment
 from ucpformat.storage.read_plan import planned_reads
+from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["GRIDS", "MODEL", "Job", "at_ranks"]
@@ -158,7 +159,7 @@ def _receipts(
     names = [slot.name for slot in slots]
     for rank in range(ranks):
         packs = [Pack(f"packs/00000000-{rank}-0.pack", ends[rank])] if ends[rank] else []
-        yield Receipt(packs, stored[rank], {}).pack(names)
+        yield Receipt(packs, StoredColumns.of(stored[rank], names), {}).pack()
 
 
 def _committed(path: Path, whole: Described, names: Sequence[SlotName], receipts: Sequence[bytes]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +12,10 @@ from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.model.table import OWN_OBJECT, Segment
 from ucpformat.storage.chunk_writer import StoredChunk
+from ucpformat.storage.stored_columns import StoredColumns
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
 
 SLOTS = [("a", "value"), ("b", "exp_avg"), ("b", "value")]
 INTEGERS = st.integers(0, 2**53 - 1)
@@ -30,5 +36,10 @@ CHUNKS = st.builds(StoredChunk, st.none() | SEGMENTS, INTEGERS, INTEGERS, st.non
 def test_receipts_survive_the_way(
     packs: list[Pack], stored: list[tuple[tuple[str, str], int, StoredChunk]]
 ) -> None:
-    receipt = Receipt(packs, stored, {"epoch": 3, "ü": [1.5, None]}, {"seed": [[0, 1]]})
-    assert Receipt.unpack(receipt.pack(SLOTS), SLOTS) == receipt
+    values: dict[str, JsonValue] = {"epoch": 3, "ü": [1.5, None]}
+    entries: dict[str, list[JsonValue]] = {"seed": [[0, 1]]}
+    columns = StoredColumns.of(stored, SLOTS)
+    assert list(columns.entries()) == stored
+    receipt = Receipt.unpack(Receipt(packs, columns, values, entries).pack(), SLOTS)
+    assert (receipt.packs, receipt.values, receipt.entries) == (packs, values, entries)
+    assert list(receipt.stored.entries()) == stored

@@ -31,6 +31,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.slot_form import slot_form
 from ucpformat.storage.store import open_store
+from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
 
@@ -317,8 +318,8 @@ class Saving:
             self._write(pieces)
             packs = pieces.finish()
             self._store.flush()
-            receipt = Receipt(packs, pieces.ledger.entries, self._values(), self._entries())
-            return receipt.pack(self._names)
+            stored = StoredColumns.of(pieces.ledger.entries, self._names)
+            return Receipt(packs, stored, self._values(), self._entries()).pack()
         finally:
             for pieces in made:
                 pieces.abort()

@@ -190,10 +190,25 @@ def _prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.i
     return sums
 
 
+class _Block(NamedTuple):
+    """Chunks one after another, as the table has them."""
+
+    rows: NDArray[np.void]
+    words: NDArray[np.uint64]
+    counts: NDArray[np.uint32]
+    checksums: bytes
+
+
 class TableBuilder:
     """Collects the chunks of a part in derived order, column by column, and yields the table's bytes."""
 
     def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._words_before = 0  # of blocks
+        self._nbytes = 0  # of blocks
+        self._begin()
+
+    def _begin(self) -> None:
         self._containers: list[int] = []
         self._offsets: list[int] = []
         self._lengths: list[int] = []
@@ -202,13 +217,28 @@ class TableBuilder:
         self._counts: list[int] = []
         self._checksums: list[bytes] = []
 
+    def _end(self) -> None:
+        """Make a block of what was appended one by one."""
+        if self._counts:
+            rows = np.zeros(len(self._lengths), _ROW)
+            rows["container"], rows["offset"] = self._containers, self._offsets
+            rows["length"], rows["box"] = self._lengths, self._boxes
+            words, counts = np.array(self._words, "<u8"), np.array(self._counts, "<u4")
+            self._append(_Block(rows, words, counts, b"".join(self._checksums)))
+            self._begin()
+
+    def _append(self, block: _Block) -> None:
+        self._blocks.append(block)
+        self._words_before += block.words.size
+        self._nbytes += int(block.rows["length"].sum())
+
     def add_chunk(self, segments: Sequence[Segment]) -> None:
         """Append a chunk; no segments make a zero entry."""
         self._counts.append(len(segments))
         for container, offset, length, box, checksums in segments:
             word = 0
             if box is not None:
-                word = len(self._words) + 1
+                word = self._words_before + len(self._words) + 1
                 self._words += box.offset
                 self._words += box.shape
             self._containers.append(container)
@@ -217,10 +247,31 @@ class TableBuilder:
             self._boxes.append(word)
             self._checksums.append(checksums)
 
+    def add_columns(
+        self,
+        counts: NDArray[np.int64],
+        containers: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        box_words: NDArray[np.int64],
+        words: NDArray[np.int64],
+        checksums: bytes,
+    ) -> None:
+        """Append chunks of ``counts`` segments each, which the columns name one after another.
+
+        ``box_words`` says how many of ``words`` are the box of each, offset and then shape; 0 for a segment without.
+        """
+        self._end()
+        rows = np.zeros(lengths.size, _ROW)
+        rows["container"], rows["offset"], rows["length"] = containers, offsets, lengths
+        first = self._words_before + 1 + np.cumsum(box_words) - box_words
+        rows["box"] = np.where(box_words > 0, first, 0)
+        self._append(_Block(rows, words.astype("<u8"), counts.astype("<u4"), checksums))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all segments."""
-        return sum(self._lengths)
+        return self._nbytes + sum(self._lengths)
 
     def build(self) -> bytes:
         """The table, ready to be written.
@@ -228,25 +279,23 @@ class TableBuilder:
         Raises:
             InvalidCheckpointError: ``UCP-E-LIMIT`` over 1 GiB (put fewer atoms into a part).
         """
-        checksums = b"".join(self._checksums)
-        rows = np.zeros(len(self._lengths), _ROW)
-        rows["container"], rows["offset"] = self._containers, self._offsets
-        rows["length"], rows["box"] = self._lengths, self._boxes
+        self._end()
+        blocks = self._blocks
         header = np.zeros(1, _HEADER)
         header["magic"] = _MAGIC
         header["version"] = _VERSION
         header["block"] = BLOCK_BYTES
-        header["chunks"] = len(self._counts)
-        header["segments"] = rows.size
-        header["words"] = len(self._words)
-        header["checksums"] = len(checksums) // 4
+        header["chunks"] = sum(block.counts.size for block in blocks)
+        header["segments"] = sum(block.rows.size for block in blocks)
+        header["words"] = self._words_before
+        header["checksums"] = sum(len(block.checksums) for block in blocks) // 4
         data = b"".join(
             (
                 header.tobytes(),
-                rows.tobytes(),
-                np.array(self._words, "<u8").tobytes(),
-                np.array(self._counts, "<u4").tobytes(),
-                checksums,
+                *(block.rows.tobytes() for block in blocks),
+                *(block.words.tobytes() for block in blocks),
+                *(block.counts.tobytes() for block in blocks),
+                *(block.checksums for block in blocks),
             )
         )
         if len(data) > MAX_TABLE_BYTES:

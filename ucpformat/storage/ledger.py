@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ucpformat.errors import error
 from ucpformat.geometry import exact_cover
 from ucpformat.storage.checksum import ContentDigest, whole_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ucpformat.model.table import Segment
+    from ucpformat.model.table import Segment, TableBuilder
     from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
 
-__all__ = ["Entry", "Ledger", "settled"]
+__all__ = ["Entry", "Ledger", "SettledEntries", "Settlement", "settled"]
 
 Entry = tuple[tuple[str, str], int, "StoredChunk"]
 """Names of atom and slot, a chunk of the slot, and what became of it or of a box of it."""
@@ -39,6 +39,36 @@ class Ledger:
             else:
                 found[name] = [(chunk, stored)]
         return found
+
+
+class Settlement(Protocol):
+    """Everything that was written of slots, in the order of table rows."""
+
+    def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
+        """Add the chunks of the next slots to ``table``; their content digests, as `settled` has them.
+
+        Raises:
+            UcpError: ``UCP-E-COVER`` as `settled`.
+        """
+        ...
+
+
+class SettledEntries:
+    """What one writer has written of ``places``, entry by entry: most slots that one process writes have one."""
+
+    def __init__(self, places: Mapping[tuple[str, str], SlotPlace], ledger: Ledger) -> None:
+        self._places = places
+        self._written = ledger.by_slot()
+
+    def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
+        """As `Settlement.settle`."""
+        contents = []
+        for name in names:
+            chunks, content = settled(self._places[name], self._written.get(name, ()), atom=name[0])
+            for segments in chunks:
+                table.add_chunk(segments)
+            contents.append(content)
+        return contents
 
 
 def settled(

@@ -153,7 +153,7 @@ def _objects(receipt: Receipt, cut: Cut) -> dict[str, int]:
         places = {
             (source.atom, source.slot): place for source, place in zip(cut.sources, cut.places, strict=True)
         }
-        for name, chunk, stored in receipt.stored:
+        for name, chunk, stored in receipt.stored.entries():
             if stored.segment is not None:
                 place = places[name]
                 key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"

@@ -27,6 +27,7 @@ from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, PlainC
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.slot_writer import raw_bytes
 from ucpformat.storage.store import open_store
+from ucpformat.storage.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.batches import Batch
@@ -142,7 +143,7 @@ def _copy(
             writer.finish()
         raise
     packs = [Pack(key, length) for key, length in writer.finish()]
-    return Receipt(packs, copying.stored, {}).pack(workshop.names)
+    return Receipt(packs, StoredColumns.of(copying.stored, workshop.names), {}).pack()
 
 
 class _Copying:

@@ -33,6 +33,7 @@ from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.store import open_store
+from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec, slot_place
 
@@ -189,8 +190,9 @@ class UcpStorageWriter(StorageWriter):
             packs = pieces.finish()
             store.flush()
             names = tuple(items)
-            receipt = Receipt(packs, pieces.ledger.entries, self._values(plan.items, planner))
-            results.append(WriteResult(MetadataIndex(_RECEIPT), 0, _Written(names, receipt.pack(names))))
+            stored = StoredColumns.of(pieces.ledger.entries, names)
+            receipt = Receipt(packs, stored, self._values(plan.items, planner))
+            results.append(WriteResult(MetadataIndex(_RECEIPT), 0, _Written(names, receipt.pack())))
         except BaseException:
             if pieces is not None:
                 pieces.abort()
@@ -268,12 +270,18 @@ class UcpStorageWriter(StorageWriter):
             )
         try:
             receipts = [
-                (one.storage_data.names, Receipt.unpack(one.storage_data.receipt, one.storage_data.names))
+                Receipt.unpack(
+                    one.storage_data.receipt,
+                    [
+                        (names.assignments[key].name, names.assignments[key].slot)
+                        for key, _ in one.storage_data.names
+                    ],
+                )
                 for of_rank in results
                 for one in of_rank
                 if isinstance(one.storage_data, _Written)
             ]
-            values = {key: value for _, receipt in receipts for key, value in receipt.values.items()}
+            values = {key: value for receipt in receipts for key, value in receipt.values.items()}
             writer = CheckpointWriter(
                 self.checkpoint_id,
                 [AtomSpec(name, found) for name, found in slots.items()],
@@ -284,14 +292,8 @@ class UcpStorageWriter(StorageWriter):
                 workers=1,
                 prepared=store,
             )
-            for _, receipt in receipts:
-                writer.admit(
-                    receipt.packs,
-                    [
-                        ((names.assignments[name].name, names.assignments[name].slot), chunk, one)
-                        for (name, _), chunk, one in receipt.stored
-                    ],
-                )
+            for receipt in receipts:
+                writer.admit(receipt.packs, receipt.stored)
             every = {key: paths.get(key, (key,)) for key in objects}
             writer.set_state(state_document("dcp", values, every, dict(every), names, frozenset(slots)))
             writer.commit()
