@@ -22,6 +22,8 @@ _PACKAGES: Final = (
     "zarr",
     "orbax-checkpoint",
     "jax",
+    "s3fs",
+    "moto",
 )
 
 

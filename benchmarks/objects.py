@@ -7,6 +7,7 @@ store waits, and is counted. Requests that are made at once wait at once.
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 import threading
 import time
@@ -199,7 +200,13 @@ def table(nbytes: int, loads: dict[str, list[Load]]) -> list[Sequence[str]]:
 @click.option("--size", "nbytes", default="512MiB", callback=in_bytes, help="Bytes of state, such as 64MiB.")
 @click.option("--repeats", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
 @click.option("--milliseconds", default=20, type=click.IntRange(0), help="How late each answer comes.")
+@click.option(
+    "--s3", "by_s3", is_flag=True, help="S3 by HTTP, by s3fs, from moto's server on loopback; saving too."
+)
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="With --s3: write every reading here."
+)
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
 @ballast_options
 def command(
@@ -207,7 +214,9 @@ def command(
     nbytes: int,
     repeats: int,
     milliseconds: int,
+    by_s3: bool,
     directory: Path,
+    json_path: Path | None,
     markdown_path: Path | None,
     steady: bool,
     kept: Path | None,
@@ -217,18 +226,64 @@ def command(
     import torch
 
     torch.set_num_threads(1)
-    with loaded(directory.absolute(), steady, kept) as ballast:
-        found = compare_objects(
-            state_name=state_name,
-            nbytes=nbytes,
-            repeats=repeats,
-            seconds=milliseconds / 1000,
-            directory=directory.absolute(),
-            report=lambda line: click.echo(line, err=True),
-            ballast=ballast,
-        )
-    click.echo(aligned(table(*found)))
+    line = f"python -m benchmarks objects --state {state_name} --size {nbytes >> 20}MiB"
+    line += f" --repeats {repeats} --milliseconds {milliseconds}"
+    if json_path is not None and not by_s3:
+        raise click.UsageError("--json goes with --s3")
+    if by_s3:
+        rows = _by_s3(state_name, nbytes, repeats, milliseconds, directory, f"{line} --s3", json_path)
+        line += " --s3"
+    else:
+        with loaded(directory.absolute(), steady, kept) as ballast:
+            line += words(ballast)
+            rows = table(
+                *compare_objects(
+                    state_name=state_name,
+                    nbytes=nbytes,
+                    repeats=repeats,
+                    seconds=milliseconds / 1000,
+                    directory=directory.absolute(),
+                    report=_say,
+                    ballast=ballast,
+                )
+            )
+    click.echo(aligned(rows))
     if markdown_path is not None:
-        line = f"python -m benchmarks objects --state {state_name} --size {nbytes >> 20}MiB"
-        line += f" --repeats {repeats} --milliseconds {milliseconds}{words(ballast)}"
-        markdown_path.write_text(f"`{line}`\n\n{piped(table(*found))}\n")
+        markdown_path.write_text(f"`{line}`\n\n{piped(rows)}\n")
+
+
+def _by_s3(
+    state_name: str,
+    nbytes: int,
+    repeats: int,
+    milliseconds: int,
+    directory: Path,
+    line: str,
+    json_path: Path | None,
+) -> list[Sequence[str]]:
+    from benchmarks.s3_server import missing_packages
+
+    if missing := missing_packages():
+        raise click.ClickException(
+            f"--s3 needs {', '.join(missing)}, not installed here: pip install -r requirements/s3.txt"
+            " (benchmarks/README.md, Objects that answer late)"
+        )
+    from benchmarks.s3_objects import compare_s3
+    from benchmarks.s3_objects import table as s3_table
+
+    outcome = compare_s3(
+        state_name=state_name,
+        nbytes=nbytes,
+        repeats=repeats,
+        milliseconds=milliseconds,
+        directory=directory,
+        command=line,
+        report=_say,
+    )
+    if json_path is not None:
+        json_path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
+    return s3_table(outcome)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

@@ -134,7 +134,7 @@ def save_shares(rank: int, directory: str, work: Work) -> None:
     dist.destroy_process_group()
 
 
-class _As:
+class AsRank:
     """The process as one rank of many, in a group that sends nothing."""
 
     def __init__(self, rank: int, ranks: int) -> None:
@@ -251,7 +251,7 @@ def _shares(
     readings, nbytes = [], 0
     for rank in range(work.readers):
         path = directory / f"{saved}.{kind}"
-        with _As(rank, work.readers):
+        with AsRank(rank, work.readers):
             state = {} if read == "flat" else blank(read, work)
             buffer = torch.full((work.nbytes // 4 // work.readers if read == "flat" else 0,), torch.nan)
             once = (
