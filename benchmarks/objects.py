@@ -22,20 +22,20 @@ import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
-from benchmarks.contenders.ours import Ours
+from benchmarks.contenders.ours import Ours, load_state
 from benchmarks.contenders.torch_files import TorchDcp
 from benchmarks.measure import Reading, measured
+from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 from benchmarks.workloads import WORKLOADS, workload
-from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.state import TrainingState
 
-__all__ = ["Late", "command", "compare_objects", "table"]
+__all__ = ["Late", "Load", "cells", "command", "compare_objects", "load_by_dcp", "table"]
 
 _BLOCK_BYTES: Final = 50 << 20  # what s3fs reads ahead
 
@@ -102,17 +102,19 @@ class _LateFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def _ours(directory: Path, into: TrainingState, *, verify: bool) -> None:
-    arrays = {(atom, slot): array for atom, slots in into.atoms.items() for slot, array in slots.items()}
-    with open_checkpoint(f"late://{directory}/state.ucp", verify=verify) as checkpoint:
-        checkpoint.load(arrays)
+    load_state(f"late://{directory}", into, verify=verify)
 
 
 def _dcp(directory: Path, into: TrainingState) -> None:
+    load_by_dcp(f"late://{directory}", dict(into.tensors))
+
+
+def load_by_dcp(url: str, tensors: dict[str, Any]) -> None:
+    """Fill the tensors by ``dcp.load``, through torch's own reader of what fsspec reaches."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-    reader = FsspecReader(f"late://{directory}")
-    state_dict_loader.load(dict(into.tensors), storage_reader=reader, no_dist=True)
+    state_dict_loader.load(tensors, storage_reader=FsspecReader(url), no_dist=True)
 
 
 LOADS: Final[dict[str, tuple[str, Callable[[Path, TrainingState], None]]]] = {
@@ -154,9 +156,7 @@ def compare_objects(
         TorchDcp().save(state, places["dcp"], "none")
         for number in range(-1, repeats):
             report("warming up" if number < 0 else f"round {number + 1} of {repeats}")
-            names = [*LOADS]
-            start = number % len(names)
-            for name in [*names[start:], *names[:start]]:
+            for name in in_turn([*LOADS], number):
                 kind, load = LOADS[name]
                 if number < 0:
                     into.erase()
@@ -178,21 +178,22 @@ def table(nbytes: int, loads: dict[str, list[Load]]) -> list[Sequence[str]]:
         ["", "GB/s", "CPU s", "MiB", "requests", "read / needed", "times faster than torch-dcp"]
     ]
     for name, found in loads.items():
-        seconds = median(load.reading.seconds for load in found)
-        pairs = zip(loads["torch-dcp"], found, strict=True)
-        ratio = median(theirs.reading.seconds / ours.reading.seconds for theirs, ours in pairs)
-        rows.append(
-            [
-                name,
-                f"{nbytes / seconds / 1e9:.2f}",
-                f"{median(load.reading.cpu_seconds for load in found):.2f}",
-                f"{median(load.reading.peak_bytes for load in found) / (1 << 20):.0f}",
-                f"{median(load.requests for load in found):.0f}",
-                f"{median(load.nbytes for load in found) / nbytes:.2f}",
-                "" if name == "torch-dcp" else f"{ratio:.1f}",
-            ]
-        )
+        rows.append([name, *cells(found, loads["torch-dcp"], nbytes, digits=2)])
     return rows
+
+
+def cells(found: Sequence[Load], peer: Sequence[Load], nbytes: int, *, digits: int) -> list[str]:
+    """Medians over rounds of who moves ``nbytes``, and the ratio to ``peer``, which has none to itself."""
+    pairs = zip(peer, found, strict=True)
+    ratio = median(theirs.reading.seconds / ours.reading.seconds for theirs, ours in pairs)
+    return [
+        f"{nbytes / median(load.reading.seconds for load in found) / 1e9:.{digits}f}",
+        f"{median(load.reading.cpu_seconds for load in found):.2f}",
+        f"{median(load.reading.peak_bytes for load in found) / (1 << 20):.0f}",
+        f"{median(load.requests for load in found):.0f}",
+        f"{median(load.nbytes for load in found) / nbytes:.2f}",
+        "" if found is peer else f"{ratio:.1f}",
+    ]
 
 
 @click.command("objects")

@@ -9,21 +9,21 @@ import functools
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import fsspec
 
+from benchmarks.contenders.ours import NAME, load_state, save_state
 from benchmarks.facts import Facts, machine_facts
 from benchmarks.measure import Reading, measured
+from benchmarks.objects import Load, cells, load_by_dcp
 from benchmarks.reshard import AsRank
 from benchmarks.s3_server import BUCKET, Counts, S3Server, served
+from benchmarks.save_load import in_turn
 from benchmarks.state import filled
 from benchmarks.workloads import workload
 from ucpformat.geometry import Box
-from ucpformat.model.dtype import dtype_of
 from ucpformat.reader import open_checkpoint
-from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +43,11 @@ class Call(NamedTuple):
 
     reading: Reading
     counts: Counts
+
+    @property
+    def load(self) -> Load:
+        """For the table: bytes both ways."""
+        return Load(self.reading, self.counts.requests, self.counts.received + self.counts.sent)
 
 
 class _Share(NamedTuple):
@@ -81,23 +86,13 @@ class _Ucp:
         self._verify = verify
 
     def save(self, url: str, state: TrainingState) -> None:
-        specs = [
-            AtomSpec(atom, {slot: SlotSpec(dtype_of(a.dtype).name, a.shape) for slot, a in slots.items()})
-            for atom, slots in state.atoms.items()
-        ]
-        with CheckpointWriter(f"{url}/state.ucp", specs) as writer:
-            for atom, slots in state.atoms.items():
-                for slot, array in slots.items():
-                    writer.submit(atom, slot, array)
+        save_state(url, state)
 
     def load(self, url: str, into: TrainingState) -> None:
-        with open_checkpoint(f"{url}/state.ucp", verify=self._verify) as checkpoint:
-            checkpoint.load(
-                {(atom, slot): a for atom, slots in into.atoms.items() for slot, a in slots.items()}
-            )
+        load_state(url, into, verify=self._verify)
 
     def load_share(self, url: str, share: _Share, _: TrainingState) -> None:
-        with open_checkpoint(f"{url}/state.ucp", verify=self._verify) as checkpoint:
+        with open_checkpoint(f"{url}/{NAME}", verify=self._verify) as checkpoint:
             checkpoint.read_boxes(
                 [
                     (checkpoint[atom][slot].stored, Box((share.first[atom, slot], 0), array.shape), array)
@@ -117,7 +112,7 @@ class _Dcp:
         state_dict_saver.save(dict(state.tensors), storage_writer=writer, no_dist=True)
 
     def load(self, url: str, into: TrainingState) -> None:
-        self._load(url, dict(into.tensors))
+        load_by_dcp(url, dict(into.tensors))
 
     def load_share(self, url: str, share: _Share, whole: TrainingState) -> None:
         import torch
@@ -126,7 +121,7 @@ class _Dcp:
         from torch.distributed.tensor import Shard as Sharded
 
         mesh = init_device_mesh("cpu", (_RANKS,))
-        self._load(
+        load_by_dcp(
             url,
             {
                 f"{atom}.{slot}": DTensor.from_local(
@@ -140,12 +135,6 @@ class _Dcp:
                 for (atom, slot), array in share.arrays.items()
             },
         )
-
-    def _load(self, url: str, tensors: dict[str, Any]) -> None:
-        from torch.distributed.checkpoint import state_dict_loader
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-        state_dict_loader.load(tensors, storage_reader=FsspecReader(url), no_dist=True)
 
 
 class _S3fs:
@@ -165,9 +154,6 @@ class _S3fs:
             [path for path, _ in calls], [start for _, start in calls], ends
         )
         assert sum(map(len, found)) == _OBJECTS * len(self._data)
-
-    def load_share(self, url: str, share: _Share, _: TrainingState) -> None:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +211,11 @@ def compare_s3(
         "torch-dcp": _Dcp(),
         "s3fs": _S3fs(state.nbytes),
     }
+    works: dict[str, tuple[str, tuple[Any, ...]]] = {
+        "save": ("save", (state,)),
+        "load": ("load", (into,)),
+        "load a share": ("load_share", (share, state)),
+    }
     facts = machine_facts(directory)
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     with served(milliseconds) as server, _through(server):
@@ -233,19 +224,14 @@ def compare_s3(
             urls = {name: f"s3://{BUCKET}/{name}-{number}" for name in contenders}
             urls["ucp-unverified"] = urls["ucp"]
             for task, names in _TASKS.items():
-                start = number % len(names)
-                for name in [*names[start:], *names[:start]]:
-                    one, url = contenders[name], urls[name]
-                    works: dict[str, Callable[[], None]] = {
-                        "save": functools.partial(one.save, url, state),
-                        "load": functools.partial(one.load, url, into),
-                        "load a share": functools.partial(one.load_share, url, share, state),
-                    }
+                method, given = works[task]
+                for name in in_turn(names, number):
+                    work = functools.partial(getattr(contenders[name], method), urls[name], *given)
                     if number < 0:
                         into.erase()
                     server.counts()
                     with AsRank(_RANK, _RANKS) if task == "load a share" else nullcontext():
-                        reading = measured(works[task])
+                        reading = measured(work)
                     counts = server.counts()
                     if number >= 0:
                         calls[task, name].append(Call(reading, counts))
@@ -276,21 +262,6 @@ def table(outcome: S3Outcome) -> list[Sequence[str]]:
     ]
     for task, names in _TASKS.items():
         needed = outcome.nbytes[task]
-        for name in names:
-            calls = outcome.calls[task, name]
-            pairs = zip(outcome.calls[task, "torch-dcp"], calls, strict=True)
-            ratio = median(theirs.reading.seconds / ours.reading.seconds for theirs, ours in pairs)
-            moved = median(call.counts.received + call.counts.sent for call in calls)
-            rows.append(
-                [
-                    task,
-                    name,
-                    f"{needed / median(call.reading.seconds for call in calls) / 1e9:.3f}",
-                    f"{median(call.reading.cpu_seconds for call in calls):.2f}",
-                    f"{median(call.reading.peak_bytes for call in calls) / (1 << 20):.0f}",
-                    f"{median(call.counts.requests for call in calls):.0f}",
-                    f"{moved / needed:.2f}",
-                    "" if name == "torch-dcp" else f"{ratio:.1f}",
-                ]
-            )
+        loads = {name: [call.load for call in outcome.calls[task, name]] for name in names}
+        rows += [[task, name, *cells(loads[name], loads["torch-dcp"], needed, digits=3)] for name in names]
     return rows

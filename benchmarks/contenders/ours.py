@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.model.dtype import dtype_of
 from ucpformat.reader import open_checkpoint
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability
 
-__all__ = ["Ours", "OursSlotBySlot", "OursUnverified"]
+__all__ = ["NAME", "Ours", "OursSlotBySlot", "OursUnverified", "load_state", "save_state"]
 
-_NAME = "state.ucp"
+NAME: Final = "state.ucp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +41,11 @@ class Ours:
 
     def save(self, state: TrainingState, directory: Path, durability: Durability) -> None:
         """Write the state."""
-        specs = [
-            AtomSpec(
-                atom,
-                {slot: SlotSpec(dtype_of(array.dtype).name, array.shape) for slot, array in slots.items()},
-            )
-            for atom, slots in state.atoms.items()
-        ]
-        with CheckpointWriter(
-            directory / _NAME, specs, storage=self.storage, durability=durability
-        ) as writer:
-            for atom, slots in state.atoms.items():
-                for slot, array in slots.items():
-                    writer.submit(atom, slot, array)
+        save_state(directory, state, self.storage, durability)
 
     def load(self, directory: Path, into: TrainingState) -> None:
         """Fill the arrays."""
-        _load(directory, into, verify=True)
+        load_state(directory, into, verify=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +64,7 @@ class OursSlotBySlot(Ours):
 
     def load(self, directory: Path, into: TrainingState) -> None:
         """Fill the arrays."""
-        with open_checkpoint(directory / _NAME) as checkpoint:
+        with open_checkpoint(_within(directory)) as checkpoint:
             for atom, slots in into.atoms.items():
                 view = checkpoint[atom]
                 for slot, array in slots.items():
@@ -99,11 +87,33 @@ class OursUnverified(Ours):
 
     def load(self, directory: Path, into: TrainingState) -> None:
         """Fill the arrays."""
-        _load(directory, into, verify=False)
+        load_state(directory, into, verify=False)
 
 
-def _load(directory: Path, into: TrainingState, *, verify: bool) -> None:
-    with open_checkpoint(directory / _NAME, verify=verify) as checkpoint:
+def save_state(
+    directory: Path | str, state: TrainingState, storage: Storage = "packed", durability: Durability = "fsync"
+) -> None:
+    """Submit every slot, to a checkpoint in a directory or below a URL."""
+    specs = [
+        AtomSpec(
+            atom,
+            {slot: SlotSpec(dtype_of(array.dtype).name, array.shape) for slot, array in slots.items()},
+        )
+        for atom, slots in state.atoms.items()
+    ]
+    with CheckpointWriter(_within(directory), specs, storage=storage, durability=durability) as writer:
+        for atom, slots in state.atoms.items():
+            for slot, array in slots.items():
+                writer.submit(atom, slot, array)
+
+
+def load_state(directory: Path | str, into: TrainingState, *, verify: bool) -> None:
+    """Fill the arrays from what `save_state` has written there."""
+    with open_checkpoint(_within(directory), verify=verify) as checkpoint:
         checkpoint.load(
             {(atom, slot): array for atom, slots in into.atoms.items() for slot, array in slots.items()}
         )
+
+
+def _within(directory: Path | str) -> str:
+    return f"{directory}/{NAME}"

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.contenders.ours import Ours
+from benchmarks.contenders.ours import NAME, Ours
 from benchmarks.growth.curves import Point, best_of
 from benchmarks.measure import Reading, footprint
 from benchmarks.state import TrainingState
@@ -22,7 +22,6 @@ from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["at_atoms", "at_bytes", "at_coordinates", "at_layouts"]
 
-_NAME: Final = "state.ucp"
 _MIB: Final = 1 << 20
 _ELEMENTS: Final = 256
 
@@ -65,7 +64,7 @@ def at_atoms(count: int, repeats: int, directory: Path) -> Point:
         rooms = [Path(tempfile.mkdtemp(dir=room)) for _ in range(repeats)]
         fresh = iter(rooms)
         _, saved = best_of(repeats, lambda: ours.save(state, next(fresh), "none"))
-        path = rooms[0] / _NAME
+        path = rooms[0] / NAME
         _, opened = best_of(repeats, partial(_read_one, path, names[count // 2]))
         _, loaded = best_of(repeats, lambda: ours.load(rooms[0], into))
         found, checked = best_of(repeats, lambda: validate(path, "semantics"))

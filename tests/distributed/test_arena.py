@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.distributed import arena as module
-from ucpformat.distributed.arena import ALIGNMENT, PAGE, Arena, extent
+from ucpformat.distributed.arena import ALIGNMENT, Arena, extent
 from ucpformat.errors import UcpError
+from ucpformat.storage.scratch import ALIGNMENT as PAGE
 
 
 @given(st.lists(st.integers(1, 700) | st.none(), max_size=60), st.integers(12, 40))

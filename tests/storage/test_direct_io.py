@@ -35,7 +35,7 @@ def data(size: int, shift: int, fill: int) -> memoryview:
 @contextmanager
 def small_limits() -> Iterator[None]:
     with (
-        patch("ucpformat.storage.direct_io._LEAST_BYTES", 4096),
+        patch("ucpformat.storage.direct_io.LEAST_BYTES", 4096),
         patch("ucpformat.storage.direct_io._COPIED_BYTES", 8192),
         patch("ucpformat.storage.direct_io._CALL_BYTES", 16384),
     ):

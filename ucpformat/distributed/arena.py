@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.storage.direct_io import LEAST_BYTES as LARGE
+from ucpformat.storage.scratch import ALIGNMENT as PAGE
+from ucpformat.storage.scratch import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "LARGE", "PAGE", "Arena", "extent", "host_bytes"]
+__all__ = ["ALIGNMENT", "Arena", "extent", "host_bytes"]
 
 ALIGNMENT: Final = 64
-PAGE: Final = 4096
-"""Alignment of a region of ``LARGE`` bytes or more: a device takes it from there without another copy (`direct_io`)."""
-LARGE: Final = 1 << 20
 _GROWTH: Final = 1 << 21
 
 
@@ -37,7 +37,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _lead(position: int, nbytes: int) -> int:
-    """What is left free before a region."""
+    """What is left free before a region: a large one begins where a device takes it without another copy."""
     return -position % PAGE if nbytes >= LARGE else 0
 
 
@@ -82,8 +82,7 @@ class Arena:
         if wanted > self.nbytes:
             # The old array goes first: there is never room for both.
             self.memory = host_bytes(0)
-            memory = self._allocate(wanted + PAGE)
-            self.memory = memory[-memory.ctypes.data % PAGE :][:wanted]
+            self.memory = aligned(self._allocate(wanted + PAGE), wanted)
             self.allocations += 1
         return needed <= self.nbytes
 

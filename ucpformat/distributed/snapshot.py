@@ -136,8 +136,9 @@ class Snapshot:
         self._copier = copier
         self._pieces = list(_cut(saving))
         copier.begin(saving.local)
-        self.nbytes = sum(piece.box.size * kind.item_bytes for _, piece, kind in self._pieces)
-        self.fits = arena.prepare(extent(piece.box.size * kind.item_bytes for _, piece, kind in self._pieces))
+        sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
+        self.nbytes = sum(sizes)
+        self.fits = arena.prepare(extent(sizes))
 
     def batches(self) -> Iterator[Batch]:
         """The batches; each is copied, or its copy begun, when it is given. Ends early where the arena is abandoned."""

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BLOCK_BYTES", "OBJECT_TRAILER", "OWN_OBJECT", "ChunkTable", "Segment", "TableBuilder"]
+__all__ = [
+    "BLOCK_BYTES",
+    "OBJECT_TRAILER",
+    "OWN_OBJECT",
+    "ChunkTable",
+    "Segment",
+    "TableBuilder",
+    "prefix_sums",
+]
 
 OWN_OBJECT: Final = 0xFFFFFFFF
 """The container of a segment that is the chunk's own object (storage plain)."""
@@ -123,7 +131,7 @@ class ChunkTable:
         blocks = -(-covered // BLOCK_BYTES)
         if int(blocks.sum()) != checksums:
             raise error("UCP-E-TABLE", "the number of checksums is not that of the segments' blocks", at=at)
-        return cls(rows, box_words, counts, crcs, _prefix_sums(counts), _prefix_sums(blocks))
+        return cls(rows, box_words, counts, crcs, prefix_sums(counts), prefix_sums(blocks))
 
     def segments(self, chunk: int, ndim: int) -> tuple[Segment, ...]:
         """Segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
@@ -184,7 +192,8 @@ def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> N
         )
 
 
-def _prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.int64]:
+def prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sums of the first 0, 1, ... of ``counts``, one more than there are."""
     sums = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums

@@ -15,9 +15,10 @@ import numpy as np
 
 from ucpformat.storage.scratch import ALIGNMENT, Scratch
 
-__all__ = ["DirectWriter"]
+__all__ = ["LEAST_BYTES", "DirectWriter"]
 
-_LEAST_BYTES: Final = 1 << 20  # less is gathered by the page cache
+LEAST_BYTES: Final = 1 << 20
+"""Less is gathered by the page cache."""
 _CALL_BYTES: Final = 1 << 26
 _COPIED_BYTES: Final = 1 << 22
 _NOT_HERE: Final = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -45,7 +46,7 @@ class DirectWriter:
             OSError: what the medium reports, ``ENOSPC`` or ``EIO``.
         """
         done = 0
-        if data.nbytes < _LEAST_BYTES or offset % ALIGNMENT or not self._is_possible:
+        if data.nbytes < LEAST_BYTES or offset % ALIGNMENT or not self._is_possible:
             return done
         wanted = data.nbytes // ALIGNMENT * ALIGNMENT
         source = np.frombuffer(data, np.uint8)

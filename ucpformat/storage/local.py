@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -18,13 +19,12 @@ from weakref import WeakValueDictionary
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.local_io import map_whole, read_all, sync, translated, write_all
+from ucpformat.storage.local_io import read_all, sync, translated, write_all
 from ucpformat.storage.local_pack import LocalPackFile
 from ucpformat.storage.store import PREFIXES, Calls
 from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator, Sequence
 
     from ucpformat.storage.store import Durability
@@ -101,6 +101,12 @@ class LocalStore:
         if not stat.S_ISREG(mode):
             raise error("UCP-E-LINK", "only a regular file may lie here", at=key)
 
+    @staticmethod
+    def _require_length(descriptor: int, stop: int, key: str) -> None:
+        size = os.fstat(descriptor).st_size
+        if size < stop:
+            raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
+
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
         """A descriptor for reading; those of packs stay open, since many segments lie in one."""
@@ -139,9 +145,7 @@ class LocalStore:
         """Bytes ``[start, stop)`` of an object."""
         with translated(key), self._reading(key) as descriptor:
             # Before memory is taken for what may not be there (SPEC UCP-S-003).
-            size = os.fstat(descriptor).st_size
-            if size < stop:
-                raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
+            self._require_length(descriptor, stop, key)
             data = os.pread(descriptor, stop - start, start)
             if len(data) == stop - start:
                 return data
@@ -158,12 +162,10 @@ class LocalStore:
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
         with translated(key), self._lock, self._reading(key) as descriptor:
-            size = os.fstat(descriptor).st_size
-            if size < stop:
-                raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
+            self._require_length(descriptor, stop, key)
             found = self._mappings.get(key)
             if found is None:
-                found = self._mappings[key] = map_whole(descriptor)
+                found = self._mappings[key] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             return memoryview(found)[start:stop]
 
     def keys(self) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from ucpformat.errors import error
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["map_whole", "read_all", "sync", "translated", "write_all"]
+__all__ = ["read_all", "sync", "translated", "write_all"]
 
 _IOV_LIMIT: Final = 1024
 
@@ -56,11 +55,6 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
             raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
         offset += done
         pending = _behind(pending, done)
-
-
-def map_whole(descriptor: int) -> mmap.mmap:
-    """A file that is not empty, where the system maps it, to be read alone."""
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
 def _behind(buffers: list[memoryview], done: int) -> list[memoryview]:

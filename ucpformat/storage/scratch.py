@@ -10,11 +10,16 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "Scratch"]
+__all__ = ["ALIGNMENT", "Scratch", "aligned"]
 
 ALIGNMENT: Final = 4096
 """Bytes: what devices take data from without a copy."""
 _KEPT_BYTES: Final = 1 << 23
+
+
+def aligned(memory: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
+    """The first ``nbytes`` of a run of bytes that begin at a multiple of `ALIGNMENT`; it has as many more to spare."""
+    return memory[-memory.ctypes.data % ALIGNMENT :][:nbytes]
 
 
 class Scratch:
@@ -28,8 +33,7 @@ class Scratch:
         """At least so many bytes, with anything in them, until this thread asks again."""
         found: NDArray[np.uint8] | None = getattr(self._own, "memory", None)
         if found is None or found.nbytes < nbytes:
-            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-            found = memory[-memory.ctypes.data % ALIGNMENT :][:nbytes]
+            found = aligned(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes)
             if nbytes <= self._kept_bytes:
                 self._own.memory = found
         return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ucpformat.model.atom import CONTENT_PREFIX
+from ucpformat.model.table import prefix_sums
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.checksum_columns import block_values
 from ucpformat.storage.ledger import settled
@@ -59,8 +60,7 @@ class SettledColumns:
         self._stored = StoredColumns.joined(parts, names)
         slots = self._stored.rows[:, SLOT].astype(np.int32)
         self._order = np.argsort(slots, kind="stable")
-        self._edges = np.zeros(len(names) + 1, np.int64)
-        np.cumsum(np.bincount(slots, minlength=len(names)), out=self._edges[1:])
+        self._edges = prefix_sums(np.bincount(slots, minlength=len(names)))
         self._first_words = self._stored.first_words()
         self._first_checksums = self._stored.first_checksums()
         self._next = 0

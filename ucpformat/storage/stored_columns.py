@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ucpformat.geometry import Box
-from ucpformat.model.table import OWN_OBJECT, Segment
+from ucpformat.model.table import OWN_OBJECT, Segment, prefix_sums
 from ucpformat.storage.chunk_writer import StoredChunk
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ class StoredColumns:
 
     def first_words(self) -> NDArray[np.int64]:
         """Where in ``words`` the box of each entry begins."""
-        return _before(2 * np.maximum(self.rows[:, NDIM], 0))
+        return prefix_sums(2 * np.maximum(self.rows[:, NDIM], 0))[:-1]
 
     def first_checksums(self) -> NDArray[np.int64]:
         """Where in ``checksums`` those of each entry begin."""
-        return _before(self.rows[:, SUMS] + np.maximum(self.rows[:, CUTS], 0))
+        return prefix_sums(self.rows[:, SUMS] + np.maximum(self.rows[:, CUTS], 0))[:-1]
 
     def entries(self) -> Iterator[Entry]:
         """As objects, one by one."""
@@ -161,9 +161,3 @@ class StoredColumns:
         return StoredChunk(
             segment, start, size, None if cuts == NONE else self.checksums[at : at + cuts].tobytes()
         )
-
-
-def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    sums = np.zeros(counts.size, np.int64)
-    np.cumsum(counts[:-1], out=sums[1:])
-    return sums
