@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from tests.frameworks.torch_dcp.stand_ins import stand_in
+from tests.frameworks.torch_dcp.stand_ins import spelled, stand_in
 
 
 def loaded(path: Path) -> dict[str, Any]:
@@ -29,4 +29,4 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
 def fingerprint(state: dict[str, Any]) -> dict[str, tuple[object, ...]]:
     """Every leaf by DCP's key: its path, its type, and its content bit for bit."""
     leaves, paths = flatten_state_dict(state)
-    return {key: (paths[key], type(leaf), repr(stand_in(leaf))) for key, leaf in leaves.items()}
+    return {key: (paths[key], type(leaf), spelled(stand_in(leaf))) for key, leaf in leaves.items()}

@@ -21,7 +21,7 @@ import ucpformat
 from tests.builders import Forgery
 from tests.frameworks.stock_torch import fingerprint, flat, loaded
 from tests.frameworks.torch_dcp.cases import ALL_CASES, Case, DcpCase
-from tests.frameworks.torch_dcp.stand_ins import stand_in
+from tests.frameworks.torch_dcp.stand_ins import spelled, stand_in
 from ucpformat.comparison import compare
 from ucpformat.errors import REGISTRY, UcpError
 from ucpformat.frameworks.converting.job import run_job
@@ -152,7 +152,7 @@ def test_stock_torch_loads_what_went_there_and_back(
     for key, reference in case.reference.items():
         tensor = f"TensorValue(dtype={reference.dtype!r}, shape={reference.shape}, data={reference.data!r})"
         assert found.pop(key) == tensor, key
-    assert found == {key: repr(stand_in(value)) for key, value in case.objects.items()}
+    assert found == {key: spelled(stand_in(value)) for key, value in case.objects.items()}
 
 
 @pytest.mark.parametrize("name", ["fsdp_tp_2x2", "hsdp_2x2"])

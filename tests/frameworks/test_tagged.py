@@ -7,7 +7,7 @@ import datetime
 import pathlib
 import sys
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import given
 
 from tests.builders import result_or_refusal
 from tests.frameworks.torch_dcp.make import odd_objects
-from tests.frameworks.torch_dcp.stand_ins import stand_in
+from tests.frameworks.torch_dcp.stand_ins import spelled, stand_in
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.live import objects as live_objects
 from ucpformat.frameworks.torch_dcp.revive import revive
@@ -34,15 +34,6 @@ def test_there_and_back(name: str) -> None:
     plain = stand_in(odd_objects()[name])
     back = decode(encode(plain, at=name), at=name)
     assert spelled(stand_in(revive(back, name))) == spelled(plain)
-
-
-def spelled(obj: object) -> str:
-    """`repr`, but for the order of sets, which is that of the hashes of the day."""
-    if type(obj) in (set, frozenset):
-        return f"{type(obj).__name__}({sorted(map(spelled, cast('set[object]', obj)))})"
-    if type(obj) in (tuple, list):
-        return f"{type(obj).__name__}({[spelled(item) for item in cast('list[object]', obj)]})"
-    return repr(obj)
 
 
 @pytest.mark.parametrize("name", INEXPRESSIBLE)
@@ -159,7 +150,7 @@ LIVE = [
 
 @pytest.mark.parametrize("obj", LIVE, ids=lambda obj: type(obj).__name__)
 def test_live_objects_come_back(obj: object) -> None:
-    assert repr(stand_in(live(obj))) == repr(stand_in(obj))
+    assert spelled(stand_in(live(obj))) == spelled(stand_in(obj))
 
 
 @pytest.mark.parametrize("obj", LIVE, ids=lambda obj: type(obj).__name__)

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import ucpformat
 from tests.frameworks.stock_torch import fingerprint, loaded
 from tests.frameworks.torch_dcp.make import odd_state
-from tests.frameworks.torch_dcp.stand_ins import stand_in
+from tests.frameworks.torch_dcp.stand_ins import spelled, stand_in
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
@@ -47,7 +47,7 @@ def content(state: Any) -> str:
             return {key: ordered(value[key]) for key in sorted(value, key=lambda key: (str(type(key)), key))}
         return [ordered(item) for item in value] if isinstance(value, list) else stand_in(value)
 
-    return repr(ordered(state))
+    return spelled(ordered(state))
 
 
 def load_torch(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -61,3 +61,16 @@ def stand_in(value: Any) -> Any:
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(stand_in(item) for item in value)
     return value
+
+
+def spelled(value: object) -> str:
+    """``repr``, but for the order of sets, which is that of the hashes of the day: exact in types, NaN and -0.0."""
+    name = type(value).__name__
+    if type(value) in (set, frozenset):
+        return f"{name}({sorted(map(spelled, cast('set[object]', value)))})"
+    if type(value) in (tuple, list):
+        return f"{name}({[spelled(item) for item in cast('list[object]', value)]})"
+    if type(value) in (dict, OrderedDict):
+        items = cast("dict[object, object]", value).items()
+        return f"{name}({[(spelled(key), spelled(item)) for key, item in items]})"
+    return repr(value)
