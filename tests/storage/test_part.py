@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.builders import STORAGES, Tensor, save
+from tests.builders import STORAGES, ZSTD, Tensor, result_or_refusal, save
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.part import StoredSlot
+from ucpformat.storage.part import StoredPart, StoredSlot
 
 
 def slot_of(path: Path, storage: Storage, shape: tuple[int, ...]) -> StoredSlot:
@@ -57,3 +62,49 @@ def test_a_tensor_without_dimensions_has_one_object(tmp_path: Path) -> None:
     stored = slot_of(tmp_path / "c", "plain", ())
     assert stored.has_object(f"{stored.prefix}/c")
     assert not stored.has_object(f"{stored.prefix}/c/0")
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=8),
+    zeros=st.sets(st.integers(0, 7)),
+    compressed=st.sets(st.integers(0, 7)),
+    shorter=st.sets(st.integers(0, 7)),
+    storage=st.sampled_from(STORAGES),
+)
+def test_single_chunks_are_those_whose_segments_are_sound_and_one(
+    shapes: list[list[int]], zeros: set[int], compressed: set[int], shorter: set[int], storage: Storage
+) -> None:
+    state = {
+        (f"t{number}", "value"): Tensor(np.full(shape, number not in zeros, np.int16), "int16")
+        for number, shape in enumerate(shapes)
+    }
+    with TemporaryDirectory() as directory:
+        save(Path(directory, "c"), state, storage=storage, chunk_bytes=64)
+        with open_checkpoint(Path(directory, "c")) as checkpoint:
+            (whole,) = checkpoint.parts()
+    rows = whole.table.rows.copy()
+    rows["length"][[number for number in shorter if number < rows.size]] -= 1
+    part = StoredPart(
+        whole.index,
+        replace(whole.table, rows=rows),
+        packs=whole.packs if whole.packed else None,
+        chunk_bytes=64,
+        index_key=whole.index_key,
+        table_key=whole.table_key,
+    )
+    part.compressors.update({number: ZSTD for number in compressed if number < len(shapes)})
+    expected = {}
+    for stored in part.slots():
+        found = result_or_refusal(partial(stored.segments, 0)) if stored.grid.count == 1 else ()
+        if stored.compressor is None and isinstance(found, tuple) and len(found) == 1:
+            expected[stored.number] = (
+                found[0].container,
+                found[0].offset,
+                found[0].length,
+                found[0].checksums[:4],
+            )
+    single = part.single_chunks
+    checksums = [part.table.checksums[first].tobytes() for first in single.checksums]
+    columns = zip(single.containers, single.offsets, single.lengths, checksums, strict=True)
+    assert dict(zip(single.slots.tolist(), columns, strict=True)) == expected
+    assert [stored.number for stored in part.slots_at([*expected])] == [*expected]

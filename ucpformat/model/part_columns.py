@@ -46,7 +46,8 @@ _Object = dict[str, Any]
 class PartColumns:
     """What it takes to find the slots of a part: of atoms their names and keys, and of slots, in order of table rows.
 
-    ``counts`` are the slots of each atom, ``compressors`` those of the slots that have one, by number.
+    ``counts`` are the slots of each atom, ``compressors`` those of the slots that have one, by number; ``contents``
+    are content digests, ``aliases`` those of all atoms. ``spread``: whether any slot has a layout or a place.
     """
 
     atoms: list[str]
@@ -57,6 +58,9 @@ class PartColumns:
     shapes: list[tuple[int, ...]]
     compressors: dict[int, Compressor]
     highest_layout: int
+    spread: bool
+    contents: list[str | None]
+    aliases: list[str]
 
     @classmethod
     def of(cls, atoms: Sequence[Atom]) -> PartColumns:
@@ -71,6 +75,9 @@ class PartColumns:
             [slot.shape for slot in slots],
             {number: slot.compressor for number, slot in enumerate(slots) if slot.compressor is not None},
             max((slot.layout for slot in slots if slot.layout is not None), default=-1),
+            any(slot.layout is not None or slot.place is not None for slot in slots),
+            [slot.content for slot in slots],
+            [alias for atom in atoms for alias in atom.aliases],
         )
 
 
@@ -103,7 +110,8 @@ def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
     """The atoms, of which there are some, of a part that has no problems; None where it takes a closer look."""
     atoms = cast("Sequence[_Object]", values)
     with suppress(KeyError, TypeError, ValueError, UcpError):  # of what is no object, or lacks a member
-        if not _atoms_are_sound(atoms):
+        aliases: list[str] = [*chain.from_iterable(map(_list, _of(atoms, "aliases")))]
+        if not _atoms_are_sound(atoms, aliases):
             return None
         by_atom = [_in_order(atom["slots"]) for atom in atoms]
         if 0 in map(len, by_atom):
@@ -119,16 +127,18 @@ def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
             [_extents(slot["shape"]) for slot in slots],
             _compressors(slots),
             max(_of(slots, "layout"), default=-1),
+            any("layout" in slot or "place" in slot for slot in slots),
+            [slot.get("content") for slot in slots],
+            aliases,
         )
         if _slots_are_sound(slots, columns):
             return SoundAtoms(atoms, columns)
     return None
 
 
-def _atoms_are_sound(atoms: Sequence[_Object]) -> bool:
+def _atoms_are_sound(atoms: Sequence[_Object], aliases: list[str]) -> bool:
     names = [atom["name"] for atom in atoms]
     keys = [atom["key"] for atom in atoms]
-    aliases: list[str] = [*chain.from_iterable(map(_list, _of(atoms, "aliases")))]
     folded = {*map(str.lower, keys)}
     return (
         _have_types(chain(names, keys, aliases), str)

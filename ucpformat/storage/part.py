@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,11 +12,13 @@ import numpy as np
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
-from ucpformat.model.table import OWN_OBJECT
+from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.slot_form import slot_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from ucpformat.geometry import ChunkGrid
     from ucpformat.model.atom import Atom, Slot
@@ -26,16 +29,17 @@ if TYPE_CHECKING:
     from ucpformat.model.part_columns import PartColumns
     from ucpformat.model.table import ChunkTable, Segment
 
-__all__ = ["StoredPart", "StoredSlot"]
+__all__ = ["SingleChunks", "StoredPart", "StoredSlot"]
 
 
 class StoredSlot(NamedTuple):
     """A slot and its rows of the chunk table. Its segments are checked as they are asked for.
 
-    ``position`` is that of its atom in the part.
+    ``number`` is its place among the slots of the part, ``position`` that of its atom among the atoms.
     """
 
     part: StoredPart
+    number: int
     position: int
     name: str
     dtype: DType
@@ -52,6 +56,11 @@ class StoredSlot(NamedTuple):
     def slot(self) -> Slot:
         """The slot as the index has it."""
         return self.atom.slot(self.name)
+
+    @property
+    def content(self) -> str | None:
+        """The content digest that the index records."""
+        return self.part.contents[self.number]
 
     @property
     def label(self) -> str:
@@ -138,7 +147,7 @@ class StoredSlot(NamedTuple):
             return
         if self.compressor is None:
             plain = segments[0].container == OWN_OBJECT
-            expected = self.whole_bytes() + 4 if plain else self.raw_bytes(chunk)
+            expected = self.whole_bytes() + OBJECT_TRAILER if plain else self.raw_bytes(chunk)
             if segments[0].length != expected:
                 raise error(
                     "UCP-E-SEGMENT",
@@ -171,6 +180,25 @@ class StoredSlot(NamedTuple):
             raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
 
 
+class SingleChunks(NamedTuple):
+    """Columns, in derived order: numbers of slots, where the segment of each lies, and its first checksum's place."""
+
+    slots: NDArray[np.int64]
+    containers: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    checksums: NDArray[np.int64]
+
+
+def _single_size(kind: DType, grid: ChunkGrid, *, packed: bool) -> int:
+    """Stored bytes of the only, uncompressed chunk of a slot; -1 if it has not got one chunk."""
+    if grid.count != 1:
+        return -1
+    if packed:
+        return element_count(grid.shape) * kind.item_bytes
+    return element_count(grid.chunk_shape) * kind.item_bytes + OBJECT_TRAILER
+
+
 class StoredPart:
     """An index part and its table, with rows assigned to slots.
 
@@ -201,7 +229,10 @@ class StoredPart:
         self.keys = columns.keys
         self._first_slots = [*accumulate(columns.counts, initial=0)]
         self._slot_names = columns.slots
-        self._compressors = columns.compressors
+        self.aliases = columns.aliases
+        self.spread = columns.spread
+        self.contents = columns.contents
+        self.compressors = columns.compressors
         try:
             self._forms = [
                 slot_form(dtype, shape, chunk_bytes)
@@ -247,11 +278,12 @@ class StoredPart:
         kind, grid = self._forms[number]
         return StoredSlot(
             self,
+            number,
             position,
             self._slot_names[number],
             kind,
             grid,
-            self._compressors.get(number),
+            self.compressors.get(number),
             self._first_rows[number],
         )
 
@@ -260,6 +292,40 @@ class StoredPart:
         for position in range(len(self.names)):
             for number in range(self._first_slots[position], self._first_slots[position + 1]):
                 yield self._slot(position, number)
+
+    def dtype_of(self, number: int) -> DType:
+        """The data type of the slot of a number."""
+        return self._forms[number][0]
+
+    def slots_at(self, numbers: Iterable[int]) -> Iterator[StoredSlot]:
+        """The slots of these numbers."""
+        for number in numbers:
+            yield self._slot(bisect.bisect_right(self._first_slots, number) - 1, number)
+
+    @cached_property
+    def single_chunks(self) -> SingleChunks:
+        """Slots that are one uncompressed chunk in one segment that is as long as it has to be.
+
+        There is nothing else to say of their segments: `StoredSlot.segments` would not refuse one.
+        """
+        of_form = {id(form): _single_size(*form, packed=self.packed) for form in self._forms}
+        sizes = np.array([of_form[id(form)] for form in self._forms], np.int64)
+        sizes[[*self.compressors]] = -1
+        slots = np.flatnonzero(sizes >= 0)
+        chunks = np.array(self._first_rows[:-1], np.int64)[slots]
+        one = self.table.counts[chunks] == 1
+        slots, chunks = slots[one], chunks[one]
+        segments = self.table.first_segment[chunks]
+        rows = self.table.rows[segments]
+        lengths = rows["length"].astype(np.int64)
+        fit = (rows["box"] == 0) & (lengths == sizes[slots])
+        return SingleChunks(
+            slots[fit],
+            rows["container"][fit].astype(np.int64),
+            rows["offset"][fit].astype(np.int64),
+            lengths[fit],
+            self.table.first_checksum[segments][fit],
+        )
 
     def _check_plain(self) -> None:
         rows = self.table.rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from ucpformat.errors import UcpError, error
@@ -28,7 +29,7 @@ class Documents:
 
     ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
     schema; each is None before. ``values`` holds, by key, the documents
-    that meet their schemas.
+    that meet their schemas, ``parts`` index parts among them that have no problems of their own either.
     """
 
     def __init__(self, store: Store, findings: Findings) -> None:
@@ -38,6 +39,7 @@ class Documents:
         self.envelope: dict[str, JsonValue] | None = None
         self.root: dict[str, JsonValue] | None = None
         self.values: dict[str, JsonValue] = {}
+        self.parts: dict[str, IndexPart] = {}
         with findings.collecting():
             self._read()
 
@@ -83,7 +85,10 @@ class Documents:
         value = loads(self._store.read(reference.key, 0, size), at=reference.key)
         # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
         # times as long: it is asked where there is something to say.
-        found = [] if schema == "index" and _is_read(value) else list(problems(schema, value, reference.key))
+        if schema == "index":
+            with suppress(UcpError):
+                self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
+        found = [] if reference.key in self.parts else list(problems(schema, value, reference.key))
         self._findings.extend(found)
         if not found:
             self.values[reference.key] = value
@@ -91,11 +96,3 @@ class Documents:
     def is_sound(self, reference: DocumentRef) -> bool:
         """Whether the document was read and meets its schema."""
         return reference.key in self.values
-
-
-def _is_read(value: JsonValue) -> bool:
-    try:
-        IndexPart.from_json(value, at="")
-    except UcpError:
-        return False
-    return True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -20,16 +19,17 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
-from ucpformat.storage.workers import call_groups, task_groups
-from ucpformat.validate.passing import CALL_BYTES, CODEC_MESSAGE, pass_by, pass_together, passes
+from ucpformat.storage.workers import task_groups
+from ucpformat.validate.passing import CODEC_MESSAGE, pass_by, passes
 from ucpformat.validate.semantics import pack_ranges
+from ucpformat.validate.single_chunks import near_slots, sound_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Executor, Future
 
     from ucpformat.model.table import Segment
-    from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.part import StoredPart, StoredSlot
     from ucpformat.storage.store import Store
     from ucpformat.validate.findings import Findings
     from ucpformat.validate.passing import Passed
@@ -41,7 +41,6 @@ _GAP_BYTES = 1 << 20
 _WINDOW = 32
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 256
-_SMALL_BYTES = 1 << 20
 
 _OfChunk = tuple["StoredSlot", ContentDigest, int]
 
@@ -56,8 +55,18 @@ def check_integrity(
 ) -> None:
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
     scratch = Scratch()
+    small = [
+        executor.submit(sound_slots, store, near, scratch)
+        for part in checked.parts
+        for near in near_slots(part, store.calls.gap)
+    ]
+    sound: dict[StoredPart, list[int]] = {part: [] for part in checked.parts}
+    for future in small:
+        part, slots, nbytes = future.result()
+        sound[part] += slots
+        progress(nbytes)
     pending: deque[tuple[list[_OfChunk], Future[list[_Outcome]]]] = deque()
-    chunks = _chunks(checked, findings)
+    chunks = _chunks(checked.slots_without(sound.values()), findings)
     for group in task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS):
         pending.append((group, executor.submit(_check_chunks, store, group, scratch)))
         while len(pending) >= _WINDOW:
@@ -87,27 +96,9 @@ class _Outcome:
             self.problems.append(_unused_bits(stored, chunk))
 
 
-class _Small(NamedTuple):
-    """A small chunk that is one segment of a pack: where it lies, and its number among those that are looked at."""
-
-    key: str
-    start: int
-    stop: int
-    stored: StoredSlot
-    chunk: int
-    segment: Segment
-    number: int
-
-    @classmethod
-    def of(cls, stored: StoredSlot, chunk: int, segment: Segment, number: int) -> _Small:
-        start = segment.offset
-        key = stored.object_key(chunk, segment)
-        return cls(key, start, start + segment.length, stored, chunk, segment, number)
-
-
-def _chunks(checked: CheckedCheckpoint, findings: Findings) -> Iterator[_OfChunk]:
+def _chunks(slots: Iterable[StoredSlot], findings: Findings) -> Iterator[_OfChunk]:
     """Every chunk; slots that have none are done with."""
-    for stored in checked.slots():
+    for stored in slots:
         content = ContentDigest(stored.nbytes)
         if stored.grid.count == 0:
             _check_content(stored, content, findings)
@@ -137,7 +128,7 @@ def _collect(
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
     """The content digest (UCP-V-003); a chunk that was refused has been reported already."""
-    recorded, found = stored.slot.content, content.value()
+    recorded, found = stored.content, content.value()
     if recorded is not None and found is not None and recorded != found:
         at = pointer(stored.part.index_key, "atoms")
         message = f"the logical bytes of {stored.label} have the content digest {found}"
@@ -145,32 +136,20 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 
 
 def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
-    """Look at each chunk; small ones that lie together are read by one call."""
+    """Look at each chunk."""
     outcomes = [_Outcome() for _ in group]
-    small: list[_Small] = []
-    for number, ((stored, _, chunk), outcome) in enumerate(zip(group, outcomes, strict=True)):
+    for (stored, _, chunk), outcome in zip(group, outcomes, strict=True):
         try:
             segments = stored.segments(chunk)
             if not segments:
                 outcome.runs.append(_absent(store, stored, chunk))
-            elif not passes(stored, chunk, segments):
-                _check_apart(store, stored, chunk, segments, outcome)
-            elif stored.part.packed and len(segments) == 1 and segments[0].length <= _SMALL_BYTES:
-                small.append(_Small.of(stored, chunk, segments[0], number))
-            else:
+            elif passes(stored, chunk, segments):
                 _require_object(store, stored, chunk, segments[0])
                 outcome.passed(stored, chunk, pass_by(store, stored, chunk, segments, scratch))
+            else:
+                _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:
             outcome.problems.append(refusal.problem())
-    small.sort(key=itemgetter(0, 1))
-    gap = store.calls.gap
-    for near in call_groups(small, itemgetter(0, 1, 2), gap=gap, nbytes=CALL_BYTES, most=_GROUP_CHUNKS):
-        found = pass_together(store, [(one.stored, one.chunk, one.segment) for one in near], scratch)
-        for one, passed in zip(near, found, strict=True):
-            if isinstance(passed, UcpError):
-                outcomes[one.number].problems.append(passed.problem())
-            else:
-                outcomes[one.number].passed(one.stored, one.chunk, passed)
     return outcomes
 
 

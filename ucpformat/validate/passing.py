@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine
@@ -17,8 +17,6 @@ from ucpformat.storage.chunk_reader import compare_blocks
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.scratch import Scratch
     from ucpformat.storage.store import Store
 
-__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "pass_by", "pass_together", "passes"]
+__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "pass_by", "passes"]
 
 CALL_BYTES: Final = 1 << 22
 """Read by one call: what comes back from the system has to wait for other threads of Python."""
@@ -110,42 +108,3 @@ def pass_by(
         if trailer and total != int.from_bytes(trailer, "little"):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
     return passed
-
-
-def pass_together(
-    store: Store, chunks: Sequence[tuple[StoredSlot, int, Segment]], scratch: Scratch
-) -> list[Passed | UcpError]:
-    """What `pass_by` comes to, or raises, for each of several chunks that are one segment of one pack.
-
-    They are sorted by their offsets, which are not far apart; all are read by one call.
-    """
-    stored, chunk, segment = chunks[0]
-    key, first = stored.object_key(chunk, segment), segment.offset
-    size = chunks[-1][2].offset + chunks[-1][2].length - first
-    memory = scratch.take(size)[:size]
-    try:
-        store.read_into(key, first, [memory.data])
-    except UcpError:  # which of them it is comes out one by one
-        return [_alone(store, *one, scratch) for one in chunks]
-    found: list[Passed | UcpError] = []
-    for stored, chunk, segment in chunks:
-        passed = Passed(nbytes=segment.length)
-        start = segment.offset - first
-        try:
-            passed.look(
-                memory[start : start + segment.length], stored, segment, 0, stored.logical_start(chunk), key
-            )
-        except UcpError as refusal:
-            found.append(refusal)
-        else:
-            found.append(passed)
-    return found
-
-
-def _alone(
-    store: Store, stored: StoredSlot, chunk: int, segment: Segment, scratch: Scratch
-) -> Passed | UcpError:
-    try:
-        return pass_by(store, stored, chunk, (segment,), scratch)
-    except UcpError as refusal:
-        return refusal

@@ -23,7 +23,9 @@ from ucpformat.storage.fetch import read_document
 from ucpformat.storage.part import StoredPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from ucpformat.geometry import Layout, Lowering
     from ucpformat.jsonio import JsonValue
@@ -51,6 +53,13 @@ class CheckedCheckpoint:
         for part in self.parts:
             yield from part.slots()
 
+    def slots_without(self, passed: Iterable[NDArray[np.int64] | list[int]]) -> Iterator[StoredSlot]:
+        """All slots of sound parts but those whose numbers are ``passed`` for each part."""
+        for part, numbers in zip(self.parts, passed, strict=True):
+            left = np.ones(len(part.contents), np.bool_)
+            left[numbers] = False
+            yield from part.slots_at(np.flatnonzero(left).tolist())
+
 
 def check_semantics(store: Store, documents: Documents, findings: Findings) -> CheckedCheckpoint | None:
     """Collect semantic problems; returns what can be checked for integrity, None if that is nothing."""
@@ -73,13 +82,11 @@ def check_semantics(store: Store, documents: Documents, findings: Findings) -> C
     names = _check_names(checked, findings)
     if checked.complete:
         _check_references(checked, names, findings)
-        compressors = (
-            slot.compressor for part in checked.parts for atom in part.index.atoms for slot in atom.slots
-        )
+        compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
         findings.extend(feature_set_problems(root.envelope, needed_features(compressors), at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
         _check_layouts(checked, findings)
-    for stored in checked.slots():
+    for stored in checked.slots_without(part.single_chunks.slots for part in checked.parts):
         for chunk in range(stored.grid.count):
             with findings.collecting():
                 stored.segments(chunk)
@@ -147,7 +154,11 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
         if not documents.is_sound(entry.index):
             checked.complete = False
             continue
-        index = IndexPart.structure(documents.values[entry.index.key], at=entry.index.key)
+        index = documents.parts.get(entry.index.key)
+        problems: list[Problem] = []
+        if index is None:
+            index = IndexPart.structure(documents.values[entry.index.key], at=entry.index.key)
+            problems += index.problems(at=entry.index.key)
         at = pointer(ROOT_KEY, "parts", number)
         if (index.atoms[0].name, index.atoms[-1].name, len(index.atoms)) != (
             entry.first,
@@ -155,7 +166,6 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
             entry.atoms,
         ):
             findings.add(Problem("UCP-E-NAME", at, "the part's atoms are not those that are announced here"))
-        problems = list(index.problems(at=entry.index.key))
         findings.extend(problems)
         findings.extend(index.reference_problems(checked.layouts, at=entry.index.key))
         table: ChunkTable | None = None
@@ -186,16 +196,24 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
 
 def _check_names(checked: CheckedCheckpoint, findings: Findings) -> set[str]:
     """Names, aliases and keys are unique over the checkpoint (UCP-D-014, UCP-D-025); returns atoms' names."""
+    parts = checked.parts
+    atoms = {name for part in parts for name in part.names}
+    # Within one part the index's own check has spoken.
+    names = [{*part.names, *part.aliases} for part in parts]
+    keys = [{*map(str.lower, part.keys)} for part in parts]
+    if any(len(set[str]().union(*found)) < sum(map(len, found)) for found in (names, keys)):
+        _report_names(checked, findings)
+    return atoms
+
+
+def _report_names(checked: CheckedCheckpoint, findings: Findings) -> None:
     seen: dict[str, int] = {}
     keys: dict[str, int] = {}
-    atoms: set[str] = set()
     for number, part in enumerate(checked.parts):
         at = pointer(part.index_key, "atoms")
         for position, atom in enumerate(part.index.atoms):
             here = pointer(at, position)
-            atoms.add(atom.name)
             for name in (atom.name, *atom.aliases):
-                # Within one part the index's own check has spoken.
                 if seen.setdefault(name, number) != number:
                     findings.add(
                         Problem("UCP-E-NAME", here, f"the name {name[:80]!r} is used in another part too")
@@ -203,7 +221,6 @@ def _check_names(checked: CheckedCheckpoint, findings: Findings) -> set[str]:
             if keys.setdefault(atom.key.lower(), number) != number:
                 message = f"the key {atom.key!r} is used in another part too, if in other case"
                 findings.add(Problem("UCP-E-KEY", f"{here}/key", message))
-    return atoms
 
 
 def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Findings) -> None:
@@ -223,12 +240,15 @@ def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
     layouts: tuple[Layout, ...] = checked.root.layouts
     stored: list[StoredSlot] = []
     spread: list[SpreadSlot] = []
-    for found in checked.slots():
-        slot = found.slot
-        if slot.layout is None or slot.layout < len(layouts):
-            layout = None if slot.layout is None else layouts[slot.layout]
-            stored.append(found)
-            spread.append(SpreadSlot(slot.name, slot.dtype, slot.shape, layout, slot.place))
+    for part in checked.parts:
+        if not part.spread:
+            continue
+        slots = (slot for atom in part.index.atoms for slot in atom.slots)
+        for found, slot in zip(part.slots(), slots, strict=True):
+            if slot.layout is None or slot.layout < len(layouts):
+                layout = None if slot.layout is None else layouts[slot.layout]
+                stored.append(found)
+                spread.append(SpreadSlot(slot.name, slot.dtype, slot.shape, layout, slot.place))
     for fault in spread_faults(spread, _check_cover):
         found = stored[fault.number]
         if fault.of_layout and found.slot.layout is not None:

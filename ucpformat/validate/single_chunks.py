@@ -1,0 +1,109 @@
+"""Small slots of packs, which are most of them: read together, and looked at by columns (SPEC section 18).
+
+What is said here of a slot is only whether it is sound. One that is not is looked at again, the way all others are,
+which says what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from ucpformat.errors import UcpError
+from ucpformat.model.atom import CONTENT_PREFIX
+from ucpformat.model.dtype import unused_bits_are_zero
+from ucpformat.storage.workers import call_groups
+from ucpformat.validate.passing import CALL_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ucpformat.storage.part import StoredPart
+    from ucpformat.storage.scratch import Scratch
+    from ucpformat.storage.store import Store
+
+__all__ = ["Near", "Sound", "near_slots", "sound_slots"]
+
+_SMALL_BYTES: Final = 1 << 20
+"""One block: a checksum of the chunk table is then that of the slot's content as well."""
+_AT_ONCE: Final = 1024
+
+
+class _Small(NamedTuple):
+    """A slot's bytes in a pack, its number, and the checksum that is recorded."""
+
+    start: int
+    stop: int
+    slot: int
+    checksum: int
+
+
+class Near(NamedTuple):
+    """Small slots of a part whose bytes lie close to one another in one pack, sorted by their place."""
+
+    part: StoredPart
+    key: str
+    slots: Sequence[_Small]
+
+
+class Sound(NamedTuple):
+    """Numbers of slots of a part that are sound, and how many bytes they are."""
+
+    part: StoredPart
+    slots: list[int]
+    nbytes: int
+
+
+def near_slots(part: StoredPart, gap: int) -> Iterator[Near]:
+    """Slots of one chunk that are one block or less, in the groups that one call each reads."""
+    if not part.packed:
+        return
+    found = part.single_chunks
+    small = np.flatnonzero(found.lengths <= _SMALL_BYTES)
+    small = small[np.lexsort((found.offsets[small], found.containers[small]))]
+    keys = [pack.key for pack in part.packs]
+    starts = found.offsets[small]
+    columns = zip(
+        found.containers[small].tolist(),
+        starts.tolist(),
+        (starts + found.lengths[small]).tolist(),
+        found.slots[small].tolist(),
+        part.table.checksums[found.checksums[small]].tolist(),
+        strict=True,
+    )
+    for near in call_groups(columns, itemgetter(0, 1, 2), gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE):
+        yield Near(part, keys[near[0][0]], [_Small(*of_slot) for _, *of_slot in near])
+
+
+def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
+    """Read slots by one call, and tell those whose bytes, content and unused bits are as they have to be."""
+    part, key, slots = near
+    first = slots[0].start
+    size = slots[-1].stop - first
+    memory = scratch.take(size)[:size]
+    sound = Sound(part, [], 0)
+    try:
+        store.read_into(key, first, [memory.data])
+    except UcpError:  # which of them it is comes out one by one
+        return sound
+    nbytes = 0
+    for start, stop, number, checksum in slots:
+        piece = memory[start - first : stop - first]
+        content = part.contents[number]
+        if (
+            crc32c(piece.data) == checksum
+            and (content is None or content == _digest(checksum))
+            and unused_bits_are_zero(piece, part.dtype_of(number))
+        ):
+            sound.slots.append(number)
+            nbytes += piece.nbytes
+    return sound._replace(nbytes=nbytes)
+
+
+def _digest(checksum: int) -> str:
+    """The content digest of a slot that is one block (SPEC 11.3)."""
+    return CONTENT_PREFIX + hashlib.sha256(checksum.to_bytes(4, "little")).hexdigest()
