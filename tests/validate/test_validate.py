@@ -292,6 +292,22 @@ def test_zeros_without_end_take_no_memory(tmp_path: Path) -> None:
         assert checkpoint["a"]["value"][2**35 : 2**35 + 5].tolist() == [0] * 5
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("count", [9, 3 * MIB])
+def test_bytes_that_are_whole_but_not_of_the_recorded_content(
+    tmp_path: Path, storage: Storage, count: int
+) -> None:
+    """UCP-V-003: the checksums of the table are right, the content digest is another's."""
+    tensor = Tensor(np.ones(count, np.int8), "int8")
+    forged = forge(tmp_path / "c", {("a", "value"): tensor, ("b", "value"): tensor}, storage=storage)
+    forged.edit(
+        "index", lambda index: index["atoms"][1]["slots"]["value"].update(content="crc32c-tree:" + 64 * "0")
+    )
+    (found,) = validate(forged.sealed())
+    assert found.code == "UCP-E-CONTENT"
+    assert "b/value" in found.message
+
+
 def test_a_document_over_its_limit_is_not_read(tmp_path: Path) -> None:
     """UCP-R-002: a sparse file of 256 MiB and one byte."""
     forged = make(tmp_path / "c", "packed")
