@@ -170,6 +170,54 @@ def test_a_failed_condition_is_an_object_that_exists(url: str, code: str, expect
         store.create("index/x", [memoryview(b"x")])
 
 
+def conflicting(times: int, code: str) -> Any:
+    """Puts under a condition meet another request so many times."""
+    real = MemoryFileSystem.pipe_file
+    met = [0]
+
+    def pipe(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        if mode == "create" and path.endswith("ucp.json") and met[0] < times:
+            met[0] += 1
+            raise OSError(5, "The conditional request cannot succeed now") from _RefusedError(code)
+        real(self, path, value, mode)
+
+    return patch.object(MemoryFileSystem, "pipe_file", pipe)
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", "409"])
+def test_a_put_that_met_another_under_way_is_repeated(url: str, code: str) -> None:
+    """UCP-W-004: S3 answers 409 to a put under a condition, and wants it repeated."""
+    with patch("ucpformat.storage.remote.time.sleep") as slept, conflicting(3, code):
+        save(url, STATE)
+    assert slept.call_count == 3
+    assert validate(url) == []
+
+
+def test_a_put_that_meets_others_for_ever_fails(url: str) -> None:
+    with (
+        patch("ucpformat.storage.remote.time.sleep"),
+        conflicting(1 << 30, "ConditionalRequestConflict"),
+        pytest.raises(UcpError, match=r"UCP-E-STORE.*cannot succeed now"),
+    ):
+        save(url, STATE)
+    assert RemoteStore(url).size("ucp.json") is None
+
+
+def test_a_root_that_appears_while_a_put_is_repeated_wins(url: str) -> None:
+    """UCP-W-004: 409 while the other is under way, then 412."""
+    save(url, STATE)
+    store = RemoteStore(url)
+    with (
+        patch("ucpformat.storage.remote.time.sleep"),
+        patch.object(MemoryFileSystem, "exists", side_effect=[False, True]),
+        conflicting(1, "ConditionalRequestConflict"),
+        pytest.raises(UcpError, match="UCP-E-EXISTS"),
+    ):
+        store.publish(b"{}")
+    store.discard()
+    assert validate(url) == []
+
+
 def test_a_server_without_conditional_writes_is_looked_at_first(url: str) -> None:
     """UCP-W-004: HTTP 501, which s3fs makes ENOSYS of."""
     real = MemoryFileSystem.pipe_file

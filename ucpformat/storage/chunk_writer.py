@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from ucpformat.storage.checksum import (
     zeros_checksum,
 )
 from ucpformat.storage.compression import compress
+from ucpformat.storage.store import PackFullError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box, ChunkGrid
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.store import PackFile, Store
+    from ucpformat.storage.store import Look, PackFile, Store
 
 __all__ = [
     "ChunkPiece",
@@ -116,6 +118,10 @@ class ChunkWriter(Protocol):
         """Close packs; their keys and lengths in bytes, in the order that containers count."""
         ...
 
+    def abort(self) -> None:
+        """Give up packs that are not closed."""
+        ...
+
 
 def segment_alignment(length: int) -> int:
     """Alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-050)."""
@@ -193,6 +199,9 @@ class PlainChunkWriter:
         """There are no packs."""
         return []
 
+    def abort(self) -> None:
+        """There are no packs."""
+
 
 _Encoded = tuple[memoryview, bytes, "Box | None", int, int, "bytes | None"]
 """A segment that is ready to be stored: its bytes, none for a zero entry, checksums and box; then as `StoredChunk`."""
@@ -242,7 +251,7 @@ class PackedChunkWriter:
     """Storage packed: segments appended to the packs of this writer.
 
     Each thread keeps to one of ``packs`` files, so that threads do not wait for one file's lock; files are
-    made when first used.
+    made when first used, and others begun where one is full.
     """
 
     def __init__(self, store: Store, *, name: str, packs: int = 1) -> None:
@@ -251,22 +260,43 @@ class PackedChunkWriter:
         self._limit = packs
         self._threads = 0
         self._packs: list[tuple[str, PackFile]] = []
+        self._current: list[int] = []
         self._lock = threading.Lock()
         self._thread = threading.local()
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
         """Nothing stands before segments."""
 
-    def _pack(self) -> tuple[int, PackFile]:
-        index: int | None = getattr(self._thread, "pack", None)
-        if index is None:
+    def _place(self) -> int:
+        """Which of the files this thread keeps to."""
+        place: int | None = getattr(self._thread, "place", None)
+        if place is None:
             with self._lock:
-                index = self._thread.pack = self._threads % self._limit
+                place = self._thread.place = self._threads % self._limit
                 self._threads += 1
-                if index == len(self._packs):
-                    key = f"packs/{self._name}-{index}.pack"
-                    self._packs.append((key, self._store.create_pack(key)))
-        return index, self._packs[index][1]
+                if place == len(self._current):
+                    self._current.append(self._begin())
+        return place
+
+    def _begin(self) -> int:
+        container = len(self._packs)
+        key = f"packs/{self._name}-{container}.pack"
+        self._packs.append((key, self._store.create_pack(key)))
+        return container
+
+    def _stored(
+        self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None
+    ) -> tuple[int, int]:
+        """Append to a pack that takes it; its number, and where in it."""
+        place = self._place()
+        while True:
+            container = self._current[place]
+            try:
+                return container, self._packs[container][1].append(buffers, alignment, look)
+            except PackFullError:
+                with self._lock:
+                    if self._current[place] == container:
+                        self._current[place] = self._begin()
 
     def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
         """Append the bytes of a chunk or of a box of it.
@@ -288,8 +318,7 @@ class PackedChunkWriter:
         start = place.logical_start(chunk)
         first = 0 if box is None else _first_of_run(place, chunk, box)
         checks = RunChecksums(0 if first is None else start + first)
-        container, pack = self._pack()
-        offset = pack.append([data], segment_alignment(data.nbytes), checks.add)
+        container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add)
         run = checks.run()
         segment = Segment(container, offset, data.nbytes, box, run.blocks)
         if first is None:
@@ -313,8 +342,7 @@ class PackedChunkWriter:
             widest = max(widest, alignment)
         container, base = 0, 0
         if length:
-            container, pack = self._pack()
-            base = pack.append(buffers, widest)
+            container, base = self._stored(buffers, widest)
         return [
             StoredChunk(
                 Segment(container, base + offset, data.nbytes, box, checksums) if data.nbytes else None,
@@ -328,3 +356,9 @@ class PackedChunkWriter:
     def finish(self) -> list[tuple[str, int]]:
         """Close the packs."""
         return [(key, pack.close()) for key, pack in self._packs]
+
+    def abort(self) -> None:
+        """Give up packs that are not closed."""
+        for _, pack in self._packs:
+            with suppress(Exception):
+                pack.abort()

@@ -104,3 +104,7 @@ class LocalPackFile:
                 # What was synced before has another length.
                 self._wrote(0)
         return self._length
+
+    def abort(self) -> None:
+        """Close the file; whoever gives an attempt up removes it, or leaves it as debris."""
+        self.close()

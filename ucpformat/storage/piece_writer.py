@@ -52,7 +52,7 @@ class PieceWriter:
         if storage == "plain":
             self._chunks = PlainChunkWriter(store)
         else:
-            self._chunks = PackedChunkWriter(store, name=name, packs=min(2, workers))
+            self._chunks = PackedChunkWriter(store, name=name, packs=min(store.packs_at_once, workers))
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-write")
         self._slot_writer = SlotWriter(self._chunks, self.ledger, self._executor, progress)
 
@@ -114,7 +114,7 @@ class PieceWriter:
         """Stop: what is not yet written never is."""
         self._executor.shutdown(cancel_futures=True)
         with suppress(Exception):
-            self._chunks.finish()
+            self._chunks.abort()
 
 
 def _misfit(at: str, what: str, shape: tuple[int, ...]) -> UcpError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -12,12 +12,13 @@ import fsspec
 from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.remote_pack import MultipartPackFile, RemotePackFile, StreamedPackFile, UploadSlots
+from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.store import PREFIXES, Calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ucpformat.storage.store import Look
 
 __all__ = ["RemoteStore", "translated"]
 
@@ -25,6 +26,14 @@ _WITHOUT_DIRECTORIES: Final = frozenset(
     ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
 )
 """Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
+
+_PRECONDITION: Final = ("PreconditionFailed", "412")
+_CONFLICT: Final = ("ConditionalRequestConflict", "OperationAborted", "409")
+_CONFLICT_WAITS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds between puts that met another one under way."""
+_STREAMS: Final = 4
+_BLOCK_BYTES: Final = 1 << 24
+"""What a stream to an object store gathers and sends at once; four of them hold, and copy, 128 MiB at most."""
 
 
 @contextmanager
@@ -53,18 +62,17 @@ def _writing(at: str) -> Iterator[None]:
             raise error("UCP-E-STORE", message, at=at) from reason
 
 
-def _is_precondition(reason: BaseException | None) -> bool:
-    """Whether a conditional put was refused: HTTP 412.
+def _answer_code(reason: BaseException | None) -> str:
+    """What an S3 server has called its refusal; empty for anything else.
 
-    s3fs makes a FileExistsError of it where the answer names the condition, as AWS does and others do not; what
-    botocore raised is the cause (s3fs/errors.py).
+    s3fs makes errors of Python of it, and what botocore raised is their cause (s3fs/errors.py).
     """
     while reason is not None:
         response = getattr(reason, "response", None)
         if isinstance(response, dict):
-            return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+            return str(response.get("Error", {}).get("Code", ""))
         reason = reason.__cause__
-    return False
+    return ""
 
 
 class RemoteStore:
@@ -88,6 +96,10 @@ class RemoteStore:
             protocol = self._filesystem.protocol
             protocols = {protocol} if isinstance(protocol, str) else set(protocol)
             self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
+            self._uploads = S3Uploads.by(self._filesystem)
+        self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
+        # Streams wait one for another, parts do not.
+        self.packs_at_once = _STREAMS if self._uploads is None else 1
 
     @property
     def url(self) -> str:
@@ -157,6 +169,9 @@ class RemoteStore:
     def prepare(self) -> None:
         """Refuse a committed checkpoint; remove debris of an attempt that was not committed."""
         self._remove(self._require_no_other())
+        if self._uploads is not None:
+            # Parts of objects that never were, from an attempt that ended with its process.
+            self._uploads.abort_below(self._path)
 
     def resume(self) -> None:
         """Refuse a committed checkpoint, and leave what lies there."""
@@ -196,7 +211,22 @@ class RemoteStore:
             self._created.append(key)
 
     def _put(self, key: str, data: bytes) -> None:
-        path = self._full(key)
+        """Put an object where there is none.
+
+        S3 answers 409 where another request for the same key is under way, and wants to be asked again (AWS, API
+        reference of PutObject, If-None-Match): by then that one has made the object, or has not.
+        """
+        for seconds in _CONFLICT_WAITS:
+            try:
+                self._put_once(self._full(key), data)
+                return
+            except OSError as reason:
+                if _answer_code(reason) not in _CONFLICT:
+                    raise
+            time.sleep(seconds)
+        self._put_once(self._full(key), data)
+
+    def _put_once(self, path: str, data: bytes) -> None:
         try:
             self._filesystem.pipe_file(path, data, mode="create")
         except (TypeError, ValueError, NotImplementedError):
@@ -205,7 +235,8 @@ class RemoteStore:
         except OSError as reason:
             if reason.errno == errno.ENOSYS:  # HTTP 501, for the same reason
                 self._filesystem.pipe_file(path, data)
-            elif _is_precondition(reason):
+            elif _answer_code(reason) in _PRECONDITION:
+                # s3fs sees it where the answer names the condition, as AWS does and others do not.
                 raise FileExistsError(path) from reason
             else:
                 raise
@@ -218,12 +249,20 @@ class RemoteStore:
             self._directories.add(directory)
 
     def create_pack(self, key: str) -> RemotePackFile:
-        """Begin a new pack: one streaming upload."""
+        """Begin a new pack: an upload of several parts at once where the medium is S3, else one stream."""
         with _writing(key):
             self._make_directory(key)
-            stream = self._filesystem.open(self._full(key), "wb")
+            if self._uploads is not None and self._slots is not None:
+                pack: RemotePackFile = MultipartPackFile(
+                    key, self._full(key), self._uploads, self._slots, _writing
+                )
+            else:
+                # Media other than object stores know the size of their blocks.
+                block = {} if self._has_directories else {"block_size": _BLOCK_BYTES}
+                stream = self._filesystem.open(self._full(key), "wb", **block)
+                pack = StreamedPackFile(key, stream, _writing)
             self._created.append(key)
-            return RemotePackFile(key, stream)
+            return pack
 
     def flush(self) -> None:
         """Objects are durable when their write returns; here it is made sure that nobody has removed them.
@@ -267,35 +306,6 @@ class RemoteStore:
                 self._filesystem.rm_file(self._full(key))
 
     def close(self) -> None:
-        """Nothing is held open."""
-
-
-class RemotePackFile:
-    """A pack being uploaded in one stream; appends are serialised."""
-
-    def __init__(self, key: str, stream: object) -> None:
-        self._key = key
-        self._stream = stream
-        self._length = 0
-        self._lock = threading.Lock()
-
-    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
-        """Write zeros up to the next multiple of ``alignment``, then the buffers."""
-        if look is not None:
-            for buffer in buffers:
-                look(buffer)
-        with self._lock, _writing(self._key):
-            gap = -self._length % alignment
-            if gap:
-                self._stream.write(bytes(gap))  # type: ignore[attr-defined]
-            offset = self._length + gap
-            for buffer in buffers:
-                self._stream.write(buffer)  # type: ignore[attr-defined]
-            self._length = offset + sum(buffer.nbytes for buffer in buffers)
-            return offset
-
-    def close(self) -> int:
-        """Finish the upload."""
-        with _writing(self._key):
-            self._stream.close()  # type: ignore[attr-defined]
-        return self._length
+        """Release threads."""
+        if self._slots is not None:
+            self._slots.close()

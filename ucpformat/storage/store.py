@@ -9,7 +9,17 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PREFIXES", "Calls", "Durability", "Look", "PackFile", "Store", "is_remote", "open_store"]
+__all__ = [
+    "PREFIXES",
+    "Calls",
+    "Durability",
+    "Look",
+    "PackFile",
+    "PackFullError",
+    "Store",
+    "is_remote",
+    "open_store",
+]
 
 Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
@@ -20,6 +30,10 @@ PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 """Where everything but the root document lies."""
 
 
+class PackFullError(Exception):
+    """A pack takes no more: begin another. What was appended to it is kept."""
+
+
 class PackFile(Protocol):
     """A pack under construction. Safe to use from several threads."""
 
@@ -28,11 +42,18 @@ class PackFile(Protocol):
 
         ``look`` is given every byte of each buffer, in order, before it is written: in pieces that begin and end at
         multiples of 1 MiB of their buffer, or with it.
+
+        Raises:
+            PackFullError: nothing was written or looked at; a pack that is empty takes whatever it is given.
         """
         ...
 
     def close(self) -> int:
         """Finish the pack and return its length in bytes."""
+        ...
+
+    def abort(self) -> None:
+        """Give the pack up, unless it is finished: what was written need not be kept."""
         ...
 
 
@@ -59,6 +80,8 @@ class Store(Protocol):
     calls: Calls
     writers_wait: bool
     """Whether who writes waits until the medium has it."""
+    packs_at_once: int
+    """How many packs a writer keeps busy at its best."""
 
     @property
     def url(self) -> str:

@@ -190,7 +190,7 @@ def test_what_is_committed_is_not_resumed(source: Path, tmp_path: Path) -> None:
 
 def test_remote_stores_resume_too(source: Path) -> None:
     out = "memory://resumed/c"
-    from ucpformat.storage.remote import RemotePackFile
+    from ucpformat.storage.remote_pack import RemotePackFile
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemotePackFile, "append", Breaks(12, KeyboardInterrupt())(RemotePackFile.append))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +13,8 @@ from uuid import uuid4
 import fsspec
 import numpy as np
 import pytest
+from aiobotocore.client import AioBaseClient
+from botocore.exceptions import ClientError
 from s3fs import S3FileSystem
 
 from benchmarks.s3_server import BUCKET, S3Server, served
@@ -22,7 +26,8 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.remote import RemotePackFile, RemoteStore
+from ucpformat.storage.remote import RemoteStore
+from ucpformat.storage.remote_pack import RemotePackFile
 from ucpformat.validate import LEVELS, validate
 
 pytestmark = [
@@ -217,3 +222,108 @@ def test_a_conversion_is_gone_on_with(url: str, tmp_path: Path) -> None:
     assert_same(tmp_path / "source.ucp", out)
     assert left & keys(url)  # what was finished was not done again
     assert read_everything(url)
+
+
+def uploads() -> list[Any]:
+    found: list[Any] = fsspec.filesystem("s3").list_multipart_uploads(BUCKET)
+    return found
+
+
+@contextmanager
+def requests(before: Callable[[str, Any], Awaitable[object]]) -> Iterator[None]:
+    """Whatever botocore is asked for, ``before`` sees first."""
+    real = AioBaseClient._make_api_call
+
+    async def call(self: Any, operation: str, given: Any) -> Any:
+        await before(operation, given)
+        return await real(self, operation, given)
+
+    with patch.object(AioBaseClient, "_make_api_call", call):
+        yield
+
+
+def test_a_pack_is_sent_in_parts_of_which_several_are_under_way(url: str) -> None:
+    """None of seven parts is sent before all are there."""
+    meeting = asyncio.Event()
+    parts: list[int] = []
+
+    async def meet(operation: str, given: Any) -> None:
+        if operation == "UploadPart":
+            parts.append(len(given["Body"]))
+            if len(parts) == 7:
+                meeting.set()
+            await asyncio.wait_for(meeting.wait(), 300)
+
+    with requests(meet):
+        save(url, STATE)
+    assert parts[:7] == [1 << 23] * 7
+    assert validate(url) == []
+    assert uploads() == []
+
+
+@pytest.mark.parametrize("operation", ["UploadPart", "CompleteMultipartUpload"])
+def test_a_failed_upload_leaves_no_parts(url: str, operation: str) -> None:
+    asked: list[str] = []
+
+    async def refuse(name: str, _: object) -> None:
+        asked.append(name)
+        if name == operation and asked.count(name) >= (3 if name == "UploadPart" else 1):
+            raise PermissionError("injected")
+
+    with requests(refuse), pytest.raises(UcpError, match=r"UCP-E-STORE.*injected"):
+        save(url, STATE)
+    assert asked.count("AbortMultipartUpload") == 1
+    assert keys(url) == set()
+    assert uploads() == []
+
+
+def test_parts_of_an_attempt_whose_process_ended_are_removed(url: str) -> None:
+    for number in range(3):
+        RemoteStore(url).create_pack(f"packs/{number}.pack").append([LARGE[:20].ravel().data], 64)
+    neighbour = RemoteStore(f"{url}2").create_pack("packs/x.pack")
+    neighbour.append([LARGE[:20].ravel().data], 64)
+    assert len(uploads()) == 4
+    save(url, STATE)
+    assert len(uploads()) == 1
+    neighbour.abort()
+    assert uploads() == []
+    assert validate(url) == []
+
+
+def test_an_upload_whose_last_answer_was_lost_is_recognised(url: str) -> None:
+    real = AioBaseClient._make_api_call
+    completed = []
+
+    async def twice(self: Any, operation: str, given: Any) -> Any:
+        if operation == "CompleteMultipartUpload":
+            completed.append(await real(self, operation, given))
+        return await real(self, operation, given)
+
+    with patch.object(AioBaseClient, "_make_api_call", twice):
+        save(url, STATE)
+    assert len(completed) == 1
+    assert validate(url) == []
+
+
+def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
+    """UCP-W-004: HTTP 409 as AWS answers it, through botocore and s3fs."""
+    refused: list[str] = []
+
+    async def conflict(operation: str, given: Any) -> None:
+        if operation == "PutObject" and given["Key"].endswith("ucp.json") and len(refused) < 2:
+            refused.append(given["IfNoneMatch"])
+            answer = {
+                "Code": "ConditionalRequestConflict",
+                "Message": "A conflicting operation is in progress",
+            }
+            raise ClientError({"Error": answer, "ResponseMetadata": {"HTTPStatusCode": 409}}, operation)
+
+    with requests(conflict), patch("ucpformat.storage.remote.time.sleep"):
+        save(url, STATE)
+    assert refused == ["*", "*"]
+    assert validate(url) == []
+
+
+def test_media_that_s3fs_lies_behind_are_written_as_streams(url: str) -> None:
+    save(f"simplecache::{url}", STATE)
+    assert validate(url) == []

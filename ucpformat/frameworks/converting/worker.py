@@ -140,7 +140,7 @@ def _copy(
             copying.send()
     except BaseException:
         with suppress(Exception):
-            writer.finish()
+            writer.abort()
         raise
     packs = [Pack(key, length) for key, length in writer.finish()]
     return Receipt(packs, StoredColumns.of(copying.stored, workshop.names), {}).pack()

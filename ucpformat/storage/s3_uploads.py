@@ -1,0 +1,116 @@
+"""Multipart uploads to S3 by s3fs: parts in any order, and an object only when all are there (SPEC section 8).
+
+s3fs 2026.9.0 sends the parts of a file that is open for writing one after another (``S3File._upload_chunk``, marked
+"TODO: concurrent here"); its ``pipe_file`` and ``put_file`` send several at once, of data that are all there already.
+Here `S3FileSystem.call_s3` is used, the public call under all of these, which adds what the user has configured
+(encryption, who pays) and repeats what may be repeated.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["S3Part", "S3Uploads"]
+
+_AT_ONCE: Final = 8
+_PART_CHECKSUM: Final = "ChecksumSHA256"
+
+
+class S3Part(NamedTuple):
+    """A part that has arrived, as the request that completes an upload names it."""
+
+    number: int
+    answer: Mapping[str, Any]
+
+    def named(self) -> dict[str, Any]:
+        """With its checksum where the user has asked for checksums of parts, as s3fs does."""
+        kept = {key: self.answer[key] for key in ("ETag", _PART_CHECKSUM) if key in self.answer}
+        return {"PartNumber": self.number, **kept}
+
+
+class S3Uploads:
+    """Multipart uploads by an s3fs file system. Safe to use from several threads.
+
+    ``part_bytes`` times ``most_parts`` is the longest object without larger parts: 78 GiB. S3 takes 10,000 parts from
+    5 MiB to 5 GiB, all but the last; all have one size, because Cloudflare R2 wants that.
+    """
+
+    part_bytes: int = 1 << 23
+    most_parts: int = 10_000
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+        self.at_once = max(1, min(_AT_ONCE, getattr(filesystem, "max_concurrency", None) or _AT_ONCE))
+
+    @classmethod
+    def by(cls, filesystem: Any) -> S3Uploads | None:
+        """None where it is not s3fs itself: a file system around it, such as a cache, has its own way of writing."""
+        kind = type(filesystem)
+        protocol = kind.protocol
+        protocols = (protocol,) if isinstance(protocol, str) else protocol
+        if "s3" in protocols and all(hasattr(kind, name) for name in ("call_s3", "split_path")):
+            return cls(filesystem)
+        return None
+
+    def _call(self, method: str, path: str, **named: Any) -> Any:
+        bucket, key, *_ = self._filesystem.split_path(path)
+        return self._filesystem.call_s3(method, Bucket=bucket, Key=key, **named)
+
+    def begin(self, path: str) -> str:
+        """Begin an upload; returns its identifier."""
+        return str(self._call("create_multipart_upload", path)["UploadId"])
+
+    def send(self, path: str, upload: str, number: int, data: bytes | bytearray) -> S3Part:
+        """Send a part, counted from 1."""
+        return S3Part(number, self._call("upload_part", path, UploadId=upload, PartNumber=number, Body=data))
+
+    def complete(self, path: str, upload: str, parts: Sequence[S3Part], length: int) -> None:
+        """Make the object, of ``length`` bytes, of its parts in their order.
+
+        A client repeats a request whose answer was lost, and then the upload is no more.
+        """
+        named = {"Parts": [part.named() for part in parts]}
+        try:
+            self._call("complete_multipart_upload", path, UploadId=upload, MultipartUpload=named)
+        except FileNotFoundError:
+            self._forget(path)
+            if self._filesystem.size(path) != length:
+                raise
+        self._forget(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        """An object by one request."""
+        self._filesystem.pipe_file(path, data)
+
+    def _forget(self, path: str) -> None:
+        """Let go of a listing that was made before."""
+        self._filesystem.invalidate_cache(self._filesystem._parent(path))
+
+    def abort(self, path: str, upload: str) -> None:
+        """Give an upload up: what was sent of it is removed."""
+        self._call("abort_multipart_upload", path, UploadId=upload)
+
+    def abort_below(self, path: str) -> None:
+        """Give up whatever uploads there are below a path, where the user may; listings of objects do not show them.
+
+        A server may not know such listings, and a user may not have the right to make them.
+        """
+        bucket, prefix, *_ = self._filesystem.split_path(f"{path}/")
+        with suppress(Exception):
+            marker: dict[str, Any] = {}
+            while True:
+                found = self._filesystem.call_s3(
+                    "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marker
+                )
+                for one in found.get("Uploads", ()):
+                    self.abort(f"{bucket}/{one['Key']}", one["UploadId"])
+                if not found.get("IsTruncated"):
+                    return
+                marker = {
+                    "KeyMarker": found["NextKeyMarker"],
+                    "UploadIdMarker": found["NextUploadIdMarker"],
+                }
