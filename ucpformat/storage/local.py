@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
-import shutil
 import stat
 import threading
 import uuid
@@ -19,9 +17,10 @@ from weakref import WeakValueDictionary
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.directory_claim import DirectoryClaim
 from ucpformat.storage.local_io import read_all, sync, translated, write_all
 from ucpformat.storage.local_pack import LocalPackFile
-from ucpformat.storage.store import PREFIXES, Calls
+from ucpformat.storage.store import Calls
 from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class LocalStore:
         self._descriptors: dict[str, int] = {}
         self._mappings: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
         self._lock = threading.RLock()
-        self._held = -1
+        self._claim = DirectoryClaim(self._root)
         self._published = False
 
     @property
@@ -183,19 +182,19 @@ class LocalStore:
         """Make an empty directory; debris of an uncommitted attempt is moved aside and removed."""
         with translated(self.url):
             self._begin()
-            self._clear_debris()
+            self._claim.clear_debris()
 
     def resume(self) -> None:
         """Lock the directory, and leave what lies there."""
         with translated(self.url):
             self._begin()
-            self._require_no_other()
+            self._claim.require_no_other()
 
     def _begin(self) -> None:
         self._make_directories(self._root.parent)
         with suppress(FileExistsError):
             self._root.mkdir()
-        self._hold()
+        self._claim.hold()
         self._made_directories[self._root] = None
         self._made_directories[self._root.parent] = None
 
@@ -213,9 +212,8 @@ class LocalStore:
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock."""
-        self._release()
         try:
-            self._held = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._claim.join()
         except OSError as reason:
             raise error(
                 "UCP-E-STORE",
@@ -223,72 +221,6 @@ class LocalStore:
                 at=self.url,
             ) from reason
         self._made_directories[self._root] = None
-
-    def _hold(self) -> None:
-        """Lock the directory until `close`, so that nobody takes a writer that is alive for debris."""
-        self._release()
-        if not self._root.is_dir():
-            raise error("UCP-E-EXISTS", "the destination is a file; choose another path", at=self.url)
-        self._held = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._release()
-            raise error(
-                "UCP-E-EXISTS", "another writer is at work here; choose another path", at=self.url
-            ) from None
-        except OSError:
-            pass  # a medium without locks
-        self._require_mine()
-
-    def _require_mine(self) -> None:
-        """Where locks do not work, somebody may have moved the directory away, and have begun another one."""
-        if not self._is_mine():
-            raise error("UCP-E-EXISTS", "another writer has taken this place over", at=self.url)
-
-    def _is_mine(self) -> bool:
-        try:
-            return self._held < 0 or os.path.samestat(os.fstat(self._held), self._root.stat())
-        except FileNotFoundError:
-            return False
-
-    def _release(self) -> None:
-        if self._held >= 0:
-            held, self._held = self._held, -1
-            # Processes that were forked meanwhile share the lock: closing alone would leave it to them.
-            with suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_UN)
-            os.close(held)
-
-    def _require_no_other(self) -> list[str]:
-        """What lies in the directory, which is no checkpoint and nothing foreign."""
-        names = [entry.name for entry in self._root.iterdir()]
-        if ROOT_KEY in names:
-            raise error(
-                "UCP-E-EXISTS",
-                "a committed checkpoint is there and is never overwritten; choose another path or remove it",
-                at=self.url,
-            )
-        rooms = {prefix.rstrip("/") for prefix in PREFIXES}
-        foreign = [name for name in names if name not in rooms and not name.startswith(f".{ROOT_KEY}.")]
-        if foreign:
-            raise error(
-                "UCP-E-EXISTS",
-                f"the directory holds {foreign[0]!r}, which is no part of a checkpoint; choose an empty one",
-                at=self.url,
-            )
-        return names
-
-    def _clear_debris(self) -> None:
-        if not self._require_no_other():
-            return
-        # Moving first leaves a writer that comes back from the dead in a directory of its own.
-        root = self._root.resolve()
-        aside = root.with_name(f"{root.name}.debris-{uuid.uuid4().hex[:8]}")
-        root.rename(aside)
-        root.mkdir()
-        self._hold()
-        shutil.rmtree(aside, ignore_errors=True)
 
     def _make_directories(self, directory: Path) -> None:
         missing = []
@@ -304,7 +236,7 @@ class LocalStore:
 
     def _create_file(self, key: str) -> tuple[Path, int]:
         check_key(key, key or self.url)
-        self._require_mine()
+        self._claim.require_mine()
         path = self._root.joinpath(*key.split("/"))
         if path.parent not in self._made_directories:
             self._make_directories(path.parent)
@@ -349,7 +281,7 @@ class LocalStore:
     def publish(self, data: bytes) -> None:
         """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
         with translated(ROOT_KEY):
-            self._require_mine()
+            self._claim.require_mine()
             staged = self._root / f".{ROOT_KEY}.{uuid.uuid4().hex}"
             descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
             try:
@@ -387,7 +319,7 @@ class LocalStore:
         Nothing is removed once the root was published, or where another file has taken a path meanwhile.
         """
         created, self._created = self._created, []
-        if self._published or not self._is_mine():
+        if self._published or not self._claim.is_mine():
             return
         directories = {self._root}
         for path, identity in created:
@@ -401,7 +333,7 @@ class LocalStore:
 
     def close(self) -> None:
         """Close the descriptors of packs, and let go of the directory."""
-        self._release()
+        self._claim.release()
         if self._write_back is not None:
             self._write_back.close()
         with self._lock:
