@@ -12,12 +12,11 @@ from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_bucket
 from ucpformat.frameworks.megatron.flat_buffers import (
     Buffer,
     Chunks,
-    LocalParameter,
-    ModelTensor,
     Placed,
     place,
     resolve,
 )
+from ucpformat.frameworks.megatron.rank_parameters import LocalParameter, ModelTensor
 from ucpformat.geometry import Box
 
 bucket_sizes = st.sampled_from([None, 1, 200, 1000])

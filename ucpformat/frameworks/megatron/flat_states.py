@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.frameworks.megatron.flat_buffers import Buffer, ModelTensor, Placed, resolve
+from ucpformat.frameworks.megatron.flat_buffers import Buffer, Placed, resolve
+from ucpformat.frameworks.megatron.rank_parameters import ModelTensor
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
