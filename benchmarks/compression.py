@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.facts import machine_facts
+from benchmarks.save_load import in_turn
 from benchmarks.tables import Row, aligned, piped
 from benchmarks.trained import Trained, train
 from ucpformat.model.compressor import Compressor
@@ -139,9 +140,7 @@ def measure(
         report(f"round {number + 1} of {repeats}")
         for slot, chunks in _chunks(trained).items():
             prepare(ballast)
-            items = [*candidates(chunks[0][1]).items()]
-            start = number % len(items)
-            for codec, compressor in [*items[start:], *items[:start]]:
+            for codec, compressor in in_turn([*candidates(chunks[0][1]).items()], number):
                 cell = cells.setdefault((slot, codec), Cell())
                 begin = time.process_time()
                 encoded = [compress(compressor, data) for data, _ in chunks]

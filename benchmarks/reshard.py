@@ -27,6 +27,7 @@ from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
 from benchmarks.results import Series
+from benchmarks.save_load import in_turn
 from ucpformat.distributed.group import OneProcess
 from ucpformat.frameworks.live.state_dict import load as load_state
 from ucpformat.geometry import BufferPlace, Concat, Flatten, Layout, Mesh, MeshAxis, Shard, lower
@@ -299,8 +300,7 @@ def compare_reshard(
             report("warming up" if number < 0 else f"round {number + 1} of {repeats}")
             for case in CASES:
                 names = ["ucp"] if case[1] == "flat" else [*CONTENDERS]
-                start = number % len(names)
-                for name in [*names[start:], *names[:start]]:
+                for name in in_turn(names, number):
                     found = _shares(room, *case, work, name, check=number < 0, cold=cold, ballast=ballast)
                     if number >= 0:
                         readings.setdefault(case, defaultdict(list))[name].append(found)

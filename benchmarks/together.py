@@ -24,6 +24,7 @@ from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.cache import cool
 from benchmarks.measure import cpu_seconds
 from benchmarks.reshard import Work, blank, check_share, read_bytes, save_shares
+from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 
@@ -72,8 +73,7 @@ def _rank(rank: int, directory: str, work: Work, repeats: int, cold: bool, balla
     found: dict[str, list[Loaded]] = defaultdict(list)
     for saved, read in CASES:
         for number in range(-1, repeats):
-            start = number % len(CONTENDERS)
-            for name in (*CONTENDERS[start:], *CONTENDERS[:start]):
+            for name in in_turn(CONTENDERS, number):
                 state = blank(read, work, replicas=REPLICAS)
                 dist.barrier()  # everybody has memory for its share
                 if cold and rank == 0:

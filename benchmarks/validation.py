@@ -19,6 +19,7 @@ from benchmarks.cache import cool, files_below
 from benchmarks.contenders.ours import Ours
 from benchmarks.measure import Reading, footprint, measured
 from benchmarks.results import Series
+from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 from benchmarks.workloads import WORKLOADS, workload
@@ -106,9 +107,7 @@ def compare_validation(
             sizes[storage] = footprint(target).nbytes
             for number in range(-1, repeats):
                 report(f"{storage}: " + ("warming up" if number < 0 else f"round {number + 1} of {repeats}"))
-                names = [*CONTENDERS]
-                start = number % len(names)
-                for name in [*names[start:], *names[:start]]:
+                for name in in_turn([*CONTENDERS], number):
                     if cold:
                         cool(target)
                     prepare(ballast, *([] if cold else [target]))
