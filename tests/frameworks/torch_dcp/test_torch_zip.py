@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import zipfile
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 
+from tests.frameworks.torch_dcp.make import odd_objects
 from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
+from ucpformat.frameworks.torch_dcp.revive import revive
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
+from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import TorchArchive
 
 CODES = ("UCP-E-SOURCE", "UCP-E-PICKLE", "UCP-E-LIMIT", "UCP-E-DTYPE")
@@ -62,18 +66,102 @@ def test_zip64_sizes_are_read() -> None:
     assert archive(data).read_object(LIMITS) == {"a": stand_in(torch.arange(4))}
 
 
-def test_zip64_directory_is_read() -> None:
-    # The sizes of the ordinary end record are masked, as in an archive of more than 4 GiB.
-    data = saved(torch.arange(4))
+def of_zip64(data: bytes) -> bytes:
+    """``data`` with the sizes of the ordinary end record masked, as in an archive of more than 4 GiB."""
     with zipfile.ZipFile(io.BytesIO(data)) as old:
         count, start = len(old.namelist()), old.start_dir
     size = len(data) - 22 - start
-    import struct
-
     end64 = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, start)
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(data) - 22, 1)
     end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    assert archive(data[:-22] + end64 + locator + end).tensor().shape == (4,)
+    return data[:-22] + end64 + locator + end
+
+
+def test_zip64_directory_is_read() -> None:
+    assert archive(of_zip64(saved(torch.arange(4)))).tensor().shape == (4,)
+
+
+def test_zip64_of_a_directory_is_missing_or_lies() -> None:
+    data = of_zip64(saved(torch.arange(4)))
+    for damaged in (
+        data[-22:],  # no room for a locator
+        data[:-42] + b"none" + data[-38:],
+        data[:-42] + data[-42:-34] + struct.pack("<Q", len(data)) + data[-26:],  # behind the end
+        data[:-98] + b"none" + data[-94:],
+        data[:-50] + struct.pack("<Q", 1 << 63) + data[-42:],
+        data[:-58] + struct.pack("<Q", 65 << 20) + data[-50:],
+    ):
+        with pytest.raises(UcpError, match="damaged") as caught:
+            archive(damaged)
+        assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", "the file")
+
+
+def fields(data: bytes) -> dict[str, tuple[int, int]]:
+    """Where the fields of the archive's own structures lie, and how many bytes they have."""
+    with zipfile.ZipFile(io.BytesIO(data)) as old:
+        found = {f"end {place}": (len(data) - 22 + place, 2) for place in (8, 10, 20)}
+        found |= {f"end {place}": (len(data) - 22 + place, 4) for place in (0, 12, 16)}
+        at = old.start_dir
+        for info in old.infolist():
+            entry = {8: 2, 10: 2, 16: 4, 20: 4, 24: 4, 28: 2, 30: 2, 32: 2, 42: 4, 46: 1}
+            found |= {f"{info.filename} {place}": (at + place, width) for place, width in entry.items()}
+            found |= {f"{info.filename} local {n}": (info.header_offset + n, 2) for n in (0, 26, 28)}
+            at += 46 + len(info.filename) + len(info.extra) + len(info.comment)
+    return found
+
+
+def with_field(data: bytes, name: str, value: int) -> bytes:
+    place, width = fields(data)[name]
+    return data[:place] + value.to_bytes(width, "little") + data[place + width :]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("end 0", 0, "does not end with an end record"),
+        ("end 20", 5, "does not end with an end record"),
+        ("end 10", 100, "directory is truncated"),
+        ("end 16", 1 << 30, "directory has no place"),
+        ("end 16", 0, "directory is malformed"),
+        ("archive/data.pkl 8", 1, "encrypted"),
+        ("archive/data.pkl 10", 8, "compressed"),
+        ("archive/data.pkl 20", 1, "compressed"),
+        ("archive/data.pkl 28", 0xFFFF, "directory is malformed"),
+        ("archive/data.pkl 42", 0xFFFFFFFE, "leaves the archive"),
+        ("archive/data.pkl 42", 0xFFFFFFFF, "no ZIP64 sizes"),
+        ("archive/data.pkl 42", 1, "no header"),
+        ("archive/data.pkl 46", 0xFF, "name is not text"),
+        ("archive/data.pkl local 0", 0, "no header"),
+        ("archive/data.pkl local 28", 0xFFFF, "no header"),
+        ("archive/data.pkl 16", 1, "do not match their checksum"),
+    ],
+)
+def test_a_directory_that_lies(name: str, value: int, said: str) -> None:
+    with pytest.raises(UcpError, match=said) as caught:
+        archive(with_field(saved(torch.arange(4)), name, value)).tensor()
+    assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", "the file")
+
+
+def test_records_on_top_of_each_other_are_refused() -> None:
+    """A small file whose records all are its one large storage would take as long to check as they are many."""
+    data = saved(torch.zeros(100_000))
+    with zipfile.ZipFile(io.BytesIO(data)) as old:
+        (large,) = (info for info in old.infolist() if info.filename == "archive/data/0")
+        start, stop = old.start_dir, data.index(b"PK\6\6")  # torch adds a ZIP64 end record, always
+    entry = struct.Struct("<4s6H3I5H2I")
+    names = [f"archive/data/{number}" for number in range(1, 50)]
+    size, place = large.file_size, large.header_offset
+    copies = b"".join(
+        entry.pack(b"PK\1\2", 0, 0, 0, 0, 0, 0, large.CRC, size, size, len(name), 0, 0, 0, 0, 0, place)
+        + name.encode()
+        for name in names
+    )
+    directory = data[start:stop] + copies
+    count = struct.unpack_from("<H", data, len(data) - 12)[0] + len(names)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(directory), start, 0)
+    with pytest.raises(UcpError, match="on top of another") as caught:
+        archive(data[:start] + directory + end)
+    assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", "the file")
 
 
 def test_big_endian_storages() -> None:
@@ -216,6 +304,58 @@ def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
             )
     except UcpError as problem:
         assert problem.code in CODES  # noqa: PT017
+
+
+interesting = st.sampled_from(
+    [0, 1, 2, 8, 21, 46, 255, 0xFFFE, 0xFFFF, 0xFFFFFFFE, 0xFFFFFFFF]
+) | st.integers(0, 2000)
+
+
+@given(st.data())
+def test_a_changed_directory_is_refused_or_harmless(data: st.DataObject) -> None:
+    raw = data.draw(st.sampled_from([SAMPLE, TENSOR, rewritten(SAMPLE, {}, force_zip64=True)]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(sorted(fields(SAMPLE)) if raw is SAMPLE else sorted(fields(TENSOR))))
+        place, width = fields(SAMPLE if raw is SAMPLE else TENSOR)[name]
+        value = data.draw(interesting) % 256**width
+        raw = raw[:place] + value.to_bytes(width, "little") + raw[place + width :]
+    try:
+        opened = archive(raw)
+        opened.check()
+        opened.read_object(LIMITS)
+    except UcpError as problem:
+        assert problem.code in CODES  # noqa: PT017
+        assert problem.at == "the file"  # noqa: PT017
+
+
+ODD = saved(odd_objects())
+
+
+@given(st.data())
+def test_a_changed_pickle_under_good_checksums_is_refused_or_read(data: st.DataObject) -> None:
+    """Whoever changes the pickle can write its checksum anew."""
+    with zipfile.ZipFile(io.BytesIO(ODD)) as old:
+        content = bytearray(old.read("archive/data.pkl"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        match data.draw(st.sampled_from(["byte", "move", "drop"])):
+            case "byte":
+                content[place] = data.draw(st.integers(0, 255))
+            case "move":  # a part of the pickle in another place: good opcodes, other arguments
+                part = content[place : place + data.draw(st.integers(1, 60))]
+                into = data.draw(st.integers(0, len(content)))
+                content[into:into] = part
+            case _:
+                del content[place : place + data.draw(st.integers(1, 20))]
+                content = content or bytearray(b".")
+    opened = archive(rewritten(ODD, {"archive/data.pkl": bytes(content)}))
+    try:
+        value = opened.read_object(LIMITS)
+        encode(value, at="key")
+    except UcpError as problem:
+        assert problem.code in (*CODES, "UCP-E-OBJECT", "UCP-E-VALUE")  # noqa: PT017
+    else:
+        revive(value, "key")
 
 
 def test_an_object_that_runs_code_is_refused_before_it_runs(tmp_path: Any) -> None:

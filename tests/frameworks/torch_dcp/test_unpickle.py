@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import codecs
 import datetime
 import os
 import pickle
 import struct
 import zlib
-from collections import Counter, OrderedDict
-from pathlib import Path
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from tests.frameworks.torch_dcp.stand_ins import spelled
@@ -189,6 +192,100 @@ def test_limits(data: bytes) -> None:
     with pytest.raises(UcpError) as caught:
         read(data)
     assert caught.value.code == "UCP-E-LIMIT"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        laughs(60) + b"X\x01\x00\x00\x00a\x93.",  # the module of a global
+        b"\x80\x04\x8c\x01a" + laughs(60)[2:] + b"\x93.",
+        b"\x80\x02cnumpy\ndtype\nq\xff" + laughs(60)[2:] + b"\x85R.",
+        b"\x80\x02ctorch.serialization\n_get_layout\nq\xff" + laughs(60)[2:] + b"\x85R.",
+        b"\x80\x02cdatetime\ntimedelta\nq\xff" + laughs(60)[2:] + b"K\x01K\x01\x87R.",
+        b"\x80\x02ccollections\nCounter\nq\xff" + laughs(60)[2:] + b"\x85R.",
+    ],
+)
+def test_what_never_ends_is_not_shown(data: bytes) -> None:
+    """A refusal that spelled such a value would take 2**60 steps."""
+    with pytest.raises(UcpError) as caught:
+        read(data)
+    assert caught.value.code == "UCP-E-PICKLE"
+    assert len(caught.value.message) < 300
+
+
+class Call:
+    """Pickled as a call of a global that this process need not have, with arguments that it would refuse."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], state: Any = None) -> None:
+        self.parts = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+def numpy_reconstruct() -> Any:
+    return np.zeros(1).__reduce__()[0]
+
+
+FORGED = [
+    Call(np.dtype, ("i3", False, True)),  # no such width
+    Call(np.dtype, ("f1", False, True)),
+    Call(np.dtype, ("S0x", False, True)),
+    Call(np.dtype, ("V4", False, True)),
+    Call(np.dtype, (7,)),
+    Call(np.dtype, ()),
+    Call(np.dtype, ("i4",), (3, "?", None, None, None, -1, -1, 0)),  # byte order
+    Call(np.dtype, ("i4",), (3, "<", None, ("a",), {}, -1, -1, 0)),  # members
+    Call(np.dtype, ("i4",), {}),
+    Call(numpy_reconstruct(), (np.ndarray, (3,), b"b")),
+    Call(numpy_reconstruct(), (dict, (0,), b"b")),
+    Call(numpy_reconstruct(), (np.ndarray, (0,), b"b"), (1, (2,), np.dtype("<f8"), False, b"short")),
+    Call(numpy_reconstruct(), (np.ndarray, (0,), b"b"), (1, (-1,), np.dtype("<f8"), False, b"")),
+    Call(numpy_reconstruct(), (np.ndarray, (0,), b"b"), (1, (2**62,) * 40, np.dtype("<f8"), False, b"")),
+    Call(numpy_reconstruct(), (np.ndarray, (0,), b"b"), (1, (2,), None, False, b"")),
+    Call(numpy_reconstruct(), (np.ndarray, (0,), b"b"), (1, (2,))),
+    Call(type(np.float32(1)).__reduce__(np.float32(1))[0], (np.dtype("<f8"), b"1234")),
+    Call(datetime.date, (b"123",)),
+    Call(datetime.date, (b"\0\0\0\0",)),  # year 0
+    Call(datetime.time, (b"12345",)),
+    Call(datetime.time, (b"\x7f\0\0\0\0\0",)),  # hour 127
+    Call(datetime.datetime, (b"123456789",)),
+    Call(datetime.datetime, (b"\x07\xe8\x01\x01\0\0\0\0\0\0", "UTC")),
+    Call(datetime.timedelta, (10**10, 0, 0)),  # overflows
+    Call(datetime.timedelta, (0.5, 0, 0)),
+    Call(datetime.timezone, (3600,)),
+    Call(datetime.timezone, (datetime.timedelta(days=2),)),
+    Call(datetime.timezone, (datetime.timedelta(0), 5)),
+    Call(complex, (1, 2)),
+    Call(range, (0.5,)),
+    Call(range, (0, 1, 0)),
+    Call(range, ()),
+    Call(bytearray, (10**12,)),  # would make room for as many bytes
+    Call(bytes, (10**12,)),
+    Call(set, (5,)),
+    Call(frozenset, ([[]],)),
+    Call(Counter, ({"a": "b"},)),
+    Call(OrderedDict, ([("a", 1)],)),
+    Call(defaultdict, (Counter,)),
+    Call(codecs.encode, ("text", "rot13")),
+    Call(codecs.encode, ("\u20ac", "latin1")),
+    Call(PurePosixPath, (b"bytes",)),
+    Call(torch.Size, ([-1],)),
+    Call(torch.Size, (5,)),
+    Call(torch.device, ("cpu", "first")),
+    Call(torch.device, (5,)),
+    Call(torch.serialization._get_layout, (5,)),
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=range(len(FORGED)))
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_arguments_that_a_constructor_never_gets(forged: Call, protocol: int) -> None:
+    with pytest.raises(UcpError) as caught:
+        read(pickle.dumps([forged], protocol))
+    assert caught.value.code == "UCP-E-PICKLE"
+    assert caught.value.at == "item"
+    assert "allow-list" not in caught.value.message  # else it is not the argument that is refused
 
 
 def test_the_pickle_itself_is_bounded() -> None:

@@ -124,13 +124,9 @@ def _range(arguments: tuple[Any, ...]) -> object:
 
 
 def _ordered_dict(arguments: tuple[Any, ...]) -> object:
-    result: OrderedDict[Any, Any] = OrderedDict()
-    for pair in _items(*arguments) if arguments else ():
-        if not isinstance(pair, list | tuple):
-            raise ValueError("expected pairs")
-        key, value = pair
-        result[key] = value
-    return result
+    if arguments:  # its members come as items; Python 2 alone wrote them here
+        raise ValueError("expected no arguments")
+    return OrderedDict()
 
 
 def _counter(arguments: tuple[Any, ...]) -> object:

@@ -12,10 +12,11 @@ from typing import Any
 from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.allowed import METADATA_GLOBALS
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, KeyPath, Location
-from ucpformat.frameworks.torch_dcp.numpy_values import integers
+from ucpformat.frameworks.torch_dcp.numpy_values import extents_of
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype, TorchSize
 from ucpformat.frameworks.torch_dcp.unpickle import unpickle
+from ucpformat.model.atom import MAX_NDIM
 
 __all__ = ["METADATA_LIMITS", "read_metadata"]
 
@@ -41,8 +42,14 @@ class _Reader:
     def read(self, document: object) -> Catalogue:
         state = self._state(document, "Metadata")
         version = state.get("version")
-        if version is not None and (not isinstance(version, str) or version.partition(".")[0] != "1"):
-            raise error("UCP-E-SOURCE", f"DCP metadata of version {version!r} are not known", at=self._at)
+        if version is not None and type(version) is not str:
+            raise refused("the version of the metadata is malformed", self._at)
+        if version is not None and version.partition(".")[0] != "1":
+            raise error(
+                "UCP-E-SOURCE",
+                f"DCP metadata of version {version!r:.50} are not known; save with a PyTorch that writes version 1",
+                at=self._at,
+            )
         places = self._places(self._dict(state.get("storage_data")))
         paths = state.get("planner_data")
         tensors: dict[str, DcpTensor] = {}
@@ -70,7 +77,7 @@ class _Reader:
             if shape is None:
                 continue
             try:
-                found[key] = integers(shape)
+                found[key] = extents_of(shape)
             except ValueError:
                 raise refused(f"the note on {key!r:.200} is malformed", self._at) from None
             if key not in tensors:
@@ -137,7 +144,7 @@ class _Reader:
         return path if ".".join(map(str, path)) == key else None
 
     def _size(self, value: object) -> tuple[int, ...]:
-        if not isinstance(value, TorchSize):
+        if not isinstance(value, TorchSize) or len(value) > MAX_NDIM:
             raise refused("an offset or a shape is malformed", self._at)
         return tuple(value)
 

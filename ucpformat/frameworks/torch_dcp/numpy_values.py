@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ucpformat.frameworks.torch_dcp.objects import NumpyArray, NumpyDtype
+from ucpformat.model.atom import MAX_NDIM
 
 __all__ = [
     "NumpyArrayDraft",
     "NumpyDtypeDraft",
+    "extents_of",
     "integers",
     "numpy_array",
     "numpy_dtype_draft",
@@ -45,19 +49,23 @@ class NumpyArrayDraft:
 
 
 def numpy_dtype_draft(code: object) -> object:
-    """Return the stand-in for ``numpy.dtype(code, False, True)``; only numbers and fixed-width text."""
-    if not isinstance(code, str) or code[:1] not in "biufcSU" or not code[1:].isdecimal() or len(code) > 8:
+    """Return the stand-in for ``numpy.dtype(code, False, True)``; only numbers and fixed-width text.
+
+    Raises ValueError and TypeError.
+    """
+    if not isinstance(code, str):  # not shown: showing what nests and shares without bound never ends
+        raise ValueError("a numpy data type that is not named")
+    if code[:1] not in tuple("biufcSU") or not code[1:].isdecimal() or len(code) > 8:
         raise ValueError(f"numpy data type {code!r:.40} is not supported")
+    np.dtype(code)  # of a width that there is; TypeError
     return NumpyDtypeDraft(code)
 
 
 def numpy_array(data: object, dtype: object, shape: object, order: object) -> NumpyArray:
     """Return a `NumpyArray` in C order from raw bytes in ``order`` (``C`` or ``F``). Raises ValueError."""
-    import numpy as np
-
     if not isinstance(dtype, NumpyDtype) or not isinstance(data, bytes | bytearray):
         raise ValueError("a numpy array whose elements are not plain data")
-    extents = integers(shape)
+    extents = extents_of(shape)
     size = numpy_item_size(dtype)
     count = 1
     for extent in extents:
@@ -81,3 +89,10 @@ def integers(value: object) -> tuple[int, ...]:
     ):
         raise ValueError("expected a tuple of integers that are not negative")
     return tuple(value)
+
+
+def extents_of(value: object) -> tuple[int, ...]:
+    """``value`` as a shape or strides, of so few dimensions that multiplying them costs nothing. Raises ValueError."""
+    if isinstance(value, tuple | list) and len(value) > MAX_NDIM:
+        raise ValueError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(value)}")
+    return integers(value)

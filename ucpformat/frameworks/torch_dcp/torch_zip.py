@@ -17,7 +17,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.allowed import OBJECT_GLOBALS, StorageKind
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
-from ucpformat.frameworks.torch_dcp.numpy_values import integers
+from ucpformat.frameworks.torch_dcp.numpy_values import extents_of
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, check_tree, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, TorchDtype, item_size
 from ucpformat.frameworks.torch_dcp.shared_check import PIECE_BYTES, OpenSource, Step, record_steps
@@ -180,7 +180,7 @@ class TorchArchive:
         name = storage.dtype if dtype is None else dtype
         if name not in TORCH_DTYPES:
             raise error("UCP-E-DTYPE", f"the torch data type {name!r} is not supported", at=self._source.at)
-        shape, strides = integers(size), integers(stride)
+        shape, strides = extents_of(size), extents_of(stride)
         width = item_size(name)
         if len(shape) != len(strides):
             raise refused("a tensor has another number of strides than dimensions", self._source.at)

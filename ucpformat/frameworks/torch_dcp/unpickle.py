@@ -61,8 +61,10 @@ def unpickle(
     machine = _Machine(data, allowed, persistent, limits.nodes, at)
     try:
         return machine.run()
-    except UcpError:
-        raise
+    except UcpError as refusal:
+        if refusal.at:
+            raise
+        raise error(refusal.code, refusal.message, at=at) from None  # by a constructor, which knows no place
     except (IndexError, struct.error):
         raise refused("the pickle is truncated or malformed", at) from None
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError, RecursionError) as problem:
@@ -130,9 +132,11 @@ class _Machine:
         return items
 
     def push_global(self, module: object, name: object) -> None:
-        if type(module) is not str or type(name) is not str or (module, name) not in self.allowed:
+        if type(module) is not str or type(name) is not str:  # not shown: it may nest and share without bound
+            raise refused("the pickle asks for a global by something that is not a name", self.at)
+        if (module, name) not in self.allowed:
             raise refused(
-                f"the pickle asks for {module!s:.100}.{name!s:.100}, which is not on the allow-list;"
+                f"the pickle asks for {module:.100}.{name:.100}, which is not on the allow-list;"
                 " nothing was run. Save the object as plain data (numbers, strings, lists, dicts, tensors)",
                 self.at,
             )
@@ -158,7 +162,7 @@ class _Machine:
         elif isinstance(target, NumpyDtypeDraft | NumpyArrayDraft):
             self.stack[-1] = target.finish(state)
             self._replace_in_memo(target, self.stack[-1])
-        elif type(target) is OrderedDict and isinstance(state, dict) and set(state) <= {"_metadata"}:
+        elif type(target) is OrderedDict and isinstance(state, dict) and state.keys() <= {"_metadata"}:
             pass  # the version table that Module.state_dict() hangs on its result; not part of the state
         else:
             raise refused(f"the pickle sets the state of a {type(target).__name__}, which has none", self.at)

@@ -57,7 +57,7 @@ def zip_records(source: ByteSource) -> dict[str, ZipRecord]:
         raise _damaged(source, "its directory has no place in it")
     directory = source.read(offset, size)
     records: dict[str, ZipRecord] = {}
-    position = 0
+    position = filled = 0
     for _ in range(count):
         if position + _ENTRY.size > size:
             raise _damaged(source, "its directory is truncated")
@@ -65,6 +65,9 @@ def zip_records(source: ByteSource) -> dict[str, ZipRecord]:
         if record.name in records or record.header + _LOCAL.size + record.length > offset:
             raise _damaged(source, f"record {record.name!r} is stored twice or leaves the archive")
         records[record.name] = record
+        filled += _LOCAL.size + record.length
+        if filled > offset:  # small as the file is, checking all of them could take for ever
+            raise _damaged(source, f"record {record.name!r} lies on top of another")
     return records
 
 
