@@ -42,6 +42,11 @@ replacements = st.sampled_from(
         torch.tensor(5.0),
         torch.Size([2, 3]),
         torch.float32,
+        torch.qint8,
+        1 << 4000,
+        "9" * 5000,
+        "model" + "9" * 5000,
+        torch.ones(2, 6)[:, 1],
     ]
 )
 
@@ -70,7 +75,7 @@ def mutated(path: Path, draw: st.DataObject) -> None:
     if value is GONE:
         del container[key]
     elif draw.draw(st.booleans(), label="as a key") and isinstance(container, dict):
-        container[value if isinstance(value, str | int | bytes) else "odd"] = container.pop(key)
+        container[value if isinstance(value, str | int | bytes | torch.dtype) else "odd"] = container.pop(key)
     else:
         container[key] = value
     torch.save(tree, path)

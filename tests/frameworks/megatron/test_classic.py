@@ -165,6 +165,66 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], t
     assert refusal.value.code == "UCP-E-SOURCE"
 
 
+def odd_state(value: object) -> Any:
+    def change(optimizer: dict[str, Any]) -> dict[str, Any]:
+        optimizer["state"][0]["step"] = value
+        return optimizer
+
+    return change
+
+
+def masters(count: int) -> Any:
+    def change(optimizer: dict[str, Any]) -> dict[str, Any]:
+        return {"optimizer": optimizer, "fp32_from_fp16_params": [[]] * count}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (odd_state(1 << 5000), "no number of 64 bits"),  # more than a float64 can hold
+        (odd_state("five"), "no tensor"),
+        (odd_state([5]), "no tensor"),
+        (masters(1), "1 groups of master copies for 2"),
+        (masters(3), "3 groups of master copies for 2"),
+        (masters(2), "0 master copies"),
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path, change: Any, text: str) -> None:
+    source = saved(tmp_path)
+    path = source / "iter_0000005" / "mp_rank_01_001" / "model_optim_rng.pt"
+    changed(source, "mp_rank_01_001", optimizer=change(torch.load(path, weights_only=False)["optimizer"]))
+    with pytest.raises(UcpError, match=text) as refusal:
+        read(source, tmp_path / "out.ucp")
+    assert (refusal.value.code, refusal.value.at) == ("UCP-E-SOURCE", "mp_rank_01_001/model_optim_rng.pt")
+
+
+def test_a_name_of_very_many_digits_is_a_name(tmp_path: Path) -> None:
+    """Python refuses to make a number of so many digits."""
+    source = saved(tmp_path)
+    name = "model" + "9" * 5000
+    changed(source, "mp_rank_00_000", **{name: "odd"})
+    with ucpformat.open(read(source, tmp_path / "out.ucp")) as found:
+        assert found.value(name) == "odd"
+
+
+def test_a_buffer_that_is_a_view_is_read_where_it_lies(tmp_path: Path) -> None:
+    """torch saves the strides of a tensor: elements of a column are not one after another."""
+    source = saved(tmp_path, is_sharded=True)
+    for place in (source / "iter_0000005").glob("*/distrib_optim.pt"):
+        tree = torch.load(place, weights_only=False)
+        for held in tree[0].values():
+            held["exp_avg"] = torch.stack([held["exp_avg"], torch.zeros_like(held["exp_avg"])], 1)[:, 0]
+            assert held["exp_avg"].stride() == (2,)
+        torch.save(tree, place)
+    with ucpformat.open(read(source, tmp_path / "out.ucp")) as found:
+        for name, tensor in whole().items():
+            np.testing.assert_array_equal(
+                found[name]["exp_avg"].read(), states_of({name: tensor})[name]["exp_avg"].numpy()
+            )
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -189,6 +249,8 @@ def test_args_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any
         ({0: {torch.float32: {"param": torch.zeros(3)}}}, "has 3 elements"),
         ({0: {torch.float32: {"exp_avg": torch.zeros(3)}}}, "no param"),
         ({0: {"float": {}}}, "of type"),
+        ({0: {torch.qint8: {}}}, "of type qint8"),
+        ({0: {(torch.float32, torch.float32): {}, (torch.float32, torch.bfloat16): {}}}, "no param"),
     ],
 )
 def test_buffers_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[Any, Any], text: str) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.frameworks_live.deepspeed.conftest import Library
 from tests.frameworks_live.harm import Harm, flip, is_found, poison, remove, replace_pickle, truncate
+from tests.frameworks_live.mutations import is_read_or_refused
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
@@ -103,3 +108,56 @@ def test_latest_leads_nowhere_else(library: Library, tag: str, code: str, tmp_pa
     with pytest.raises(UcpError) as refusal:
         convert_checkpoint(copy, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
     assert refusal.value.code == code
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(["z0-fp32", "z1-bf16", "z2-fp32", "z3-bf16"]))
+def test_a_file_that_was_changed_is_read_or_refused(
+    library: Library, tmp_path: Path, data: st.DataObject, name: str
+) -> None:
+    """One byte or one value of one file: nothing but an error of ours may come of it."""
+    is_read_or_refused(library.get(name, 2).path, "deepspeed", tmp_path, data)
+
+
+def changed_states(
+    library: Library, scratch: Path, change: Callable[[dict[str, Any]], object], ranks: Sequence[int]
+) -> UcpError:
+    """The refusal where the states of the first flat group are others, of some ranks."""
+    shutil.copytree(library.get("z1-bf16", 2).path, scratch / "copy")
+    for rank in ranks:
+        path = scratch / "copy" / TAG / OPTIM.replace("rank_1", f"rank_{rank}", 1)
+        tree = torch.load(path, weights_only=False)
+        change(tree["optimizer_state_dict"]["base_optimizer_state"]["state"][0])
+        torch.save(tree, path)
+    with pytest.raises(UcpError) as caught:
+        convert_checkpoint(
+            scratch / "copy", scratch / "out.ucp", source_kind="deepspeed", destination_kind="ucp"
+        )
+    assert not (scratch / "out.ucp" / "ucp.json").exists()
+    assert caught.value.code == "UCP-E-SOURCE"
+    assert "optim_states.pt" in caught.value.at
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda held: held.update(odd="five"), "other optimizer states"),
+        (lambda held: held.update(exp_avg="five"), "neither a number nor a flat tensor"),
+        (lambda held: held.update(exp_avg=torch.ones(3)), "neither a number nor a flat tensor"),
+        (lambda held: held.update(exp_avg=torch.tensor(5.0)), "neither a number nor a flat tensor"),
+        (lambda held: held.update(exp_avg=5), "neither a number nor a flat tensor"),
+        (lambda held: held.pop("exp_avg_sq"), "other optimizer states"),
+    ],
+)
+def test_states_of_one_rank_that_do_not_fit_are_refused(
+    library: Library, tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    assert said in changed_states(library, tmp_path, change, [1]).message
+
+
+def test_an_integer_of_too_many_bits_is_refused_before_anything_is_written(
+    library: Library, tmp_path: Path
+) -> None:
+    refusal = changed_states(library, tmp_path, lambda held: held.update(count=1 << 70), [0, 1])
+    assert "more than 64 bits" in refusal.message

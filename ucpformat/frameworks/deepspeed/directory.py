@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,37 +71,25 @@ class DeepSpeedDirectory:
         root = _tag_directory(Path(path))
         files = CheckpointFiles(root)
         names = files.names()
-        model = {(0, int(m[1])): name for name in names if (m := _MODEL.fullmatch(name))}
-        model_3 = {(int(m[1]), int(m[2])): name for name in names if (m := _MODEL_3.fullmatch(name))}
+        model = {(0, rank): name for (rank,), name in _by_place(names, _MODEL).items()}
+        model_3 = _pairs(names, _MODEL_3)
         if model and model_3 and not is_universal:
             raise error(
                 "UCP-E-SOURCE",
                 f"{model[min(model)]} and {model_3[min(model_3)]} are from two saves: ZeRO-3 beside another stage",
                 at=str(root),
             )
-        optimizer: dict[tuple[int, int], str] = {}
-        for name in names:
-            if m := _OPTIMIZER.fullmatch(name):
-                place = (int(m[1]), int(m[2]))
-                if place in optimizer:
-                    raise error(
-                        "UCP-E-SOURCE",
-                        f"{optimizer[place]} and {name} are of one rank, from two saves",
-                        at=name,
-                    )
-                optimizer[place] = name
         found = cls(
             files,
             root.name,
             model or model_3,
-            optimizer,
-            {(int(m[1]), int(m[2] or 0)): name for name in names if (m := _LAYER.fullmatch(name))},
+            _pairs(names, _OPTIMIZER),
+            _pairs(names, _LAYER),
             {
-                (int(m[1] or -1), int(m[2]), int(m[3])): name
-                for name in names
-                if (m := _EXPERT.fullmatch(name))
+                (layer, expert, rank): name
+                for (layer, expert, rank), name in _by_place(names, _EXPERT, absent=-1).items()
             },
-            {(int(m[1]), int(m[2])): name for name in names if (m := _EXPERT_OPTIMIZER.fullmatch(name))},
+            _pairs(names, _EXPERT_OPTIMIZER),
             bool(model_3) and not model,
         )
         if not found.model:
@@ -144,6 +132,28 @@ def missing(data: int, model: int, what: str, tag: str) -> Exception:
         "UCP-E-SOURCE", f"the file of data-parallel rank {data}, model-parallel rank {model} is missing; "
         "copy the files of all ranks into one directory", at=f"{tag}/{name}"
     )  # fmt: skip
+
+
+def _by_place(
+    names: Sequence[str], pattern: re.Pattern[str], *, absent: int = 0
+) -> dict[tuple[int, ...], str]:
+    """The files of a pattern by the numbers in their names, ``absent`` where there is none. Refuses two of a place."""
+    found: dict[tuple[int, ...], str] = {}
+    for name in names:
+        if match := pattern.fullmatch(name):
+            place = tuple(int(part or absent) for part in match.groups())
+            if place in found:
+                raise error(
+                    "UCP-E-SOURCE",
+                    f"{found[place]} and {name} are of one rank, from two saves: keep those of one",
+                    at=name,
+                )
+            found[place] = name
+    return found
+
+
+def _pairs(names: Sequence[str], pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
+    return {(first, second): name for (first, second), name in _by_place(names, pattern).items()}
 
 
 def _tag_directory(root: Path) -> Path:

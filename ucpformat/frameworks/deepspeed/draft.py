@@ -85,6 +85,8 @@ class Draft:
         if isinstance(scalar, StoredTensor):
             self.add(name, state, scalar.dtype, (), Whole(file, scalar))
         else:
+            if not -(2**63) <= scalar < 2**63 and type(scalar) is int:
+                raise refused(f"state {state!r:.50} is an integer of more than 64 bits", file.name)
             kind = _SCALAR_DTYPES[type(scalar)]
             note: dict[str, JsonValue] = {SOURCE: {"number": type(scalar).__name__}}
             self.add(name, state, kind, (), _Constant(scalar), annotations=note)

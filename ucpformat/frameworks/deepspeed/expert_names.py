@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["expert_name"]
 
-_EXPERT: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d+)(\..+)", re.DOTALL)
+_EXPERT: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,9})(\..+)", re.DOTALL)
 
 
 def expert_name(name: str) -> tuple[str, int, str] | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["TIED", "Layers", "Masters", "Stage", "owners_of", "read_layers", "said_by", "tied_parts"]
 
 TIED: Final = "tied_modules."
-_LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
+_LAYER: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 
 
 Masters = Callable[[str], tuple[ReadBox, str] | None]

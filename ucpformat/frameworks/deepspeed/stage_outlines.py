@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StageOutline", "listed_numbers", "pipeline_settings", "stages_of"]
 
-_LAYER: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
+_LAYER: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Named", "StageSettings", "named_slices", "named_stages"]
 
-_NUMBERED: Final = re.compile(r"(\d+)\.(.+)", re.DOTALL)
+_NUMBERED: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 _REMEDY: Final = (
     "say how the job divides its layers, --from-set pipeline=0,4 (the first layer of each stage), and which "
     "parameters are frozen, --from-set frozen=2.*"

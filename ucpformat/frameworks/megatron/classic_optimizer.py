@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused, tensor
 from ucpformat.frameworks.deepspeed.sources import Whole
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
+from ucpformat.geometry import row_major_strides
+from ucpformat.model.dtype import dtype
 
 __all__ = ["LocalParameter", "Options", "StateSlot", "bucketed_states", "numbered_states", "options_of"]
 
@@ -88,6 +91,8 @@ def numbered_states(
     states = mapping(member(tree, "state", at), "state", at)
     by_name = {parameter.name: parameter for parameter in parameters}
     listed = options_of(groups, parameters, at)
+    if masters and len(masters) != len(groups):
+        raise refused(f"{len(masters)} groups of master copies for {len(groups)} parameter groups", at)
     for place, ((names, _), group) in enumerate(zip(listed, groups, strict=True)):
         numbers = [
             integer(number, "params", at) for number in items(member(group, "params", at), "params", at)
@@ -110,10 +115,12 @@ def numbered_states(
                         str(slot),
                         Whole(file, value) if shape == () else _of_shape(value, by_name[name], file),
                     )
-                elif type(value) in (int, float):
+                elif type(value) is float or (type(value) is int and abs(value) < 2**63):
                     yield name, str(slot), float(value)
                 elif value is not None:
-                    raise refused(f"state {slot!r:.50} of parameter {number} is no tensor", at)
+                    raise refused(
+                        f"state {slot!r:.50} of parameter {number} is no tensor and no number of 64 bits", at
+                    )
 
 
 def groups_of(tree: Mapping[Any, Any], at: str) -> list[Mapping[Any, Any]]:
@@ -158,7 +165,9 @@ def bucketed_states(
             kind = key[0] if isinstance(key, tuple) else key
             if not isinstance(kind, TorchDtype):
                 raise refused(f"a buffer of type {kind!r:.50}", at)
-            name = TORCH_DTYPES[kind.name.removeprefix("torch.")][0]
+            if kind.name not in TORCH_DTYPES:
+                raise error("UCP-E-DTYPE", f"a buffer of type {kind.name}, which is not supported", at=at)
+            name = TORCH_DTYPES[kind.name][0]
             if name in seen:
                 raise refused("several buffers of one data type, of a virtual pipeline, are not read", at)
             seen.add(name)
@@ -214,8 +223,7 @@ def _offsets(parameters: Sequence[LocalParameter], bucket_size: int | None, dp: 
 def _cut(stored: StoredTensor, offset: int, parameter: LocalParameter) -> StoredTensor:
     """A part of a flat tensor as one of the parameter's shape."""
     shape = parameter.stored.shape
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    size = 4 if stored.dtype == "float32" else 2 if stored.dtype in ("bfloat16", "float16") else 8
-    return replace(stored, shape=shape, strides=tuple(strides), start=stored.start + offset * size)
+    (step,) = stored.strides
+    strides = tuple(step * stride for stride in row_major_strides(shape))
+    start = stored.start + offset * step * dtype(stored.dtype).item_bytes
+    return replace(stored, shape=shape, strides=strides, start=start)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Run", "bucket_sizes"]
 
-_CHUNK: Final = re.compile(r"model(\d*)")
+_CHUNK: Final = re.compile(r"model(\d{0,9})")
 _LARGE: Final = 1 << 20
 
 

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PARAM", "FlatSource", "FlatStates", "as_reshardable", "flattened_source", "read_flat_states"]
 
-_PREFIX: Final = r"(?:chained_(?P<chained>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<rank>\d+)\."
+_PREFIX: Final = (
+    r"(?:chained_(?P<chained>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<rank>\d{1,9})\."
+)
 _BUCKET: Final = re.compile(
     _PREFIX
-    + r"gbuf_idx_(?P<buffer>\d+)\.dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)"
-    + r"\.bucket_idx_(?P<bucket>\d+)\.(?P<state>\w+)"
+    + r"gbuf_idx_(?P<buffer>\d{1,9})\.dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)"
+    + r"\.bucket_idx_(?P<bucket>\d{1,9})\.(?P<state>\w+)"
 )
 _OBJECT: Final = re.compile(_PREFIX + r"(?P<name>\w+)/shard_0_1")
 _PARAM_STATE: Final = "param_state"
