@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -20,8 +19,6 @@ from tests.frameworks.torch_dcp.stand_ins import spelled, stand_in
 from tests.frameworks.torch_dcp.strategies import boxes_of, index_of
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.torch_dcp import DcpDirectory, detect
-from ucpformat.frameworks.torch_dcp.items import check_covers
-from ucpformat.frameworks.torch_dcp.metadata import read_metadata
 from ucpformat.frameworks.torch_dcp.objects import item_size
 
 pytestmark = pytest.mark.distributed
@@ -277,101 +274,6 @@ def test_metadata_that_lie(dcp_case: DcpCase, tmp_path: Path) -> None:
         with pytest.raises(UcpError) as caught:
             read(DcpDirectory.open(path), "model.embed.weight", (0, 0), (101, 16))
         assert caught.value.code == "UCP-E-SOURCE", edit
-
-
-def laughing(levels: int = 60) -> Any:
-    """A tuple of two of a tuple of two ...: whoever spells or counts it never ends, and its pickle is small."""
-    found: Any = ()
-    for _ in range(levels):
-        found = (found, found)
-    return found
-
-
-# Drawn by number: hypothesis would hash them, and show them.
-REPLACEMENTS: tuple[Any, ...] = (
-    *(None, True, 0, -1, 3, 1 << 70, 0.5, "", "odd", b"odd", [], [None], (), {}, {"odd": 1}, {1: {}}, {()}),
-    *(torch.Size([]), torch.Size([2, 3]), torch.Size([1] * 100), torch.Size([2**62, 2**62])),
-    *(torch.float32, torch.complex32, torch.qint8, torch.strided, laughing()),
-)
-
-
-def parts(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
-    """Everything in the metadata that can be replaced: members of dicts and lists, attributes of torch's objects."""
-    if depth > 6 or isinstance(value, type | torch.dtype | torch.layout | torch.memory_format):
-        return []
-    names: list[tuple[Any, Any]]
-    inner: list[Any]
-    if isinstance(value, dict):
-        names = [(value, key) for key in value]
-        inner = [*value.keys(), *value.values()]
-    elif isinstance(value, list):
-        names = [(value, place) for place in range(len(value))]
-        inner = value
-    elif dataclasses.is_dataclass(value):
-        names = [(value, field.name) for field in dataclasses.fields(value)]
-        names = [(value, name) for _, name in names if name != "memory_format"]  # torch would not write it
-        inner = [getattr(value, name) for _, name in names]
-    else:
-        return []
-    return names + [found for item in inner for found in parts(item, depth + 1)]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), name=st.sampled_from(["fsdp_2_model", "odd"]))
-def test_metadata_with_another_value_are_refused_or_read(
-    dcp_case: DcpCase, data: st.DataObject, name: str
-) -> None:
-    """One value of what torch wrote is another, anywhere; whatever comes of it, it is registered and says where."""
-    path = dcp_case(name).path
-    metadata = pickle.loads((path / ".metadata").read_bytes())
-    places = parts(metadata)
-    container, key = places[data.draw(st.integers(0, len(places) - 1))]
-    value = REPLACEMENTS[data.draw(st.integers(0, len(REPLACEMENTS) - 1))]
-    if isinstance(container, dict) and isinstance(value, str | int | bytes) and data.draw(st.booleans()):
-        container[value] = container.pop(key)
-    elif isinstance(container, dict | list):
-        container[key] = value
-    else:
-        object.__setattr__(container, key, value)
-    try:
-        catalogue = read_metadata(pickle.dumps(metadata), ".metadata")
-        check_covers(catalogue.tensors, ".metadata")
-    except UcpError as problem:
-        assert problem.code in ("UCP-E-SOURCE", "UCP-E-PICKLE", "UCP-E-LIMIT", "UCP-E-DTYPE")  # noqa: PT017
-        assert problem.at == ".metadata"  # noqa: PT017
-        assert len(problem.message) < 1000  # noqa: PT017
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), name=st.sampled_from(["fsdp_2_model", "odd"]))
-def test_metadata_with_other_bytes_are_refused_or_read(
-    dcp_case: DcpCase, data: st.DataObject, name: str
-) -> None:
-    content = bytearray((dcp_case(name).path / ".metadata").read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        if data.draw(st.booleans()):
-            content[place] = data.draw(st.integers(0, 255))
-        else:  # good opcodes in another place
-            part = content[place : place + data.draw(st.integers(1, 60))]
-            into = data.draw(st.integers(0, len(content)))
-            content[into:into] = part
-    try:
-        check_covers(read_metadata(bytes(content), ".metadata").tensors, ".metadata")
-    except UcpError as problem:
-        assert problem.code in ("UCP-E-SOURCE", "UCP-E-PICKLE", "UCP-E-LIMIT", "UCP-E-DTYPE")  # noqa: PT017
-        assert problem.at == ".metadata"  # noqa: PT017
-
-
-def test_metadata_that_never_end_are_not_spelled(dcp_case: DcpCase, tmp_path: Path) -> None:
-    path = copied(dcp_case("fsdp_2"), tmp_path)
-
-    def version(metadata: Any) -> None:
-        metadata.version = laughing()
-
-    edited(path, version)
-    problem = refusal(path)
-    assert (problem.code, problem.at) == ("UCP-E-PICKLE", ".metadata")
 
 
 def test_a_data_type_that_lies(dcp_case: DcpCase, tmp_path: Path) -> None:
