@@ -204,6 +204,13 @@ def cells(found: Sequence[Load], peer: Sequence[Load], nbytes: int, *, digits: i
 @click.option(
     "--s3", "by_s3", is_flag=True, help="S3 by HTTP, by s3fs, from moto's server on loopback; saving too."
 )
+@click.option(
+    "--per-connection",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="With --s3: MB/s that a connection carries; 0 is no limit.",
+)
+@click.option("--save-only", is_flag=True, help="With --s3: load nothing.")
 @click.option("--directory", default=".", type=click.Path(path_type=Path), help="Which file system.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="With --s3: write every reading here."
@@ -216,6 +223,8 @@ def command(
     repeats: int,
     milliseconds: int,
     by_s3: bool,
+    per_connection: float,
+    save_only: bool,
     directory: Path,
     json_path: Path | None,
     markdown_path: Path | None,
@@ -229,11 +238,14 @@ def command(
     torch.set_num_threads(1)
     line = f"python -m benchmarks objects --state {state_name} --size {nbytes >> 20}MiB"
     line += f" --repeats {repeats} --milliseconds {milliseconds}"
-    if json_path is not None and not by_s3:
-        raise click.UsageError("--json goes with --s3")
+    if (json_path is not None or per_connection or save_only) and not by_s3:
+        raise click.UsageError("--json, --per-connection and --save-only go with --s3")
     if by_s3:
-        rows = _by_s3(state_name, nbytes, repeats, milliseconds, directory, f"{line} --s3", json_path)
-        line += " --s3"
+        line += " --s3" + (f" --per-connection {per_connection:g}" if per_connection else "")
+        line += " --save-only" if save_only else ""
+        rows = _by_s3(
+            state_name, nbytes, repeats, milliseconds, per_connection, save_only, directory, line, json_path
+        )
     else:
         with loaded(directory.absolute(), steady, kept) as ballast:
             line += words(ballast)
@@ -258,6 +270,8 @@ def _by_s3(
     nbytes: int,
     repeats: int,
     milliseconds: int,
+    per_connection: float,
+    save_only: bool,
     directory: Path,
     line: str,
     json_path: Path | None,
@@ -269,7 +283,7 @@ def _by_s3(
             f"--s3 needs {', '.join(missing)}, not installed here: pip install -r requirements/s3.txt"
             " (benchmarks/README.md, Objects that answer late)"
         )
-    from benchmarks.s3_objects import compare_s3
+    from benchmarks.s3_objects import TASKS, compare_s3
     from benchmarks.s3_objects import table as s3_table
 
     outcome = compare_s3(
@@ -277,6 +291,8 @@ def _by_s3(
         nbytes=nbytes,
         repeats=repeats,
         milliseconds=milliseconds,
+        per_connection=per_connection,
+        tasks=["save"] if save_only else [*TASKS],
         directory=directory,
         command=line,
         report=_say,

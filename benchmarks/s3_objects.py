@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from benchmarks.state import Array, TrainingState
 
-__all__ = ["S3Outcome", "compare_s3", "table"]
+__all__ = ["TASKS", "S3Outcome", "compare_s3", "table"]
 
 _RANK, _RANKS = 3, 8
 _CALL_BYTES: Final = 1 << 22
@@ -163,6 +163,7 @@ class S3Outcome:
     command: str
     facts: Facts
     milliseconds: int
+    per_connection: float
     nbytes: dict[str, int]
     calls: dict[tuple[str, str], list[Call]]
 
@@ -173,6 +174,7 @@ class S3Outcome:
             "command": self.command,
             "facts": self.facts,
             "milliseconds": self.milliseconds,
+            "per connection, MB/s": self.per_connection,
             "bytes": self.nbytes,
             "tasks": [
                 {
@@ -185,7 +187,7 @@ class S3Outcome:
         }
 
 
-_TASKS: Final = {
+TASKS: Final = {
     "save": ("ucp", "torch-dcp", "s3fs"),
     "load": ("ucp", "ucp-unverified", "torch-dcp", "s3fs"),
     "load a share": ("ucp", "ucp-unverified", "torch-dcp"),
@@ -198,11 +200,17 @@ def compare_s3(
     nbytes: int,
     repeats: int,
     milliseconds: int,
+    per_connection: float,
+    tasks: Sequence[str],
     directory: Path,
     command: str,
     report: Callable[[str], None],
 ) -> S3Outcome:
-    """Every task by everybody in turn, after a round that checks what was loaded."""
+    """Every task by everybody in turn, after a round that checks what was loaded.
+
+    ``per_connection``: what a connection carries, in MB/s; 0 for no limit. ``tasks``: of `TASKS`, which begin with
+    saving, since the others load that.
+    """
     state = workload(state_name, nbytes)
     into, share = state.blank(), _Share.of(state)
     contenders: dict[str, Any] = {
@@ -218,12 +226,14 @@ def compare_s3(
     }
     facts = machine_facts(directory)
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
-    with served(milliseconds) as server, _through(server):
+    with served(milliseconds, per_connection) as server, _through(server):
         for number in range(-1, repeats):
             report("warming up" if number < 0 else f"round {number + 1} of {repeats}")
             urls = {name: f"s3://{BUCKET}/{name}-{number}" for name in contenders}
             urls["ucp-unverified"] = urls["ucp"]
-            for task, names in _TASKS.items():
+            for task, names in TASKS.items():
+                if task not in tasks:
+                    continue
                 method, given = works[task]
                 for name in in_turn(names, number):
                     work = functools.partial(getattr(contenders[name], method), urls[name], *given)
@@ -241,7 +251,7 @@ def compare_s3(
                         share.check(state, name)
             fsspec.filesystem("s3").rm(list(dict.fromkeys(urls.values())), recursive=True)
     sizes = {"save": state.nbytes, "load": state.nbytes, "load a share": share.nbytes}
-    return S3Outcome(command, facts, milliseconds, sizes, dict(calls))
+    return S3Outcome(command, facts, milliseconds, per_connection, sizes, dict(calls))
 
 
 @contextmanager
@@ -260,7 +270,9 @@ def table(outcome: S3Outcome) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [
         ["", "", "GB/s", "CPU s", "MiB", "requests", "bytes / needed", "times faster than torch-dcp"]
     ]
-    for task, names in _TASKS.items():
+    for task, names in TASKS.items():
+        if (task, names[0]) not in outcome.calls:
+            continue
         needed = outcome.nbytes[task]
         loads = {name: [call.load for call in outcome.calls[task, name]] for name in names}
         rows += [[task, name, *cells(loads[name], loads["torch-dcp"], needed, digits=3)] for name in names]

@@ -2,12 +2,15 @@
 
 ``python -m benchmarks.s3_server --milliseconds 20`` prints its address and ends when its standard input does.
 Every request is answered by a thread of its own, which sleeps first: requests that are made at once wait at once.
+With ``--per-connection 20`` an answer also waits until its bytes, both ways, would have passed at 20 MB/s: what a
+connection over a distance carries, and several carry several times.
 Whole objects and ranges are handed out by the layer, since moto copies the whole object for each range of it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -25,6 +28,8 @@ __all__ = ["BUCKET", "Counts", "S3Server", "missing_packages", "served"]
 BUCKET: Final = "checkpoints"
 _COUNTS: Final = "/_counts"  # no bucket may have this name
 _CLIENT: Final = {"key": "nobody", "secret": "nothing"}
+_IN_MEMORY: Final = {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(1 << 40)}
+"""Objects of more than 5 MiB would lie in temporary files, and a disk would be measured."""
 
 
 class Counts(NamedTuple):
@@ -56,11 +61,17 @@ class S3Server(NamedTuple):
 
 
 @contextmanager
-def served(milliseconds: int = 0) -> Iterator[S3Server]:
-    """A server with one empty bucket, for the time of the block."""
+def served(milliseconds: int = 0, per_connection: float = 0) -> Iterator[S3Server]:
+    """A server with one empty bucket, for the time of the block; ``per_connection`` in MB/s, 0 for no limit."""
     command = [sys.executable, "-m", "benchmarks.s3_server", "--milliseconds", str(milliseconds)]
+    command += ["--per-connection", str(per_connection)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        env={**os.environ, **_IN_MEMORY},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -78,10 +89,11 @@ def served(milliseconds: int = 0) -> Iterator[S3Server]:
 class _Layer:
     """A WSGI application around moto's."""
 
-    def __init__(self, inner: Any, backend: Any, seconds: float) -> None:
+    def __init__(self, inner: Any, backend: Any, seconds: float, per_byte: float) -> None:
         self._inner = inner
         self._backend = backend
         self._seconds = seconds
+        self._per_byte = per_byte
         self._lock = threading.Lock()
         self._counts = Counts(0, 0, 0)
         self._contents: dict[str, tuple[object, bytes]] = {}
@@ -93,15 +105,17 @@ class _Layer:
             data = json.dumps(counts._asdict()).encode()
             start_response("200 OK", [("Content-Length", str(len(data)))])
             return [data]
+        began = time.perf_counter()
         answer = self._object(environ, start_response)
         if answer is None:
             answer = self._inner(environ, start_response)
         body = b"".join(answer)
-        time.sleep(self._seconds)
+        given = int(environ.get("CONTENT_LENGTH") or 0)
+        passed = time.perf_counter() - began
+        time.sleep(self._seconds + max(0.0, (given + len(body)) * self._per_byte - passed))
         with self._lock:
             requests, received, sent = self._counts
-            received += int(environ.get("CONTENT_LENGTH") or 0)
-            self._counts = Counts(requests + 1, received, sent + len(body))
+            self._counts = Counts(requests + 1, received + given, sent + len(body))
         return [body]
 
     def _object(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
@@ -145,7 +159,8 @@ class _Layer:
 
 @click.command()
 @click.option("--milliseconds", default=0, type=click.IntRange(0), help="How late each answer comes.")
-def main(milliseconds: int) -> None:
+@click.option("--per-connection", default=0.0, type=click.FloatRange(0), help="MB/s; 0 is without limit.")
+def main(milliseconds: int, per_connection: float) -> None:
     """Serve until standard input ends."""
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.moto_server.werkzeug_app import (
@@ -158,7 +173,8 @@ def main(milliseconds: int) -> None:
 
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     backend.create_bucket(BUCKET, "us-east-1")
-    layer = _Layer(DomainDispatcherApplication(create_backend_app), backend, milliseconds / 1000)
+    per_byte = 1 / (per_connection * 1e6) if per_connection else 0.0
+    layer = _Layer(DomainDispatcherApplication(create_backend_app), backend, milliseconds / 1000, per_byte)
     server = make_server("127.0.0.1", 0, layer, True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     click.echo(f"http://127.0.0.1:{server.server_port}")

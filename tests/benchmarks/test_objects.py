@@ -16,7 +16,8 @@ def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--s3 needs moto, not installed here: pip install -r requirements/s3.txt" in result.output
 
 
-def test_readings_are_written_of_s3_alone() -> None:
-    result = CliRunner().invoke(command, ["--json", "x.json"])
+@pytest.mark.parametrize("option", [["--json", "x.json"], ["--per-connection", "20"], ["--save-only"]])
+def test_some_options_are_for_s3_alone(option: list[str]) -> None:
+    result = CliRunner().invoke(command, option)
     assert result.exit_code == 2
-    assert "--json goes with --s3" in result.output
+    assert "go with --s3" in result.output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.s3_objects import compare_s3, table
+from benchmarks.s3_objects import TASKS, compare_s3, table
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 
@@ -19,6 +19,8 @@ def test_everybody_saves_and_loads(tmp_path: Path) -> None:
         nbytes=8 << 20,
         repeats=1,
         milliseconds=0,
+        per_connection=0,
+        tasks=[*TASKS],
         directory=tmp_path,
         command="",
         report=lambda _: None,
