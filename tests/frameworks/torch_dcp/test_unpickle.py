@@ -18,6 +18,7 @@ from hypothesis import given
 
 from tests.frameworks.torch_dcp.stand_ins import spelled
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.torch_dcp import object_tree
 from ucpformat.frameworks.torch_dcp.allowed import METADATA_GLOBALS, OBJECT_GLOBALS
 from ucpformat.frameworks.torch_dcp.object_tree import Limits, check_tree
 from ucpformat.frameworks.torch_dcp.unpickle import unpickle
@@ -211,6 +212,25 @@ def test_what_never_ends_is_not_shown(data: bytes) -> None:
         read(data)
     assert caught.value.code == "UCP-E-PICKLE"
     assert len(caught.value.message) < 300
+
+
+def shuffled(value: Any) -> Any:
+    """The same, its sets made the other way round."""
+    if type(value) in (set, frozenset):
+        return type(value)(shuffled(item) for item in reversed(list(value)))
+    if type(value) in (tuple, list):
+        return type(value)(map(shuffled, value))
+    if type(value) in (dict, OrderedDict):
+        return type(value)((shuffled(key), shuffled(item)) for key, item in value.items())
+    return value
+
+
+@given(values, values)
+def test_spelling_tells_values_apart_and_not_the_order_of_sets(value: object, other: object) -> None:
+    found = read(pickle.dumps(value, 4))
+    assert object_tree.spelled(found) == object_tree.spelled(read(pickle.dumps(shuffled(value), 4)))
+    if object_tree.spelled(found) == object_tree.spelled(read(pickle.dumps(other, 4))):
+        assert spelled(value) == spelled(other)
 
 
 class Call:

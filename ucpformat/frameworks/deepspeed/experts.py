@@ -18,6 +18,7 @@ from ucpformat.frameworks.deepspeed.sources import EqualSources
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
+from ucpformat.frameworks.torch_dcp.object_tree import spelled
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
@@ -199,7 +200,7 @@ def add_unpartitioned_experts(
             groups.extend(listed)
             continue
         for (names, options), (others, other_options) in zip(groups, listed, strict=True):
-            if repr(options) != repr(other_options):
+            if spelled(options) != spelled(other_options):
                 raise refused(f"other hyper-parameters than {files[0]}: from two saves", file_name)
             names.extend(name for name in others if name not in names)
 

@@ -17,6 +17,7 @@ from ucpformat.frameworks.deepspeed.zero import (
     shared_places,
     zero_mesh,
 )
+from ucpformat.frameworks.torch_dcp.object_tree import spelled
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import lower
 
@@ -138,7 +139,7 @@ def _check_alike(first: OptimizerStates, other: OptimizerStates) -> None:
         raise refused(f"another ZeRO stage or degree than {first.file.name}: from two saves", at)
     if other.members != first.members or len(other.masters) != len(first.masters):
         raise refused(f"other parameter groups than {first.file.name}: from two saves", at)
-    if repr(other.options) != repr(first.options) or other.gaps != first.gaps:
+    if spelled(other.options) != spelled(first.options) or other.gaps != first.gaps:
         raise refused(f"other hyper-parameters than {first.file.name}: from two saves", at)
 
 

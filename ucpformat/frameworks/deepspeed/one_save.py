@@ -8,6 +8,7 @@ from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
+from ucpformat.frameworks.torch_dcp.object_tree import spelled
 
 __all__ = ["check_one_save", "check_step"]
 
@@ -25,7 +26,7 @@ def check_one_save(
     first = models[0]
     for other in models[1:]:
         for key in ("global_steps", "dp_world_size", "ds_version"):
-            if repr(other.values.get(key)) != repr(first.values.get(key)):
+            if spelled(other.values.get(key)) != spelled(first.values.get(key)):
                 raise refused(
                     f"{key} is {other.values.get(key)!r:.40}, in {first.file.name} it is "
                     f"{first.values.get(key)!r:.40}: from two saves",

@@ -11,6 +11,7 @@ from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
 from ucpformat.frameworks.deepspeed.sources import EqualSources
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
+from ucpformat.frameworks.torch_dcp.object_tree import spelled
 
 __all__ = ["ParameterGroups", "Part", "Position", "joined_drafts", "joined_stages"]
 
@@ -84,7 +85,9 @@ def _join_groups(groups: ParameterGroups, others: ParameterGroups) -> None:
     """Add a stage's parameter groups: each to the next of equal options, for a stage may lack one."""
     place = 0
     for names, options in others:
-        match = next((n for n in range(place, len(groups)) if repr(groups[n][1]) == repr(options)), None)
+        match = next(
+            (n for n in range(place, len(groups)) if spelled(groups[n][1]) == spelled(options)), None
+        )
         if match is None:
             groups.append((list(names), options))
             place = len(groups)

@@ -34,7 +34,7 @@ from ucpformat.frameworks.megatron.classic_optimizer import (
 from ucpformat.frameworks.megatron.classic_run import Place, Run
 from ucpformat.frameworks.megatron.torch_dist import COMMON_GLOBALS
 from ucpformat.frameworks.state.origins import SOURCE
-from ucpformat.frameworks.torch_dcp.object_tree import Instance
+from ucpformat.frameworks.torch_dcp.object_tree import Instance, spelled
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.model.dtype import dtype
@@ -262,7 +262,7 @@ def _optimizers(ranks: Sequence[_Rank]) -> Iterator[tuple[str, Optimizer]]:
             for number, (names, options) in enumerate(rank.groups[place]):
                 if number == len(listed):
                     listed.append(({}, options))
-                elif repr(_plain(listed[number][1])) != repr(_plain(options)):
+                elif spelled(_plain(listed[number][1])) != spelled(_plain(options)):
                     raise refused("other hyper-parameters than another rank: from two saves", rank.file.name)
                 listed[number][0].update(dict.fromkeys(names))
         at = ranks[0].file

@@ -20,6 +20,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.frameworks.megatron.flat_buffers import Buffer, Placed, resolve
 from ucpformat.frameworks.megatron.rank_parameters import ModelTensor
+from ucpformat.frameworks.torch_dcp.object_tree import spelled
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
@@ -376,7 +377,7 @@ def _groups(directory: DcpDirectory, objects: Mapping[str, re.Match[str]]) -> di
         value: Any = directory.read_object(key)
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
         held = found.setdefault(int(match["chained"] or 0), {})
-        if repr(held.setdefault(match["name"], value)) != repr(value):
+        if spelled(held.setdefault(match["name"], value)) != spelled(value):
             raise error("UCP-E-SOURCE", "another optimizer than of the first rank: from two saves", at=key)
     entries = {number: {**held, _SHARDING: _RESHARDABLE} for number, held in found.items()}
     return entries if len(entries) > 1 else entries.get(0, {})

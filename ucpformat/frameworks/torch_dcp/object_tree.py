@@ -19,7 +19,7 @@ from ucpformat.frameworks.torch_dcp.objects import (
     TorchLayout,
 )
 
-__all__ = ["Instance", "Limits", "check_hashable", "check_tree", "refused", "weight"]
+__all__ = ["Instance", "Limits", "check_hashable", "check_tree", "refused", "spelled", "weight"]
 
 _MAX_KEY_NODES = 1000
 _LEAVES: Final = (
@@ -126,3 +126,21 @@ def _parts(item: object, at: str, also: tuple[type, ...]) -> Collection[object]:
     if item is not None and not isinstance(item, _LEAVES):
         raise refused(f"the object holds a {type(item).__name__}, which is not data", at)
     return ()
+
+
+def spelled(value: object) -> str:
+    """``repr`` of a finite tree, but for the order of sets: that of the hashes of the process that wrote it.
+
+    Equal where types and values are, NaN and -0.0 included.
+    """
+    name = type(value).__name__
+    if isinstance(value, Instance):
+        return f"{value.kind}({spelled(value.state)})"
+    if isinstance(value, set | frozenset):
+        return f"{name}({sorted(map(spelled, value))})"
+    if isinstance(value, tuple | list):
+        return f"{name}({[spelled(item) for item in value]})"
+    if isinstance(value, dict):
+        items = [(spelled(key), spelled(item)) for key, item in value.items()]
+        return f"{name}{getattr(value, 'factory', '')}({items})"
+    return repr(value)

@@ -19,7 +19,7 @@ from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.fragment_reader import FragmentReader
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, check_covers
 from ucpformat.frameworks.torch_dcp.metadata import METADATA_LIMITS, read_metadata
-from ucpformat.frameworks.torch_dcp.object_tree import Limits
+from ucpformat.frameworks.torch_dcp.object_tree import Limits, spelled
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.strided import element_view, slabs
 
@@ -106,9 +106,10 @@ def _merged_object(parts: Sequence[DcpObject], reader: FragmentReader) -> DcpObj
     def same(index: int) -> bool:
         if reader.equal(first, places[index]):
             return True
-        # Equal objects may be pickled differently (shared strings); repr() tells values and types apart.
+        # Equal objects may be pickled differently: shared strings, and sets in the order of each rank's hashes.
         limits = Limits()
-        return repr(reader.read_object(first, limits)) == repr(reader.read_object(places[index], limits))
+        one, other = (reader.read_object(place, limits) for place in (first, places[index]))
+        return spelled(one) == spelled(other)
 
     shared = all(same(index) for index in range(1, len(places)))
     return DcpObject(parts[0].key, parts[0].path, (first,) if shared else tuple(places))
