@@ -29,8 +29,7 @@ from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
-from ucpformat.storage.bulk_reader import BulkReader
-from ucpformat.storage.chunk_reader import ChunkReader
+from ucpformat.storage.box_reader import BoxReader
 from ucpformat.storage.counted import CountedReads
 from ucpformat.storage.fetch import read_document, read_root
 from ucpformat.storage.local_reader import read_local, require_readable
@@ -66,12 +65,7 @@ class Checkpoint(Mapping[str, AtomView]):
             worker_count(workers, store.calls.at_once), thread_name_prefix="ucp-read"
         )
         self._reads = CountedReads(store)
-        self._reader = ChunkReader(
-            self._reads, verify=verify, executor=self._executor, window=store.calls.window
-        )
-        self._bulk_reader = BulkReader(
-            self._reads, self._reader, self._executor, verify=verify, calls=store.calls
-        )
+        self._reader = BoxReader(self._reads, self._executor, calls=store.calls, verify=verify)
         self._parts: dict[int, StoredPart] = {}
         self._packs: tuple[Pack, ...] | None = None
         self._state: StateDocument | None = None
@@ -239,7 +233,7 @@ class Checkpoint(Mapping[str, AtomView]):
             yield from part.slots()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
-        """Fill ``out`` with a box of a slot (see `ChunkReader.read_box`)."""
+        """Fill ``out`` with a box of a slot (see `BoxReader.read_box`)."""
         self._reader.read_box(stored, box, out)
 
     def read(
@@ -304,7 +298,7 @@ class Checkpoint(Mapping[str, AtomView]):
                 stored = self._stored(name, slot)
                 destination = destination_of(stored, stored.grid.shape, out)
                 targets.append((stored, stored.grid.whole, destination))
-            self._bulk_reader.read(targets)
+            self._reader.read(targets)
 
     def _stored(self, name: str, slot: str) -> StoredSlot:
         index = bisect.bisect_right(self._firsts, name) - 1
@@ -320,7 +314,7 @@ class Checkpoint(Mapping[str, AtomView]):
         Raises:
             UcpError: what procedure 17.3 says; what the arrays then hold is not defined.
         """
-        self._bulk_reader.read(targets)
+        self._reader.read(targets)
 
 
 def _coordinate(layout: Layout, coord: Mapping[str, int]) -> Coordinate:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.chunk_reader import ChunkReader
+    from ucpformat.storage.box_reader import BoxReader
     from ucpformat.storage.part import StoredPart, StoredSlot
 
 __all__ = ["AtomView", "SlotView", "destination_of"]
@@ -46,7 +46,7 @@ class SlotView:
     Extension types come as ml_dtypes numpy types.
     """
 
-    def __init__(self, reader: ChunkReader, stored: StoredSlot, layouts: Sequence[Layout]) -> None:
+    def __init__(self, reader: BoxReader, stored: StoredSlot, layouts: Sequence[Layout]) -> None:
         self._reader = reader
         self._stored = stored
         self._layouts = layouts
@@ -172,9 +172,7 @@ def _integer(item: object) -> int:
 class AtomView(Mapping[str, SlotView]):
     """One atom: its slots by name."""
 
-    def __init__(
-        self, reader: ChunkReader, part: StoredPart, position: int, layouts: Sequence[Layout]
-    ) -> None:
+    def __init__(self, reader: BoxReader, part: StoredPart, position: int, layouts: Sequence[Layout]) -> None:
         self._reader = reader
         self._layouts = layouts
         self._part = part

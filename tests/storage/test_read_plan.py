@@ -18,6 +18,7 @@ from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.read_plan import planned_reads, storage_pattern
+from ucpformat.storage.store import Calls
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Fetched = list[tuple[str, int, int]]
@@ -29,6 +30,7 @@ class Spy:
     def __init__(self, store: Any) -> None:
         self.store = store
         self.fetched: Fetched = []
+        self.calls = Calls(at_once=None, window=MIB, gap=-1)  # nothing lies near enough to be joined
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)

@@ -14,6 +14,7 @@ from tests.builders import Tensor, fresh_url, save
 from ucpformat.geometry import Box, row_major_strides
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.storage.store import Calls
 from ucpformat.storage.stretch import stretches
 
 
@@ -78,9 +79,14 @@ def test_columns_of_long_rows_leave_out_the_blocks_between() -> None:
     assert (short.start, short.stop) == (0, (15 << 20) + (1 << 18))
 
 
-@given(data=st.data(), window=st.sampled_from([1, 5, 16, 100]), shape=st.lists(st.integers(1, 6), min_size=1))
+@given(
+    data=st.data(),
+    gap=st.sampled_from([0, 16, 1000]),
+    window=st.sampled_from([2, 10, 16, 100]),
+    shape=st.lists(st.integers(1, 6), min_size=1),
+)
 def test_a_box_is_the_same_however_little_is_read_at_a_time(
-    data: st.DataObject, window: int, shape: list[int], tmp_path_factory: pytest.TempPathFactory
+    data: st.DataObject, gap: int, window: int, shape: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Rows lie across what is read at a time, or many in it; the destination has strides of its own."""
     shape = shape[:4]
@@ -93,7 +99,7 @@ def test_a_box_is_the_same_however_little_is_read_at_a_time(
     wide = np.zeros([2 * extent for extent in box.shape], np.int16)
     out = wide[(slice(None, None, 2),) * len(shape)]
     with open_checkpoint(url, verify=False) as checkpoint:
-        checkpoint._reader._window = window
+        checkpoint._reader._calls = Calls(at_once=None, window=window, gap=gap)
         checkpoint.read_box(checkpoint["a"]["value"].stored, box, out)
     np.testing.assert_array_equal(out, full[index])
     assert np.count_nonzero(wide) == out.size

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from ucpformat.errors import error
 from ucpformat.model.atom import CONTENT_PREFIX
 from ucpformat.model.table import BLOCK_BYTES
 
@@ -30,8 +31,10 @@ __all__ = [
     "checksum_run",
     "combine",
     "combine_crc32",
+    "compare_blocks",
     "packed",
     "unpacked",
+    "verify_blocks",
     "whole_digest",
     "zero_cuts",
     "zeros_checksum",
@@ -264,3 +267,49 @@ class ContentDigest:
         if self._position != self._size or self._waiting:
             return None
         return CONTENT_PREFIX + self._hash.hexdigest()
+
+
+def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, at: str) -> None:
+    """Compare the concatenated buffers, which begin at block ``first`` of a segment, with its checksums.
+
+    Raises:
+        IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
+    """
+    if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
+        _compare(crc32c(buffers[0]), checksums, first, at)
+        return
+    block, filled, value = first, 0, 0
+    for buffer in buffers:
+        start = 0
+        while start < buffer.nbytes:
+            stop = min(buffer.nbytes, start + BLOCK_BYTES - filled)
+            value = crc32c(buffer[start:stop], value)
+            filled += stop - start
+            start = stop
+            if filled == BLOCK_BYTES:
+                _compare(value, checksums, block, at)
+                block, filled, value = block + 1, 0, 0
+    if filled:
+        _compare(value, checksums, block, at)
+
+
+def compare_blocks(found: bytes, checksums: bytes, first: int, at: str) -> None:
+    """Compare the checksums of blocks, the first of which is block ``first`` of a segment, with those recorded.
+
+    Raises:
+        IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
+    """
+    if found != checksums[4 * first : 4 * first + len(found)]:
+        for block, value in enumerate(unpacked(found), first):
+            _compare(value, checksums, block, at)
+
+
+def _compare(value: int, checksums: bytes, block: int, at: str) -> None:
+    recorded = int.from_bytes(checksums[4 * block : 4 * block + 4], "little")
+    if value != recorded:
+        raise error(
+            "UCP-E-CHECKSUM",
+            f"block {block} has CRC-32C {value:08x}, recorded is {recorded:08x}; "
+            "restore this object from a copy, or load another checkpoint",
+            at=at,
+        )

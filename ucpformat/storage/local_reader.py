@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Layout, LocalMap, Lowering
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.chunk_reader import ChunkReader
+    from ucpformat.storage.box_reader import BoxReader
     from ucpformat.storage.part import StoredSlot
 
 __all__ = ["read_local", "require_readable"]
@@ -54,7 +54,7 @@ def require_readable(layout: Layout, source: Layout | None, kind: DType, *, at: 
 
 
 def read_local(
-    reader: ChunkReader,
+    reader: BoxReader,
     stored: StoredSlot,
     lowering: Lowering,
     local: LocalMap,
@@ -86,7 +86,7 @@ def read_local(
 
 
 def _read_viewed(
-    reader: ChunkReader, stored: StoredSlot, view: tuple[int, ...], box: Box, out: NDArray[np.generic]
+    reader: BoxReader, stored: StoredSlot, view: tuple[int, ...], box: Box, out: NDArray[np.generic]
 ) -> None:
     """Read a box of a view of the slot: a chunk is one run of elements in any view, so each is read once.
 

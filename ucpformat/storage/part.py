@@ -126,6 +126,17 @@ class StoredSlot(NamedTuple):
         """Size of a chunk, clipped, before compression."""
         return element_count(self.chunk_shape(chunk)) * self.dtype.item_bytes
 
+    def meeting(
+        self, chunk: int, segments: Iterable[Segment], box: Box
+    ) -> Iterator[tuple[Segment, Box, Box]]:
+        """Segments of a chunk that hold cells of ``box``: each with the box of the slot that it holds, and those."""
+        chunk_box = self.chunk_box(chunk)
+        for segment in segments:
+            held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
+            part = held.intersect(box)
+            if part is not None:
+                yield segment, held, part
+
     def whole_bytes(self) -> int:
         """Size of an unclipped chunk before compression."""
         return element_count(self.grid.chunk_shape) * self.dtype.item_bytes

@@ -48,12 +48,8 @@ def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Pi
 
 
 def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRead]:
-    chunk_box, item = stored.chunk_box(chunk), stored.dtype.item_bytes
-    for segment in stored.segments(chunk):
-        held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
-        part = held.intersect(wanted)
-        if part is None:
-            continue
+    item = stored.dtype.item_bytes
+    for segment, held, part in stored.meeting(chunk, stored.segments(chunk), wanted):
         key = stored.object_key(chunk, segment)
         if stored.compressor is not None:
             stop = segment.offset + segment.covered

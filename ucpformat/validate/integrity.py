@@ -13,8 +13,7 @@ from ucpformat.geometry import Box
 from ucpformat.jsonio import pointer
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.checksum import ContentDigest, checksum_run, zero_cuts
-from ucpformat.storage.chunk_reader import verify_blocks
+from ucpformat.storage.checksum import ContentDigest, checksum_run, verify_blocks, zero_cuts
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine
-from ucpformat.storage.chunk_reader import compare_blocks
+from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, compare_blocks
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
