@@ -120,6 +120,10 @@ class BoxReader:
             for chunk in grid.chunks_for(box):
                 yield stored, chunk, box, out
         for part, found in single.items():
+            if len(found) == 1:
+                ((stored, box, out),) = found
+                yield stored, 0, box, out
+                continue
             segments = part.table.single_segments([stored.first_row for stored, _, _ in found])
             for (stored, box, out), segment in zip(found, segments, strict=True):
                 whole = stored.grid.whole
