@@ -39,6 +39,7 @@ class RemotePackFile(ABC):
         self._writing = writing
         self._length = 0
         self._ended = self._is_broken = False
+        self._reason: Exception | None = None
         self._turn = threading.Lock()
         self._promised = 0
         self._appending = 0
@@ -70,17 +71,15 @@ class RemotePackFile(ABC):
                     look(buffer)
             with self._turn, self._writing(self._key):
                 if self._ended:
-                    raise error(
-                        "UCP-E-STORE", "the upload of this pack was given up; save again", at=self._key
-                    )
+                    raise self._refusal()
                 offset = self._length + -self._length % alignment
                 try:
                     self._write(memoryview(bytes(offset - self._length)))
                     for buffer in buffers:
                         self._write(buffer)
-                except BaseException:
+                except BaseException as reason:
                     # Nobody knows what has arrived.
-                    self._give_up()
+                    self._give_up(reason)
                     raise
                 self._length = offset + sum(buffer.nbytes for buffer in buffers)
         finally:
@@ -111,12 +110,12 @@ class RemotePackFile(ABC):
         """Finish the upload."""
         with self._turn, self._writing(self._key):
             if self._is_broken:
-                raise error("UCP-E-STORE", "the upload of this pack was given up; save again", at=self._key)
+                raise self._refusal()
             if not self._ended:
                 try:
                     self._complete()
-                except BaseException:
-                    self._give_up()
+                except BaseException as reason:
+                    self._give_up(reason)
                     raise
                 self._ended = True
         return self._length
@@ -127,8 +126,14 @@ class RemotePackFile(ABC):
             if not self._ended:
                 self._give_up()
 
-    def _give_up(self) -> None:
+    def _refusal(self) -> Exception:
+        """Why this pack takes nothing any more: of several threads, any may be the first to be heard."""
+        message = "the upload of this pack was given up; save again"
+        return self._reason or error("UCP-E-STORE", message, at=self._key)
+
+    def _give_up(self, reason: BaseException | None = None) -> None:
         self._ended = self._is_broken = True
+        self._reason = reason if isinstance(reason, Exception) else None
         with suppress(Exception):
             self._abandon()
 
