@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ucpformat.errors import UcpError
 from ucpformat.storage import file_room, write_back
 from ucpformat.storage.file_room import FileRoom
 from ucpformat.storage.local import LocalStore
@@ -24,9 +26,16 @@ BLOCK = 16
 PAGE = 32  # stands in for 2 MiB
 
 APPENDS = st.lists(
-    st.tuples(st.lists(st.binary(max_size=90), max_size=3), st.sampled_from([1, 8, 64]), st.booleans()),
+    st.tuples(
+        st.lists(st.binary(max_size=90), max_size=3),
+        st.sampled_from([1, 8, 64]),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
     max_size=8,
 )
+"""Buffers, alignment; whether they are looked at, may be kept, and whether what waits is settled after them."""
 
 
 @contextmanager
@@ -45,26 +54,34 @@ def small(room: object = None) -> Iterator[None]:
 
 @given(appends=APPENDS, durability=st.sampled_from(["none", "fsync"]), has_room=st.booleans())
 def test_a_pack_is_what_was_appended(
-    appends: list[tuple[list[bytes], int, bool]], durability: Durability, has_room: bool
+    appends: list[tuple[list[bytes], int, bool, bool, bool]], durability: Durability, has_room: bool
 ) -> None:
     with TemporaryDirectory() as directory, small(None if has_room else lambda *_: -1):
         store = LocalStore(Path(directory, "c"), durability=durability)
         store.prepare()
         pack = store.create_pack("packs/a-0.pack")
+        path = Path(directory, "c", "packs", "a-0.pack")
         expected = bytearray()
-        for pieces, alignment, is_looked_at in appends:
+        for pieces, alignment, is_looked_at, is_kept, is_settled in appends:
             expected += bytes(-len(expected) % alignment)
             seen: list[memoryview] = []
-            buffers = [memoryview(piece) for piece in pieces]
-            offset = pack.append(buffers, alignment, seen.append if is_looked_at else None)
+            memory = [bytearray(piece) for piece in pieces]
+            buffers = [memoryview(piece) for piece in memory]
+            offset = pack.append(buffers, alignment, seen.append if is_looked_at else None, keep=is_kept)
             assert offset == len(expected)
             expected += b"".join(pieces)
             if is_looked_at:
                 assert_looked_at(seen, pieces)
+            if is_settled:
+                pack.settle()
+            if is_settled or not is_kept:
+                for piece in memory:
+                    piece[:] = bytes(len(piece))  # it may change now
+                assert path.read_bytes()[: len(expected)].ljust(len(expected), b"\0") == expected
         assert pack.close() == len(expected)
         store.flush()
         store.close()
-        found = Path(directory, "c", "packs", "a-0.pack").read_bytes()
+        found = path.read_bytes()
         # A gap at the end is written by nobody where no room was taken.
         assert found == expected[: len(found)]
         assert not any(expected[len(found) :])
@@ -104,6 +121,54 @@ def test_each_call_ends_where_a_large_page_does_and_was_just_looked_at(tmp_path:
     pack.close()
 
 
+@given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=12))
+def test_what_may_be_kept_comes_by_a_call_for_each_large_page(sizes: list[int]) -> None:
+    events: list[tuple[int, int]] = []
+    real = os.pwritev
+
+    def pwritev(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        events.append((offset, offset + sum(buffer.nbytes for buffer in buffers)))
+        return real(descriptor, buffers, offset)
+
+    with TemporaryDirectory() as directory, small(), patch.object(os, "pwritev", pwritev):
+        store = LocalStore(Path(directory, "c"), durability="none")
+        store.prepare()
+        pack = store.create_pack("packs/a-0.pack")
+        for number, size in enumerate(sizes):
+            pack.append([memoryview(bytes([number + 1]) * size)], 8, keep=True)
+        length = pack.close()
+    written = max((stop for _, stop in events), default=0)
+    assert events == [(start, min(start + PAGE, written)) for start in range(0, written, PAGE)]
+    assert length - written < 8  # zeros, which nobody writes
+
+
+@pytest.mark.parametrize("later", ["append", "settle"])
+def test_a_pack_that_lost_what_it_took_over_is_not_finished(tmp_path: Path, later: str) -> None:
+    """Whoever goes on after an error must not commit what an earlier call was given."""
+    store = LocalStore(tmp_path / "c", durability="none")
+    store.prepare()
+    pack = store.create_pack("packs/a-0.pack")
+    pack.append([memoryview(b"one")], 8, keep=True)
+    fails = pack.settle if later == "settle" else partial(pack.append, [memoryview(b"two")], 8)
+    with patch.object(os, "pwritev", side_effect=OSError(28, "full")), pytest.raises(UcpError):
+        fails()
+    pack.append([memoryview(b"three")], 8)
+    for end in (pack.settle, pack.close):
+        with pytest.raises(UcpError) as caught:
+            end()
+        assert (caught.value.code, caught.value.at) == ("UCP-E-STORE", "packs/a-0.pack")
+    pack.abort()
+
+
+def test_a_pack_that_is_given_up_writes_nothing_more(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "c", durability="none")
+    store.prepare()
+    pack = store.create_pack("packs/a-0.pack")
+    pack.append([memoryview(b"one")], 8, keep=True)
+    with patch.object(os, "pwritev", side_effect=AssertionError):
+        pack.abort()
+
+
 def test_a_flush_comes_after_room_was_given_back(tmp_path: Path) -> None:
     """However much was synced before: a crash would leave the pack longer than is recorded."""
     events: list[str] = []
@@ -138,7 +203,7 @@ def test_several_threads_append_to_one_pack(tmp_path: Path) -> None:
 
     def append(number: int) -> tuple[int, bytes]:
         data = bytes([number + 1]) * (number * 7)
-        return pack.append([memoryview(data)], 8, lambda _: None), data
+        return pack.append([memoryview(data)], 8, lambda _: None, keep=number % 3 > 0), data
 
     with small(), ThreadPoolExecutor(8) as pool:
         placed = list(pool.map(append, range(100)))

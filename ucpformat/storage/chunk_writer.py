@@ -110,8 +110,12 @@ class ChunkWriter(Protocol):
         """Store raw bytes of a chunk (clipped to the shape), or of a box of it in the chunk's coordinates."""
         ...
 
-    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
-        """Store small pieces, as `write` would one by one."""
+    def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
+        """Store small pieces, as `write` would one by one; ``keep``: their data do not change before `settle`."""
+        ...
+
+    def settle(self) -> None:
+        """Write what was kept back."""
         ...
 
     def finish(self) -> list[tuple[str, int]]:
@@ -191,9 +195,12 @@ class PlainChunkWriter:
         segment = Segment(OWN_OBJECT, 0, length, None, checksums)
         return StoredChunk(segment, start, data.nbytes, run.cuts)
 
-    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
+    def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
         """Store chunk by chunk: each is an object."""
         return [self.write(*piece) for piece in pieces]
+
+    def settle(self) -> None:
+        """Nothing is kept back."""
 
     def finish(self) -> list[tuple[str, int]]:
         """There are no packs."""
@@ -285,14 +292,19 @@ class PackedChunkWriter:
         return container
 
     def _stored(
-        self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None
+        self,
+        buffers: Sequence[memoryview],
+        alignment: int,
+        look: Look | None = None,
+        *,
+        keep: bool,
     ) -> tuple[int, int]:
         """Append to a pack that takes it; its number, and where in it."""
         place = self._place()
         while True:
             container = self._current[place]
             try:
-                return container, self._packs[container][1].append(buffers, alignment, look)
+                return container, self._packs[container][1].append(buffers, alignment, look, keep=keep)
             except PackFullError:
                 with self._lock:
                     if self._current[place] == container:
@@ -306,26 +318,26 @@ class PackedChunkWriter:
         """
         return self.write_many([ChunkPiece(place, chunk, box, data)])[0]
 
-    def write_many(self, pieces: Sequence[ChunkPiece]) -> list[StoredChunk]:
+    def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
         """Append them all at once."""
         if len(pieces) == 1 and _goes_through(pieces[0]):
-            return [self._pass_through(pieces[0])]
-        return self._append([_encoded(*piece) for piece in pieces])
+            return [self._pass_through(pieces[0], keep=keep)]
+        return self._append([_encoded(*piece) for piece in pieces], keep=keep)
 
-    def _pass_through(self, piece: ChunkPiece) -> StoredChunk:
+    def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""
         place, chunk, box, data = piece
         start = place.logical_start(chunk)
         first = 0 if box is None else _first_of_run(place, chunk, box)
         checks = RunChecksums(0 if first is None else start + first)
-        container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add)
+        container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add, keep=keep)
         run = checks.run()
         segment = Segment(container, offset, data.nbytes, box, run.blocks)
         if first is None:
             return StoredChunk(segment, start, data.nbytes, None)
         return StoredChunk(segment, start + first, data.nbytes, run.cuts)
 
-    def _append(self, pieces: Sequence[_Encoded]) -> list[StoredChunk]:
+    def _append(self, pieces: Sequence[_Encoded], *, keep: bool) -> list[StoredChunk]:
         """Append segments in one go, with zeros between them where their alignment wants it."""
         buffers: list[memoryview] = []
         offsets: list[int] = []
@@ -342,7 +354,7 @@ class PackedChunkWriter:
             widest = max(widest, alignment)
         container, base = 0, 0
         if length:
-            container, base = self._stored(buffers, widest)
+            container, base = self._stored(buffers, widest, keep=keep)
         return [
             StoredChunk(
                 Segment(container, base + offset, data.nbytes, box, checksums) if data.nbytes else None,
@@ -352,6 +364,11 @@ class PackedChunkWriter:
             )
             for (data, checksums, box, start, size, cuts), offset in zip(pieces, offsets, strict=True)
         ]
+
+    def settle(self) -> None:
+        """Have packs write what they kept back."""
+        for _, pack in [*self._packs]:
+            pack.settle()
 
     def finish(self) -> list[tuple[str, int]]:
         """Close the packs."""

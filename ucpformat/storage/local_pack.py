@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.errors import error
 from ucpformat.model.table import BLOCK_BYTES
 from ucpformat.storage.direct_io import DirectWriter
 from ucpformat.storage.file_room import FileRoom
 from ucpformat.storage.local_io import translated, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ucpformat.storage.store import Look
 
@@ -25,6 +27,9 @@ class LocalPackFile:
     """A pack being written by positioned writes, so that threads do not wait for one another.
 
     ``wrote`` is told of bytes that were handed to the page cache. ``is_durable``: large data go past it.
+
+    The page cache takes what lies between two multiples of 2 MiB as one, if it comes by one call. So calls end there,
+    and what is left at the end of the file waits for the next bytes, where its memory may be kept.
     """
 
     def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None], *, is_durable: bool) -> None:
@@ -35,50 +40,95 @@ class LocalPackFile:
         self._room = FileRoom(descriptor)
         self._length = 0
         self._lock = threading.Lock()
+        self._held: list[memoryview] = []
+        """What waits; it ends where the pack does."""
+        self._held_from = 0
+        self._is_lost = False
 
-    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
+    def append(
+        self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None, *, keep: bool = False
+    ) -> int:
         """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
         size = sum(buffer.nbytes for buffer in buffers)
         with self._lock:
             offset = -(-self._length // alignment) * alignment
+            held, start = self._take_held(offset)
             self._length = offset + size
             self._room.reach(self._length)
         with translated(self._key):
-            if look is not None and self._direct is None:
-                cached = self._write_looking(buffers, offset, look)
+            if self._direct is None:
+                with self._losing(held):
+                    cached = self._write_by_pages(held, start, buffers, look, keep=keep)
             else:
-                if look is not None:
-                    for buffer in buffers:
-                        look(buffer)
-                cached = self._write(buffers, offset)
+                cached = self._write_past(self._direct, buffers, offset, look)
         self._wrote(cached)
         return offset
 
-    def _write_looking(self, buffers: Sequence[memoryview], offset: int, look: Look) -> int:
-        """Write the buffers; each byte is looked at shortly before, so that the processor's cache has it for both.
+    def _take_held(self, stop: int) -> tuple[list[memoryview], int]:
+        """What waits, with zeros up to ``stop``, and where it begins; nothing waits then."""
+        if not self._held:
+            return [], stop
+        held, self._held = self._held, []
+        return [*held, memoryview(bytes(stop - self._length))], self._held_from
 
-        The page cache takes what lies between two multiples of 2 MiB as one, if it comes by one call.
+    @contextmanager
+    def _losing(self, held: list[memoryview]) -> Iterator[None]:
+        """What was taken over from calls that have returned is lost if this one fails: the pack is no good then."""
+        try:
+            yield
+        except BaseException:
+            self._is_lost = self._is_lost or bool(held)
+            raise
+
+    def _write_by_pages(
+        self,
+        held: list[memoryview],
+        start: int,
+        buffers: Sequence[memoryview],
+        look: Look | None,
+        *,
+        keep: bool,
+    ) -> int:
+        """Write what was held back from ``start`` on, and the buffers; how many bytes were written.
+
+        Each byte is looked at shortly before, so that the processor's cache has it for both.
         """
-        start = offset
+        waiting, first = [*held], start
+        offset = start + sum(piece.nbytes for piece in held)
+        if held and offset % _HUGE_PAGE == 0:
+            write_all(self._descriptor, waiting, start)
+            waiting, start = [], offset
         for buffer in buffers:
             done = looked = 0
             while done < buffer.nbytes:
                 stop = min(buffer.nbytes, (offset // _HUGE_PAGE + 1) * _HUGE_PAGE - offset + done)
                 ahead = min(buffer.nbytes, -(-stop // BLOCK_BYTES) * BLOCK_BYTES)
-                if ahead > looked:
+                if look is not None and ahead > looked:
                     look(buffer[looked:ahead])
                     looked = ahead
-                write_all(self._descriptor, [buffer[done:stop]], offset)
+                waiting.append(buffer[done:stop])
                 offset += stop - done
                 done = stop
-        return offset - start
+                if offset % _HUGE_PAGE == 0:
+                    write_all(self._descriptor, waiting, start)
+                    waiting, start = [], offset
+        with self._lock:
+            if keep and waiting and self._length == offset:
+                self._held, self._held_from = waiting, start
+                return start - first
+        write_all(self._descriptor, waiting, start)
+        return offset - first
 
-    def _write(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write the buffers, one after another; how many bytes went to the page cache."""
+    def _write_past(
+        self, direct: DirectWriter, buffers: Sequence[memoryview], offset: int, look: Look | None
+    ) -> int:
+        """Write the buffers, large ones past the page cache; how many bytes went to it all the same."""
         waiting: list[memoryview] = []
         start, cached = offset, 0
         for buffer in buffers:
-            done = 0 if self._direct is None else self._direct.write(buffer, offset)
+            if look is not None:
+                look(buffer)
+            done = direct.write(buffer, offset)
             if done:
                 write_all(self._descriptor, waiting, start)
                 waiting, start = [buffer[done:]], offset + done
@@ -89,8 +139,30 @@ class LocalPackFile:
         write_all(self._descriptor, waiting, start)
         return cached
 
+    def settle(self) -> None:
+        """Write what waits for more.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` where bytes of a call that has returned could not be written by a later one.
+        """
+        with self._lock:
+            held, start = self._take_held(self._length)
+        with translated(self._key), self._losing(held):
+            write_all(self._descriptor, held, start)
+        if self._is_lost:
+            message = "bytes that were taken over could not be written; save again"
+            raise error("UCP-E-STORE", message, at=self._key)
+        if held:
+            self._wrote(self._length - start)
+
     def close(self) -> int:
-        """Close the file."""
+        """Write what waits, and close the file; raises as `settle`."""
+        if self._descriptor >= 0:
+            self.settle()
+        self._end()
+        return self._length
+
+    def _end(self) -> None:
         if self._direct is not None:
             self._direct.close()
         if self._descriptor >= 0:
@@ -103,8 +175,8 @@ class LocalPackFile:
             if was_longer:
                 # What was synced before has another length.
                 self._wrote(0)
-        return self._length
 
     def abort(self) -> None:
         """Close the file; whoever gives an attempt up removes it, or leaves it as debris."""
-        self.close()
+        self._held = []
+        self._end()

@@ -62,7 +62,9 @@ class RemotePackFile(ABC):
     def _abandon(self) -> None:
         """Leave nothing that is visible, as far as the medium can."""
 
-    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
+    def append(
+        self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None, *, keep: bool = False
+    ) -> int:
         """Write zeros up to the next multiple of ``alignment``, then the buffers."""
         self._enter(sum(buffer.nbytes for buffer in buffers) + alignment)
         try:
@@ -105,6 +107,9 @@ class RemotePackFile(ABC):
         if is_last:
             self.close()
         raise PackFullError
+
+    def settle(self) -> None:  # noqa: B027  # there is nothing for any kind to do
+        """Nothing waits for the sake of the caller's memory: what is gathered to a part is a copy."""
 
     def close(self) -> int:
         """Finish the upload."""

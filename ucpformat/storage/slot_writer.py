@@ -82,7 +82,7 @@ class SlotWriter:
         nbytes = one.data.nbytes
         if nbytes >= _BATCH_BYTES:
             self._pending.extend(
-                self._executor.submit(self._write_chunk, one, chunk)
+                self._executor.submit(self._write_chunk, one, chunk, keep=True)
                 for chunk in one.place.grid.chunks_for(one.box)
             )
             return
@@ -97,6 +97,7 @@ class SlotWriter:
         for future in self._pending:
             future.result()
         self._pending.clear()
+        self._chunks.settle()
 
     def _send_batch(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
@@ -111,14 +112,18 @@ class SlotWriter:
                 for piece in _pieces(one):
                     names.append(one.name)
                     pieces.append(piece)
-            self._write_pieces(names, pieces)
+            self._write_pieces(names, pieces, keep=True)
 
-    def _write_chunk(self, one: SlotBox, chunk: int) -> None:
-        self._write_pieces([one.name], [_piece(one, chunk)])
+    def _write_chunk(self, one: SlotBox, chunk: int, *, keep: bool = False) -> None:
+        self._write_pieces([one.name], [_piece(one, chunk)], keep=keep)
 
-    def _write_pieces(self, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece]) -> None:
+    def _write_pieces(
+        self, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece], *, keep: bool
+    ) -> None:
+        """Have pieces stored; ``keep``: their data do not change before `drain` returns."""
         chunks = [piece.chunk for piece in pieces]
-        self._ledger.extend(zip(names, chunks, self._chunks.write_many(pieces), strict=True))
+        stored = self._chunks.write_many(pieces, keep=keep)
+        self._ledger.extend(zip(names, chunks, stored, strict=True))
         if self._progress is not None:
             for piece in pieces:
                 self._progress(piece.data.nbytes)

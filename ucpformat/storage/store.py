@@ -37,15 +37,22 @@ class PackFullError(Exception):
 class PackFile(Protocol):
     """A pack under construction. Safe to use from several threads."""
 
-    def append(self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None) -> int:
+    def append(
+        self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None, *, keep: bool = False
+    ) -> int:
         """Write the concatenated buffers at the next multiple of ``alignment`` and return that offset.
 
         ``look`` is given every byte of each buffer, in order, before it is written: in pieces that begin and end at
-        multiples of 1 MiB of their buffer, or with it.
+        multiples of 1 MiB of their buffer, or with it. ``keep``: the buffers do not change before `settle` returns,
+        so that their end may wait for what comes next, and be written with it.
 
         Raises:
             PackFullError: nothing was written or looked at; a pack that is empty takes whatever it is given.
         """
+        ...
+
+    def settle(self) -> None:
+        """Write what waits for more."""
         ...
 
     def close(self) -> int:
