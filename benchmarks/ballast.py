@@ -102,10 +102,11 @@ class Ballast:
         self._at = max(0, end - nbytes)
 
 
-def prepare(ballast: Ballast | None, *warm: Path) -> None:
+def prepare(ballast: Ballast | None, *warm: Path, room: int = 0) -> None:
     """Fill the memory before a reading; where that took some, have the files below ``warm`` in the cache after it.
 
-    Without a ballast nothing is done.
+    ``room``: so many bytes of what was read last are dropped in the end, so that whoever writes into the page cache
+    finds pages that are free and that the host has. Without a ballast nothing is done.
     """
     if ballast is None:
         return
@@ -120,6 +121,8 @@ def prepare(ballast: Ballast | None, *warm: Path) -> None:
                     while file.readinto(buffer):
                         pass
     ballast.claim(filled.free_after)
+    if room:
+        ballast.drop(room)
 
 
 @contextmanager

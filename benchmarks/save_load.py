@@ -102,7 +102,7 @@ def _round(
     readings = {}
     for what, durability in SAVES.items():
         target = room.next()
-        prepare(ballast)
+        prepare(ballast, room=state.nbytes * 5 // 4)
         readings[what] = measured(partial(contender.save, state, target, durability))
         if durability == "none":
             if cold:

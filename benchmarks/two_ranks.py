@@ -127,7 +127,7 @@ def _rank(rank: int, directory: str, nbytes: int, repeats: int, ballast: Ballast
             for what, durability in SAVES.items():
                 told = [str(room.next()) if room is not None else ""]
                 if rank == 0:
-                    prepare(ballast)
+                    prepare(ballast, room=nbytes * 5 // 4)
                 dist.broadcast_object_list(told)
                 path = Path(told[0])
                 found = {what: _timed(partial(contender.save, state, path, durability))}

@@ -115,6 +115,18 @@ def test_what_is_to_be_read_is_read_after_something_was_filled(
     assert nbytes >= STEP + 8 * MIB if again else nbytes < MIB
 
 
+def test_room_is_made_behind_what_was_read_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After memory was claimed: what is dropped before goes to whoever claims."""
+    events: list[object] = []
+    ballast = Ballast(sparse(tmp_path / "b", 4 * STEP), 4 * STEP, STEP, Kernel(3 * STEP, STEP).free)
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, start, nbytes, advice: events.append((start, nbytes, advice))
+    )
+    monkeypatch.setattr(Ballast, "claim", lambda *_: events.append("claim"))
+    prepare(ballast, room=STEP)
+    assert events == ["claim", (0, STEP, os.POSIX_FADV_DONTNEED)]
+
+
 def test_without_a_ballast_nothing_is_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(8 * MIB))
     before = asked()

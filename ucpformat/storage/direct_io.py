@@ -2,6 +2,7 @@
 
 A page of the cache costs as much as what is copied into it, more where memory is full, and drives out data that are
 needed. ``O_DIRECT`` (open(2)) wants offsets, lengths and addresses aligned; what is not is left to the page cache.
+Where whole pages of 2 MiB can be written by one call, the page cache is quicker (`LocalPackFile`).
 """
 
 from __future__ import annotations

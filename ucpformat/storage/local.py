@@ -49,10 +49,10 @@ class LocalStore:
     # A block fits the processor's cache; alignment leaves gaps of up to 4096 bytes.
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
     packs_at_once = 2
+    writers_wait = False  # the page cache takes what they write, and the disk is at work meanwhile
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
-        self.writers_wait = durability == "fsync"
-        self._write_back = WriteBack() if self.writers_wait else None
+        self._write_back = WriteBack() if durability == "fsync" else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
         self._created: list[tuple[Path, _Identity]] = []

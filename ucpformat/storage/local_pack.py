@@ -26,7 +26,8 @@ _HUGE_PAGE: Final = 1 << 21
 class LocalPackFile:
     """A pack being written by positioned writes, so that threads do not wait for one another.
 
-    ``wrote`` is told of bytes that were handed to the page cache. ``is_durable``: large data go past it.
+    ``wrote`` is told of bytes that were handed to the page cache. ``is_durable``: large data whose memory cannot be
+    kept go past it.
 
     The page cache takes what lies between two multiples of 2 MiB as one, if it comes by one call. So calls end there,
     and what is left at the end of the file waits for the next bytes, where its memory may be kept.
@@ -55,12 +56,12 @@ class LocalPackFile:
             held, start = self._take_held(offset)
             self._length = offset + size
             self._room.reach(self._length)
-        with translated(self._key):
-            if self._direct is None:
-                with self._losing(held):
-                    cached = self._write_by_pages(held, start, buffers, look, keep=keep)
+        with translated(self._key), self._losing(held):
+            if self._direct is None or keep:
+                cached = self._write_by_pages(held, start, buffers, look, keep=keep)
             else:
-                cached = self._write_past(self._direct, buffers, offset, look)
+                write_all(self._descriptor, held, start)
+                cached = offset - start + self._write_past(self._direct, buffers, offset, look)
         self._wrote(cached)
         return offset
 
