@@ -104,11 +104,11 @@ from pathlib import Path
 from tests.frameworks.converting.jobs import rewrite
 from ucpformat.storage.local_pack import LocalPackFile
 append, calls = LocalPackFile.append, []
-def killed(*arguments):
+def killed(*arguments, **named):
     calls.append(1)
     if len(calls) == 8:
         os.kill(os.getpid(), signal.SIGKILL)
-    return append(*arguments)
+    return append(*arguments, **named)
 LocalPackFile.append = killed
 rewrite(Path({str(source)!r}), Path({str(tmp_path / "c")!r}), workers=1)
 """
