@@ -31,5 +31,7 @@ def test_everybody_saves_and_loads(tmp_path: Path) -> None:
     assert nbytes <= counts["save", "ucp"].received < 1.1 * nbytes
     assert nbytes - 500 <= counts["load", "s3fs"].sent <= nbytes
     assert outcome.nbytes["load a share"] * 7 < nbytes
-    assert counts["load a share", "ucp-unverified"].sent < nbytes / 4
+    # Of so little, what lies between is sooner read than left out by another request (`Calls.gap`).
+    assert counts["load a share", "ucp-unverified"].sent < 1.1 * nbytes
+    assert counts["load a share", "ucp-unverified"].requests < counts["load a share", "torch-dcp"].requests
     assert len(table(outcome)) == 1 + len(outcome.calls)
