@@ -126,15 +126,15 @@ class BoxReader:
                 continue
             segments = part.table.single_segments([stored.first_row for stored, _, _ in found])
             for (stored, box, out), segment in zip(found, segments, strict=True):
-                whole = stored.grid.whole
                 if segment is None or segment.covered != stored.nbytes:
                     yield stored, 0, box, out
-                elif box == whole and out.flags.c_contiguous:
-                    key, (_, first, _, _, checksums) = stored.object_key(0, segment), segment
+                    continue
+                key, whole = stored.object_key(0, segment), stored.grid.whole
+                if box == whole and out.flags.c_contiguous:
+                    first, checksums = segment.offset, segment.checksums
                     straight = ((first, flat_bytes(out)),)
                     runs.append(ByteRun(key, first, first + out.nbytes, first, checksums, straight, ()))
                 else:
-                    key = stored.object_key(0, segment)
                     runs += byte_runs(key, segment, whole, box, out, verify=self._verify)
 
     def _fetch(self, calls: Iterable[Sequence[ByteRun]]) -> None:

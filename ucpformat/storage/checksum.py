@@ -278,19 +278,7 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, a
     if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
         _compare(crc32c(buffers[0]), checksums, first, at)
         return
-    block, filled, value = first, 0, 0
-    for buffer in buffers:
-        start = 0
-        while start < buffer.nbytes:
-            stop = min(buffer.nbytes, start + BLOCK_BYTES - filled)
-            value = crc32c(buffer[start:stop], value)
-            filled += stop - start
-            start = stop
-            if filled == BLOCK_BYTES:
-                _compare(value, checksums, block, at)
-                block, filled, value = block + 1, 0, 0
-    if filled:
-        _compare(value, checksums, block, at)
+    compare_blocks(block_checksums(buffers), checksums, first, at)
 
 
 def compare_blocks(found: bytes, checksums: bytes, first: int, at: str) -> None:

@@ -157,8 +157,8 @@ class StoredSlot(NamedTuple):
             self._check_boxes(chunk, segments)
             return
         if self.compressor is None:
-            plain = segments[0].container == OWN_OBJECT
-            expected = self.whole_bytes() + OBJECT_TRAILER if plain else self.raw_bytes(chunk)
+            packed = self.part.packed
+            expected = _stored_bytes(self.dtype, self.grid, self.chunk_shape(chunk), packed=packed)
             if segments[0].length != expected:
                 raise error(
                     "UCP-E-SEGMENT",
@@ -201,12 +201,10 @@ class SingleChunks(NamedTuple):
     checksums: NDArray[np.int64]
 
 
-def _single_size(kind: DType, grid: ChunkGrid, *, packed: bool) -> int:
-    """Stored bytes of the only, uncompressed chunk of a slot; -1 if it has not got one chunk."""
-    if grid.count != 1:
-        return -1
+def _stored_bytes(kind: DType, grid: ChunkGrid, shape: tuple[int, ...], *, packed: bool) -> int:
+    """Bytes of an uncompressed chunk, of ``shape`` when clipped, in one segment; its own object has it unclipped."""
     if packed:
-        return element_count(grid.shape) * kind.item_bytes
+        return element_count(shape) * kind.item_bytes
     return element_count(grid.chunk_shape) * kind.item_bytes + OBJECT_TRAILER
 
 
@@ -319,7 +317,11 @@ class StoredPart:
 
         There is nothing else to say of their segments: `StoredSlot.segments` would not refuse one.
         """
-        of_form = {id(form): _single_size(*form, packed=self.packed) for form in self._forms}
+        # The slots of a model repeat few forms.
+        of_form = {
+            key: _stored_bytes(kind, grid, grid.shape, packed=self.packed) if grid.count == 1 else -1
+            for key, (kind, grid) in {id(form): form for form in self._forms}.items()
+        }
         sizes = np.array([of_form[id(form)] for form in self._forms], np.int64)
         sizes[[*self.compressors]] = -1
         slots = np.flatnonzero(sizes >= 0)

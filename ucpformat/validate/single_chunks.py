@@ -6,7 +6,6 @@ which says what is wrong.
 
 from __future__ import annotations
 
-import hashlib
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,8 +13,8 @@ import numpy as np
 from crc32c import crc32c
 
 from ucpformat.errors import UcpError
-from ucpformat.model.atom import CONTENT_PREFIX
 from ucpformat.model.dtype import unused_bits_are_zero
+from ucpformat.storage.checksum import packed, whole_digest
 from ucpformat.storage.workers import call_groups
 from ucpformat.validate.passing import CALL_BYTES
 
@@ -85,25 +84,20 @@ def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
     first = slots[0].start
     size = slots[-1].stop - first
     memory = scratch.take(size)[:size]
-    sound = Sound(part, [], 0)
     try:
         store.read_into(key, first, [memory.data])
     except UcpError:  # which of them it is comes out one by one
-        return sound
+        return Sound(part, [], 0)
+    sound: list[int] = []
     nbytes = 0
     for start, stop, number, checksum in slots:
         piece = memory[start - first : stop - first]
         content = part.contents[number]
         if (
             crc32c(piece.data) == checksum
-            and (content is None or content == _digest(checksum))
+            and (content is None or content == whole_digest(packed([checksum])))
             and unused_bits_are_zero(piece, part.dtype_of(number))
         ):
-            sound.slots.append(number)
+            sound.append(number)
             nbytes += piece.nbytes
-    return sound._replace(nbytes=nbytes)
-
-
-def _digest(checksum: int) -> str:
-    """The content digest of a slot that is one block (SPEC 11.3)."""
-    return CONTENT_PREFIX + hashlib.sha256(checksum.to_bytes(4, "little")).hexdigest()
+    return Sound(part, sound, nbytes)

@@ -27,10 +27,21 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["TIED", "Layers", "Masters", "Stage", "owners_of", "read_layers", "said_by", "tied_parts"]
+__all__ = [
+    "NUMBERED",
+    "TIED",
+    "Layers",
+    "Masters",
+    "Stage",
+    "owners_of",
+    "read_layers",
+    "said_by",
+    "tied_parts",
+]
 
 TIED: Final = "tied_modules."
-_LAYER: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
+NUMBERED: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
+"""The name of a parameter in a pipeline: the number of its layer, and its name within it."""
 
 
 Masters = Callable[[str], tuple[ReadBox, str] | None]
@@ -146,7 +157,9 @@ def read_layers(
             alias = f"{layer}.{key}"
             modules[first][alias], homes[first][alias] = modules[first][name], homes[first][name]
             shared[first][alias] = name
-    numbers = [[int(match[1]) for name in module if (match := _LAYER.fullmatch(name))] for module in modules]
+    numbers = [
+        [int(match[1]) for name in module if (match := NUMBERED.fullmatch(name))] for module in modules
+    ]
     layers.first = [0, *(min(held, default=0) for held in numbers[1:])]
     for number, stage in enumerate(stages):
         for name in said[number]:
@@ -178,7 +191,7 @@ def owners_of(said: Sequence[Mapping[str, tuple[int, ...] | None]], files: Seque
     owners: dict[int, int] = {}
     for number, names in enumerate(said):
         for name in names:
-            if match := _LAYER.fullmatch(name):
+            if match := NUMBERED.fullmatch(name):
                 if owners.setdefault(int(match[1]), number) != number:
                     raise refused(f"layer {match[1]} is of another stage, too: from two saves", files[number])
             elif tied_parts(name) is None:

@@ -85,9 +85,8 @@ def _join_groups(groups: ParameterGroups, others: ParameterGroups) -> None:
     """Add a stage's parameter groups: each to the next of equal options, for a stage may lack one."""
     place = 0
     for names, options in others:
-        match = next(
-            (n for n in range(place, len(groups)) if spelled(groups[n][1]) == spelled(options)), None
-        )
+        wanted = spelled(options)
+        match = next((n for n in range(place, len(groups)) if spelled(groups[n][1]) == wanted), None)
         if match is None:
             groups.append((list(names), options))
             place = len(groups)

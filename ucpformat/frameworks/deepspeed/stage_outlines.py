@@ -7,19 +7,17 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
-from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, tied_parts
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["StageOutline", "listed_numbers", "pipeline_settings", "stages_of"]
-
-_LAYER: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -102,10 +100,10 @@ def stages_of(
     stages = [StageOutline() for _ in first]
     holders: dict[str, tuple[int, ...]] = {}
     for name, view in outline.module.items():
-        aliases = [match for alias in view.aliases if (match := _LAYER.fullmatch(alias))]
+        aliases = [match for alias in view.aliases if (match := NUMBERED.fullmatch(alias))]
         if parts := tied_parts(name):
             holders[name] = _tied_stages(parts[0], ties, aliases, first)
-        elif match := _LAYER.fullmatch(name):
+        elif match := NUMBERED.fullmatch(name):
             aliases = [match]
             holders[name] = (_stage(int(match[1]), first),)
         else:

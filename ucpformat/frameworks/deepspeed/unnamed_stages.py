@@ -10,7 +10,6 @@ Source: DeepSpeed 0.19.8, ``runtime/pipe/module.py`` (``_build``), ``runtime/bf1
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.fields import refused, tensors
-from ucpformat.frameworks.deepspeed.layer_files import TIED, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, tied_parts
 from ucpformat.frameworks.deepspeed.stage_outlines import listed_numbers
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Named", "StageSettings", "named_slices", "named_stages"]
 
-_NUMBERED: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 _REMEDY: Final = (
     "say how the job divides its layers, --from-set pipeline=0,4 (the first layer of each stage), and which "
     "parameters are frozen, --from-set frozen=2.*"
@@ -180,7 +178,7 @@ def _divisions(
         int(match[1]): stage
         for stage, model in enumerate(models)
         for name in model.buffers
-        if (match := _NUMBERED.fullmatch(name))
+        if (match := NUMBERED.fullmatch(name))
     }
 
     def stops(stage: int, start: int) -> range:
@@ -265,11 +263,11 @@ def named_slices(
 def _shape_of(
     name: str, size: int, held: Mapping[int, Shapes], sizes: Mapping[str, int], model: ModelStates
 ) -> tuple[int, ...]:
-    if match := _NUMBERED.fullmatch(name):
+    if match := NUMBERED.fullmatch(name):
         shape = held.get(int(match[1]), {}).get(match[2])
         shapes = set() if shape is None else {shape}
     elif parts := tied_parts(name):
-        named = {int(match[1]) for other in sizes if (match := _NUMBERED.fullmatch(other))}
+        named = {int(match[1]) for other in sizes if (match := NUMBERED.fullmatch(other))}
         # Its file is that of a layer which the stage that has it names no parameter of.
         shapes = {keys[parts[1]] for layer, keys in held.items() if layer not in named and parts[1] in keys}
     else:
