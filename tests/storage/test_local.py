@@ -227,6 +227,46 @@ def test_what_the_operating_system_says_becomes_a_registered_error(tmp_path: Pat
     assert store.read("index/x", 1, 3) == b"bc"
 
 
+def test_replaced_objects_are_whole_at_any_time(tmp_path: Path) -> None:
+    """Whoever writes the same object meanwhile, and whatever a writer that died has left of it."""
+    store = LocalStore(tmp_path / "c", durability="none")
+    store.prepare()
+    store.create("atoms/a/0", [memoryview(b"half")])
+    contents = [bytes([number]) * 5000 for number in range(8)]
+
+    def replace(content: bytes) -> bytes:
+        for _ in range(25):
+            store.replace("atoms/a/0", [memoryview(content)[:1234], memoryview(content)[1234:]])
+        return store.read("atoms/a/0", 0, 5000)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(replace, contents)) <= set(contents)
+    assert store.read("atoms/a/0", 0, 5000) in contents
+    store.replace("atoms/b/1/2", [])
+    assert sorted(store.keys()) == ["atoms/a/0", "atoms/b/1/2"]
+    store.discard()
+    assert sorted(store.keys()) == ["atoms/a/0", "atoms/b/1/2"], "somebody else may go by them"
+    with (
+        patch("os.pwritev", side_effect=OSError(errno.ENOSPC, "full")),
+        pytest.raises(UcpError, match="full"),
+    ):
+        store.replace("atoms/a/0", [memoryview(b"new")])
+    assert sorted(store.keys()) == ["atoms/a/0", "atoms/b/1/2"]
+    assert store.read("atoms/a/0", 0, 5000) in contents
+    store.close()
+
+
+def test_what_never_became_an_object_can_be_removed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    (tmp_path / ".ucp.json.0").touch()
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / ".ucp.json.0").touch()
+    store.remove(".ucp.json.0")
+    assert list(store.keys()) == ["index/.ucp.json.0"]
+    with pytest.raises(UcpError, match="UCP-E-KEY"):
+        store.remove("index/.ucp.json.0")
+
+
 def test_an_empty_place_has_no_keys(tmp_path: Path) -> None:
     assert list(LocalStore(tmp_path / "nowhere").keys()) == []
     assert str(tmp_path) == LocalStore(tmp_path).url

@@ -68,6 +68,8 @@ def test_objects(url: str) -> None:
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         store.create("index/x", [memoryview(b"other")])
     assert store.read("index/x", 0, 6) == b"abcdef"
+    store.replace("index/x", [memoryview(b"oth"), memoryview(b"er")])
+    assert store.read("index/x", 0, store.size("index/x") or 0) == b"other"
     assert list(store.keys()) == ["index/x"]
     store.discard()
     assert list(store.keys()) == []

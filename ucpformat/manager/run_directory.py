@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.directory_claim import is_staged
 from ucpformat.storage.store import PREFIXES, open_store
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def is_aside(name: str) -> bool:
 
 def is_of_a_checkpoint(entry: str) -> bool:
     """Whether a file or directory at the top of a checkpoint belongs there."""
-    return entry == ROOT_KEY or entry.startswith(f".{ROOT_KEY}.") or f"{entry}/" in PREFIXES
+    return entry == ROOT_KEY or is_staged(entry) or f"{entry}/" in PREFIXES
 
 
 class Place(Protocol):

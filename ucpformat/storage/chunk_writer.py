@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -24,8 +25,6 @@ from ucpformat.storage.compression import compress
 from ucpformat.storage.store import PackFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ucpformat.geometry import Box, ChunkGrid
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChunkPiece",
     "ChunkWriter",
-    "Creator",
+    "Create",
     "PackedChunkWriter",
     "PlainChunkWriter",
     "SlotPlace",
@@ -45,6 +44,10 @@ __all__ = [
 _ZEROS: Final = memoryview(bytes(4096))
 _ZEROS_SEEN: Final = 4096
 _LARGE_BYTES: Final = 1 << 21
+
+
+Create = Callable[[str, Sequence[memoryview]], None]
+"""How an object is made: `Store.create`, or `Store.replace` where several may be at work on one."""
 
 
 class SlotPlace(NamedTuple):
@@ -137,29 +140,21 @@ def _is_zero(run: Run, data: memoryview) -> bool:
     return run.total == zeros_checksum(data.nbytes) and not np.frombuffer(data, np.uint8).any()
 
 
-class Creator(Protocol):
-    """What makes objects: a store, or what stands before one."""
-
-    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
-        """As `Store.create`."""
-        ...
-
-
 class PlainChunkWriter:
     """Storage plain: every chunk a Zarr object with the ``crc32c`` codec's four bytes at its end."""
 
-    def __init__(self, store: Creator) -> None:
-        self._store = store
+    def __init__(self, create: Create) -> None:
+        self._create = create
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
         """Write the hierarchy's metadata documents."""
         group = [memoryview(GROUP_DOCUMENT)]
-        self._store.create("atoms/zarr.json", group)
+        self._create("atoms/zarr.json", group)
         for key in dict.fromkeys(place.key for place in places):
-            self._store.create(f"atoms/{key}/zarr.json", group)
+            self._create(f"atoms/{key}/zarr.json", group)
         for place in places:
             document = array_document(place.dtype, place.grid.shape, place.grid.chunk_shape, place.compressor)
-            self._store.create(f"{place.prefix()}/zarr.json", [memoryview(document)])
+            self._create(f"{place.prefix()}/zarr.json", [memoryview(document)])
 
     def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
         """Store a whole chunk, padded to its full extent.
@@ -191,7 +186,7 @@ class PlainChunkWriter:
             buffers, total, checksums = [data], run.total, run.blocks
         buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
         length = sum(buffer.nbytes for buffer in buffers)
-        self._store.create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
+        self._create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
         segment = Segment(OWN_OBJECT, 0, length, None, checksums)
         return StoredChunk(segment, start, data.nbytes, run.cuts)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
@@ -16,7 +16,15 @@ from ucpformat.storage.store import PREFIXES
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DirectoryClaim"]
+__all__ = ["STAGED", "DirectoryClaim", "is_staged"]
+
+STAGED: Final = f".{ROOT_KEY}."
+"""How the name of a file begins that is not yet the object that it becomes, or never became one."""
+
+
+def is_staged(key: str) -> bool:
+    """Whether this is such a file: nobody reads it, and whoever is alone here may remove it."""
+    return key.startswith(STAGED) and "/" not in key
 
 
 class DirectoryClaim:
@@ -82,7 +90,7 @@ class DirectoryClaim:
                 at=str(self._root),
             )
         rooms = {prefix.rstrip("/") for prefix in PREFIXES}
-        foreign = [name for name in names if name not in rooms and not name.startswith(f".{ROOT_KEY}.")]
+        foreign = [name for name in names if name not in rooms and not is_staged(name)]
         if foreign:
             raise error(
                 "UCP-E-EXISTS",

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.directory_claim import DirectoryClaim
+from ucpformat.storage.directory_claim import STAGED, DirectoryClaim, is_staged
 from ucpformat.storage.local_io import read_all, sync, translated, write_all
 from ucpformat.storage.local_pack import LocalPackFile
 from ucpformat.storage.store import Calls
@@ -201,7 +201,7 @@ class LocalStore:
     def remove(self, key: str) -> None:
         """Remove a file, and what directories below the root become empty."""
         with translated(key), suppress(FileNotFoundError):
-            path = self._locate(key)
+            path = self._root / key if is_staged(key) else self._locate(key)
             path.unlink()
             for parent in path.parents:
                 if parent == self._root or any(parent.iterdir()):
@@ -234,14 +234,17 @@ class LocalStore:
                 self._made_directories[directory] = None
                 self._made_directories[directory.parent] = None
 
+    def _require_directory(self, directory: Path) -> None:
+        if directory not in self._made_directories:
+            self._make_directories(directory)
+            with self._lock:
+                self._made_directories[directory] = None
+
     def _create_file(self, key: str) -> tuple[Path, int]:
         check_key(key, key or self.url)
         self._claim.require_mine()
         path = self._root.joinpath(*key.split("/"))
-        if path.parent not in self._made_directories:
-            self._make_directories(path.parent)
-            with self._lock:
-                self._made_directories[path.parent] = None
+        self._require_directory(path.parent)
         descriptor = os.open(path, _CREATE_FLAGS, 0o666)
         self._wrote(path, 0)
         with self._lock:
@@ -256,6 +259,16 @@ class LocalStore:
                 write_all(descriptor, buffers, 0)
             finally:
                 os.close(descriptor)
+            self._wrote(path, sum(buffer.nbytes for buffer in buffers))
+
+    def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole object, whatever lies there: it appears whole."""
+        with translated(key):
+            check_key(key, key or self.url)
+            path = self._root.joinpath(*key.split("/"))
+            with self._staged(buffers) as (staged, _):
+                self._require_directory(path.parent)
+                staged.replace(path)
             self._wrote(path, sum(buffer.nbytes for buffer in buffers))
 
     def create_pack(self, key: str) -> LocalPackFile:
@@ -281,23 +294,27 @@ class LocalStore:
     def publish(self, data: bytes) -> None:
         """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
         with translated(ROOT_KEY):
-            self._claim.require_mine()
-            staged = self._root / f".{ROOT_KEY}.{uuid.uuid4().hex}"
-            descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
-            try:
-                try:
-                    write_all(descriptor, [memoryview(data)], 0)
-                    if self._write_back is not None:
-                        os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            with self._staged([memoryview(data)]) as (staged, descriptor):
+                if self._write_back is not None:
+                    os.fsync(descriptor)
                 self._link(staged)
                 self._published = True
-            finally:
-                with suppress(OSError):
-                    staged.unlink(missing_ok=True)
             if self._write_back is not None:
                 sync(self._root)
+
+    @contextmanager
+    def _staged(self, buffers: Sequence[memoryview]) -> Iterator[tuple[Path, int]]:
+        """A file with these bytes under a name that everybody takes for debris."""
+        self._claim.require_mine()
+        staged = self._root / f"{STAGED}{uuid.uuid4().hex}"
+        descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
+        try:
+            write_all(descriptor, buffers, 0)
+            yield staged, descriptor
+        finally:
+            os.close(descriptor)
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
 
     def _link(self, staged: Path) -> None:
         target = self._root / ROOT_KEY

@@ -50,7 +50,7 @@ class PieceWriter:
         self.ledger = Ledger()
         self._chunks: ChunkWriter
         if storage == "plain":
-            self._chunks = PlainChunkWriter(store)
+            self._chunks = PlainChunkWriter(store.create)
         else:
             self._chunks = PackedChunkWriter(store, name=name, packs=min(store.packs_at_once, workers))
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-write")

@@ -154,6 +154,13 @@ class Store(Protocol):
         """Write a whole new object, exclusively where the medium can (``UCP-E-EXISTS``)."""
         ...
 
+    def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole object, whatever lies there or is being written there: it appears whole.
+
+        It is not `discard`'s to remove: somebody else may go by it.
+        """
+        ...
+
     def create_pack(self, key: str) -> PackFile:
         """Begin a new pack."""
         ...

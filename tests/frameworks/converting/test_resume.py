@@ -18,7 +18,7 @@ import ucpformat
 from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting import worker
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage import local
 from ucpformat.storage.local_pack import LocalPackFile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,14 +33,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupted(source: Path, out: Path, storage: str, calls: int, failure: BaseException) -> bool:
     """Convert until the n-th write; whether that came."""
-    where: Any = (LocalPackFile, "append") if storage == "packed" else (LocalStore, "create")
+    where: Any = (LocalPackFile, "append") if storage == "packed" else (local, "write_all")
     with pytest.MonkeyPatch.context() as patch:
         breaks = Breaks(calls, failure)
         patch.setattr(where[0], where[1], breaks(getattr(*where)))
         try:
             rewrite(source, out, storage, resume=True, workers=1)
-        except type(failure):
-            return True
+        except (type(failure), UcpError) as reason:
+            return failure in (reason, reason.__cause__)
     return False
 
 
@@ -97,20 +97,33 @@ def test_finished_batches_are_not_copied_again(
     assert_same(source, tmp_path / "c")
 
 
-def test_a_process_that_is_killed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = f"""
+KILLED = """
 import os, signal
 from pathlib import Path
 from tests.frameworks.converting.jobs import rewrite
+from ucpformat.storage import local
 from ucpformat.storage.local_pack import LocalPackFile
-append, calls = LocalPackFile.append, []
-def killed(*arguments, **named):
-    calls.append(1)
-    if len(calls) == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return append(*arguments, **named)
-LocalPackFile.append = killed
-rewrite(Path({str(source)!r}), Path({str(tmp_path / "c")!r}), workers=1)
+calls = []
+def killing(write, at):
+    def killed(first, buffers, *rest, **named):
+        calls.append(1)
+        if len(calls) == at:
+            write(first, [buffers[0][: buffers[0].nbytes // 2]], *rest, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(first, buffers, *rest, **named)
+    return killed
+"""
+
+
+@pytest.mark.parametrize("storage", ["packed", "plain"])
+def test_a_process_that_is_killed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """In the middle of a write: what was half written is done again, and nothing of it is left."""
+    where = "LocalPackFile.append" if storage == "packed" else "local.write_all"
+    script = f"""{KILLED}
+{where} = killing({where}, {8 if storage == "packed" else 200})
+rewrite(Path({str(source)!r}), Path({str(tmp_path / "c")!r}), {storage!r}, workers=1)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -122,10 +135,11 @@ rewrite(Path({str(source)!r}), Path({str(tmp_path / "c")!r}), workers=1)
     assert done.returncode == -signal.SIGKILL
     left = [path.name for path in (tmp_path / "c" / "packs").iterdir()]
     assert [name for name in left if name.endswith(".receipt")]
+    assert (storage == "plain") == any(path.is_file() for path in (tmp_path / "c").iterdir())
     with pytest.raises(UcpError, match="UCP-E-NOT-FOUND"):
         ucpformat.open(tmp_path / "c")
     numbers = copied(monkeypatch)
-    rewrite(source, tmp_path / "c", resume=True)
+    rewrite(source, tmp_path / "c", storage, resume=True)
     assert 0 not in numbers
     assert_same(source, tmp_path / "c")
 
@@ -211,6 +225,9 @@ def test_a_batch_that_two_workers_do_has_one_result(source: Path, tmp_path: Path
             first.result()
             return again
 
+    # Before it is anew, so that what a worker that died long ago had staged lies there.
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / ".ucp.json.0").write_bytes(b"half")
     for storage in ("packed", "plain"):
         with Twice(4) as executor:
             rewrite(source, tmp_path / storage, storage, executor=executor)

@@ -20,6 +20,7 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.worker import unsealed
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.directory_claim import is_staged
 from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def finish(order: Order, packs: Collection[str]) -> None:
     """Remove the journal of an attempt that is committed, and packs of workers whose work another one did too."""
     with _beside(order) as store:
         for key in list(store.keys()):
-            if key.startswith(f"packs/{order.attempt}") and key not in packs:
+            if key not in packs and _is_mine(order, key):
                 store.remove(key)
 
 
@@ -175,5 +176,10 @@ def clear(order: Order) -> None:
         if store.size(ROOT_KEY) is not None:
             return
         for key in list(store.keys()):
-            if order.storage == "plain" or key.startswith(f"packs/{order.attempt}"):
+            if order.storage == "plain" or _is_mine(order, key):
                 store.remove(key)
+
+
+def _is_mine(order: Order, key: str) -> bool:
+    """Whether an object is a pack or note of this attempt, or what a worker that died had not finished."""
+    return key.startswith(f"packs/{order.attempt}") or is_staged(key)

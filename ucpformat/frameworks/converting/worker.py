@@ -104,9 +104,9 @@ def copy_batch(
             raise
         if order.is_journaled:
             # Another worker that did the same, thought dead or not, may have been quicker: both are right, and the
-            # pack that is not admitted goes when all is done.
+            # pack that is not admitted goes when all is done. Without any receipt the batch would be done again.
             with suppress(UcpError):
-                store.create(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
+                store.replace(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
         return receipt
     finally:
         store.close()
@@ -127,7 +127,8 @@ def _copy(
 ) -> bytes:
     writer: ChunkWriter
     if order.storage == "plain":
-        writer = PlainChunkWriter(_Replacing(store))
+        # Another worker, thought dead or not, may have left half an object, or be at work on it.
+        writer = PlainChunkWriter(store.replace)
     else:
         name = f"{order.attempt}-{batch.number}-{secrets.token_hex(4)}"
         writer = PackedChunkWriter(store, name=name, packs=1)
@@ -193,25 +194,6 @@ class _Copying:
         self.stored.append((name, piece.chunk, stored))
         if self._progress is not None:
             self._progress(piece.data.nbytes)
-
-
-class _Replacing:
-    """A store whose objects may be those that another worker left when it died: the same bytes stay, others go."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
-        try:
-            self._store.create(key, buffers)
-        except UcpError as refusal:
-            if refusal.code != "UCP-E-EXISTS":
-                raise
-            length = sum(buffer.nbytes for buffer in buffers)
-            if self._store.size(key) == length and self._store.read(key, 0, length) == b"".join(buffers):
-                return
-            self._store.remove(key)
-            self._store.create(key, buffers)
 
 
 def sealed(receipt: bytes) -> bytes:
