@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
-from crc32c import crc32c
+from awscrt.checksums import crc32c
 from numpy.typing import NDArray
 
 __all__ = ["Array", "TrainingState", "filled"]

@@ -12,7 +12,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Final, get_args
 
 import click
-from crc32c import crc32c
+from awscrt.checksums import crc32c
 
 from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.cache import cool, files_below

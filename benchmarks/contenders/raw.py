@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from crc32c import crc32c
+from awscrt.checksums import crc32c
 
 from benchmarks.contenders.base import sync_directories
 

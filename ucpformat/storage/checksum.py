@@ -1,8 +1,7 @@
 """CRC-32C over blocks of 1 MiB, and content digests (SPEC sections 11.3 and 16.5).
 
 A chunk's bytes are read once: where its own blocks and the blocks of the slot's logical bytes do not
-coincide, it is cut at both, and the values of the cuts are combined. Combination is multiplication by
-``x**(8 * length)`` in GF(2)[x] modulo the Castagnoli polynomial, as zlib does for CRC-32.
+coincide, it is cut at both, and the values of the cuts are combined.
 
 Several values are kept as the chunk table has them: four bytes each, little-endian.
 """
@@ -14,9 +13,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from crc32c import crc32c
+from awscrt.checksums import combine_crc32c as combine
+from awscrt.checksums import crc32c
 
 from ucpformat.errors import error
 from ucpformat.model.atom import CONTENT_PREFIX
@@ -30,7 +30,6 @@ __all__ = [
     "block_checksums",
     "checksum_run",
     "combine",
-    "combine_crc32",
     "compare_blocks",
     "packed",
     "unpacked",
@@ -39,74 +38,6 @@ __all__ = [
     "zero_cuts",
     "zeros_checksum",
 ]
-
-# Bit-reflected.
-_CASTAGNOLI: Final = 0x82F63B78  # of CRC-32C
-_IEEE: Final = 0xEDB88320  # of CRC-32, as zip and zlib have it
-_ONE: Final = 1 << 31  # x**0 in the reflected representation
-
-
-def _multiply(a: int, b: int, polynomial: int) -> int:
-    product = 0
-    bit = _ONE
-    while a:
-        if a & bit:
-            product ^= b
-            a ^= bit
-        bit >>= 1
-        b = (b >> 1) ^ (polynomial if b & 1 else 0)
-    return product
-
-
-@lru_cache(maxsize=4096)
-def _shift(length: int, polynomial: int) -> int:
-    """``x**(8 * length)`` modulo the polynomial."""
-    power = _ONE >> 8  # x**8
-    result = _ONE
-    while length:
-        if length & 1:
-            result = _multiply(power, result, polynomial)
-        power = _multiply(power, power, polynomial)
-        length >>= 1
-    return result
-
-
-def combine(first: int, second: int, second_length: int) -> int:
-    """CRC-32C of a concatenation from those of its halves; ``second_length`` in bytes."""
-    return _combined(first, second, second_length, _CASTAGNOLI)
-
-
-def combine_crc32(first: int, second: int, second_length: int) -> int:
-    """The CRC-32 of zip archives, and of `zlib.crc32`, of a concatenation; as `combine`."""
-    return _combined(first, second, second_length, _IEEE)
-
-
-@lru_cache(maxsize=512)
-def _shifter(length: int, polynomial: int) -> tuple[tuple[int, ...], ...]:
-    """``_shift(length) * n`` for every ``n`` that is one hexadecimal digit and zeros; the lowest digit first.
-
-    A product is then eight of them added up: lengths come again and again, and `_multiply` takes 32 steps.
-    """
-    columns = [_shift(length, polynomial)]  # times x**0, which is the highest bit, then each time by x more
-    for _ in range(31):
-        columns.append((columns[-1] >> 1) ^ (polynomial if columns[-1] & 1 else 0))
-    columns.reverse()
-    tables = []
-    for first in range(0, 32, 4):
-        table = [0]
-        for column in columns[first : first + 4]:
-            table += [column ^ value for value in table]
-        tables.append(tuple(table))
-    return tuple(tables)
-
-
-def _combined(first: int, second: int, second_length: int, polynomial: int) -> int:
-    if not first:
-        return second
-    for table in _shifter(second_length, polynomial):
-        second ^= table[first & 15]
-        first >>= 4
-    return second
 
 
 @lru_cache(maxsize=4096)
@@ -204,7 +135,7 @@ class RunChecksums:
         edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
         for start, stop in pairwise(edges):
             length = stop - start
-            crc = int(crc32c(data[start:stop]))
+            crc = crc32c(data[start:stop])
             self._total = combine(self._total, crc, length)
             if start % BLOCK_BYTES == 0:
                 blocks.append(crc)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
-from crc32c import crc32c
+from awscrt.checksums import crc32c
 
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.geometry import Box

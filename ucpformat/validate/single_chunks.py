@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
+from awscrt.checksums import crc32c
 
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import unused_bits_are_zero

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from awscrt.checksums import combine_crc32
+
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.zip_records import (
@@ -17,7 +19,6 @@ from ucpformat.frameworks.torch_dcp.zip_records import (
     record_start,
     require_crc,
 )
-from ucpformat.storage.checksum import combine_crc32
 
 __all__ = ["PIECE_BYTES", "OpenSource", "SharedCheck", "SharedChecks", "Step", "record_steps"]
 
