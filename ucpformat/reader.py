@@ -29,14 +29,14 @@ from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
-from ucpformat.storage.box_reader import BoxReader
+from ucpformat.storage.box_reader import BoxReader, PartTargets
 from ucpformat.storage.counted import CountedReads
 from ucpformat.storage.fetch import read_document, read_root
 from ucpformat.storage.local_reader import read_local, require_readable
 from ucpformat.storage.part import StoredPart, StoredSlot
 from ucpformat.storage.store import Store, open_store
 from ucpformat.storage.workers import worker_count
-from ucpformat.views import AtomView, SlotView, destination_of
+from ucpformat.views import AtomView, SlotView, destination_of, is_destination
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -290,21 +290,33 @@ class Checkpoint(Mapping[str, AtomView]):
                 may then have been written to.
         """
         with paused():
-            places = {bisect.bisect_right(self._firsts, name) - 1 for name, _ in into}
-            for _ in self.parts(sorted(places - {-1})):
+            indices = {bisect.bisect_right(self._firsts, name) - 1 for name, _ in into}
+            for _ in self.parts(sorted(indices - {-1})):
                 pass  # they are kept
-            targets = []
+            wanted: dict[StoredPart, PartTargets] = {}
             for (name, slot), out in into.items():
-                stored = self._stored(name, slot)
-                destination = destination_of(stored, stored.grid.shape, out)
-                targets.append((stored, stored.grid.whole, destination))
-            self._reader.read(targets)
+                part, number = self._number(name, slot)
+                kind, grid = part.forms[number]
+                if not is_destination(out, kind, grid.shape):
+                    out = destination_of(part.slot(number), grid.shape, out)
+                found = wanted.get(part)
+                if found is None:
+                    found = wanted[part] = PartTargets(part, [], [])
+                found.numbers.append(number)
+                found.arrays.append(out)
+            self._reader.read_parts(wanted.values())
 
-    def _stored(self, name: str, slot: str) -> StoredSlot:
+    def _number(self, name: str, slot: str) -> tuple[StoredPart, int]:
+        """A slot's part, and its number there."""
         index = bisect.bisect_right(self._firsts, name) - 1
-        found = self.part(index).find(name, slot) if index >= 0 else None
+        if index >= 0:
+            part = self.part(index)
+            number = part.number(name, slot)
+            if number is not None:
+                return part, number
         # By an alias, or missing, which it says best.
-        return self[name][slot].stored if found is None else found
+        stored = self[name][slot].stored
+        return stored.part, stored.number
 
     def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.

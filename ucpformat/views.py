@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, SupportsIndex, cast
+from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, cast
 
 import numpy as np
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from ucpformat.storage.box_reader import BoxReader
     from ucpformat.storage.part import StoredPart, StoredSlot
 
-__all__ = ["AtomView", "SlotView", "destination_of"]
+__all__ = ["AtomView", "SlotView", "destination_of", "is_destination"]
+
+
+def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
+    """Whether ``out`` is an array that takes elements of the data type ``kind`` in this shape as it is."""
+    return type(out) is np.ndarray and out.dtype == kind.numpy and out.shape == shape and out.flags.writeable
 
 
 def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> NDArray[np.generic]:

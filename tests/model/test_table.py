@@ -212,13 +212,3 @@ def test_tables_over_the_limit_are_neither_read_nor_written() -> None:
             builder.add_chunk([Segment(0, 0, 1, Box((0,), (1,)), bytes(4))] * 2)
         with pytest.raises(UcpError, match="UCP-E-LIMIT"):
             builder.build()
-
-
-@given(chunks())
-def test_single_segments_are_those_of_chunks_with_one_and_no_box(of: list[list[Segment]]) -> None:
-    table = ChunkTable.parse(build(of), at="t")
-    found = table.single_segments(range(len(of)))
-    assert found == [
-        segments[0] if len(segments) == 1 and segments[0].box is None else None for segments in of
-    ]
-    assert table.single_segments([]) == []

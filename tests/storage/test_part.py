@@ -108,3 +108,10 @@ def test_single_chunks_are_those_whose_segments_are_sound_and_one(
     columns = zip(single.containers, single.offsets, single.lengths, checksums, strict=True)
     assert dict(zip(single.slots.tolist(), columns, strict=True)) == expected
     assert [stored.number for stored in part.slots_at([*expected])] == [*expected]
+    places = single.places(np.arange(len(part.contents)))
+    assert places.tolist() == [
+        [*expected].index(number) if number in expected else -1 for number in range(places.size)
+    ]
+    for place, stored in enumerate(part.slots_at([*expected])):
+        assert (single.segment(place, part.table),) == stored.segments(0)
+        assert single.covered(np.array([place])) == stored.nbytes

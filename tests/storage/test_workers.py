@@ -6,10 +6,11 @@ import os
 from itertools import pairwise
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage.workers import call_groups, task_groups, worker_count, writer_count
+from ucpformat.storage.workers import call_edges, task_groups, worker_count, writer_count
 
 
 @given(sizes=st.lists(st.integers(0, 20)), nbytes=st.integers(1, 40), most=st.integers(1, 5))
@@ -32,7 +33,10 @@ def test_a_call_is_one_stretch_of_one_object(
     items: list[tuple[str, int, int]], gap: int, nbytes: int, most: int
 ) -> None:
     places = sorted((key, start, start + length) for key, start, length in items)
-    groups = list(call_groups(places, lambda place: place, gap=gap, nbytes=nbytes, most=most))
+    columns = np.array([("ab".index(key), start, stop) for key, start, stop in places], np.int64)
+    of, starts, stops = columns.reshape(-1, 3).T
+    edges = call_edges(of, starts, stops, gap=gap, nbytes=nbytes, most=most)
+    groups = [places[first:last] for first, last in edges]
     assert [place for group in groups for place in group] == places
 
     def fits(group: list[tuple[str, int, int]], key: str, start: int, stop: int) -> bool:

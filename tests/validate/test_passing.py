@@ -47,7 +47,7 @@ def test_together_and_alone_come_to_the_same(
             pack.write_bytes(data if kept is None else data[: int(kept * len(data))])
         with patch.object(LocalStore, "calls", LocalStore.calls._replace(gap=gap)):
             together = validate(path, "integrity", workers=2)
-        with patch("ucpformat.validate.single_chunks._SMALL_BYTES", 0):
+        with patch("ucpformat.validate.single_chunks.BLOCK_BYTES", 0):
             alone = validate(path, "integrity", workers=2)
         assert sorted(together, key=str) == sorted(alone, key=str)
 

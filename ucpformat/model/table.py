@@ -138,27 +138,6 @@ class ChunkTable:
         first, last = int(self.first_segment[chunk]), int(self.first_segment[chunk + 1])
         return tuple(self._segment(row, ndim) for row in range(first, last))
 
-    def single_segments(self, chunks: Sequence[int]) -> list[Segment | None]:
-        """The segments of chunks, by row, that have one, and it without a box; None for others."""
-        rows = np.array(chunks, np.int64)
-        single = self.counts[rows] == 1
-        first = self.first_segment[rows[single]]
-        found = self.rows[first]
-        edges = 4 * self.first_checksum
-        checksums = self.checksums.data.cast("B") if self.checksums.size else b""
-        segments = iter(
-            [
-                None if box else Segment(container, offset, length, None, bytes(checksums[start:stop]))
-                for container, offset, length, box, start, stop in zip(
-                    *(found[name].tolist() for name in ("container", "offset", "length", "box")),
-                    edges[first].tolist(),
-                    edges[first + 1].tolist(),
-                    strict=True,
-                )
-            ]
-        )
-        return [next(segments) if one else None for one in single.tolist()]
-
     def _segment(self, row: int, ndim: int) -> Segment:
         container, _, offset, length, word = self.rows[row].tolist()
         box = None

@@ -1,25 +1,30 @@
 """From stored bytes to boxes of slots: plan, fetch, verify, place (SPEC sections 17.2 and 17.3).
 
-What is asked for at once, of however many slots, is planned together (`byte_runs`): bytes that lie together are fetched
-by one call, several calls proceed at once, and only whole checksum blocks of what is asked for are fetched. Chunks that
-are compressed, or zero, are done one by one. Slots that are one chunk, as small ones are, are looked up all at once.
+What is asked for at once, of however many slots, is planned together (`byte_runs`, `read_calls`): bytes that lie close
+together are fetched by one call, several calls proceed at once, and only whole checksum blocks are fetched of what is
+asked for. Chunks that are compressed, or zero, are done one by one. Slots that are one chunk, as small ones are, are
+looked up all at once, and those that are one checksum block or less are columns until they are read.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import wait
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from awscrt.checksums import crc32c
 
 from ucpformat.errors import error
-from ucpformat.storage.byte_runs import CALL_BYTES, ByteRun, as_calls, byte_runs
-from ucpformat.storage.checksum import BLOCK_BYTES, verify_blocks
+from ucpformat.storage.byte_runs import CALL_BYTES, ByteRun, byte_runs
+from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.storage.read_calls import Blocks, as_reads
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
+from ucpformat.storage.single_chunks import NO_SINGLE_CHUNKS
 from ucpformat.storage.workers import task_groups
 
 if TYPE_CHECKING:
@@ -33,15 +38,27 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.counted import Readable
     from ucpformat.storage.part import StoredPart, StoredSlot
+    from ucpformat.storage.read_calls import Call, Reads
     from ucpformat.storage.store import Calls
 
-__all__ = ["BoxReader"]
+__all__ = ["BoxReader", "PartTargets"]
 
 _CALL_RUNS: Final = 1024  # as many buffers as a call of the system takes
 _REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
 _TASK_ITEMS: Final = 16
 
+
+class PartTargets(NamedTuple):
+    """What is wanted of a part: numbers of its slots, arrays to fill, and what of each slot, or all without boxes."""
+
+    part: StoredPart
+    numbers: list[int]
+    arrays: list[NDArray[np.generic]]
+    boxes: Sequence[Box] | None = None
+
+
 _Target = tuple["StoredSlot", "Box", "NDArray[np.generic]"]
+_WantedChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
 _OddChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.generic]"]
 
 
@@ -71,24 +88,42 @@ class BoxReader:
         Raises:
             UcpError: as procedure 17.3 says. What the arrays then hold is not defined.
         """
+        by_part: dict[StoredPart, list[_Target]] = {}
+        for target in targets:
+            by_part.setdefault(target[0].part, []).append(target)
+        self.read_parts(
+            PartTargets(
+                part,
+                [stored.number for stored, _, _ in found],
+                [out for _, _, out in found],
+                [box for _, box, _ in found],
+            )
+            for part, found in by_part.items()
+        )
+
+    def read_parts(self, targets: Iterable[PartTargets]) -> None:
+        """As `read`, for those who have targets part by part."""
         runs: list[ByteRun] = []
+        blocks: list[Blocks] = []
         odd: list[_OddChunk] = []
-        for stored, chunk, box, out in self._without_single(targets, runs):
-            segments = stored.segments(chunk)
-            if not segments or stored.compressor is not None:
-                odd.append((stored, chunk, segments, box, out))
-                continue
-            for segment, held, part in stored.meeting(chunk, segments, box):
-                key = stored.object_key(chunk, segment)
-                target = out if part == box else out[selection(part, box)]
-                runs += byte_runs(key, segment, held, part, target, verify=self._verify)
-        calls = as_calls(runs, gap=self._calls.gap, window=self._calls.window, most=self._call_runs)
-        most = self._task_items
+        for some in targets:
+            for stored, chunk, box, out in self._chunks(some, runs, blocks):
+                segments = stored.segments(chunk)
+                if not segments or stored.compressor is not None:
+                    odd.append((stored, chunk, segments, box, out))
+                    continue
+                for segment, held, part in stored.meeting(chunk, segments, box):
+                    key = stored.object_key(chunk, segment)
+                    target = out if part == box else out[selection(part, box)]
+                    runs += byte_runs(key, segment, held, part, target, verify=self._verify)
+        gap, window, most = self._calls.gap, self._calls.window, self._task_items
+        reads = as_reads(runs, blocks, window=window)
+        calls = reads.calls(gap=gap, window=window, most=self._call_runs)
         self._do(
             [
                 *(
-                    partial(self._fetch, group)
-                    for group in task_groups(calls, _span, nbytes=CALL_BYTES, most=most)
+                    partial(self._fetch, reads, group)
+                    for group in task_groups(calls, reads.span, nbytes=CALL_BYTES, most=most)
                 ),
                 *(
                     partial(self._read_odd, group)
@@ -106,82 +141,88 @@ class BoxReader:
         for future in futures:
             future.result()
 
-    def _without_single(
-        self, targets: Iterable[_Target], runs: list[ByteRun]
-    ) -> Iterator[tuple[StoredSlot, int, Box, NDArray[np.generic]]]:
-        """Chunks one by one, but for slots that are one chunk and segment: their runs are added to ``runs``."""
-        single: dict[StoredPart, list[_Target]] = {}
-        for target in targets:
-            stored, box, out = target
-            grid = stored.grid
-            if grid.count == 1 and stored.compressor is None and grid.whole.contains(box) and out.nbytes:
-                single.setdefault(stored.part, []).append(target)
+    def _chunks(
+        self, targets: PartTargets, runs: list[ByteRun], blocks: list[Blocks]
+    ) -> Iterator[_WantedChunk]:
+        """Chunks one by one; but what fills slots of one chunk in one segment is added to ``runs`` or ``blocks``."""
+        part, numbers, arrays, boxes = targets
+        # One alone is not looked up among all slots of the part.
+        single = part.single_chunks if len(numbers) > 1 else NO_SINGLE_CHUNKS
+        places = single.places(np.array(numbers, np.int64))
+        is_block = places >= 0
+        is_block[is_block] = single.covered(places[is_block]) <= BLOCK_BYTES
+        in_blocks: list[int] = []
+        filled: list[NDArray[np.generic]] = []
+        for number, place, small, box, out in zip(  # noqa: B905
+            numbers, places.tolist(), is_block.tolist(), boxes or repeat(None), arrays
+        ):
+            whole = part.forms[number][1].whole
+            if small and (box is None or box == whole) and out.flags.c_contiguous:
+                in_blocks.append(place)
+                filled.append(out)
                 continue
-            for chunk in grid.chunks_for(box):
-                yield stored, chunk, box, out
-        for part, found in single.items():
-            if len(found) == 1:
-                ((stored, box, out),) = found
-                yield stored, 0, box, out
+            stored = part.slot(number)
+            wanted = whole if box is None else box
+            if place >= 0 and out.nbytes and whole.contains(wanted):
+                segment = single.segment(place, part.table)
+                key = stored.object_key(0, segment)
+                runs += byte_runs(key, segment, whole, wanted, out, verify=self._verify)
                 continue
-            segments = part.table.single_segments([stored.first_row for stored, _, _ in found])
-            for (stored, box, out), segment in zip(found, segments, strict=True):
-                if segment is None or segment.covered != stored.nbytes:
-                    yield stored, 0, box, out
-                    continue
-                key, whole = stored.object_key(0, segment), stored.grid.whole
-                if box == whole and out.flags.c_contiguous:
-                    first, checksums = segment.offset, segment.checksums
-                    straight = ((first, flat_bytes(out)),)
-                    runs.append(ByteRun(key, first, first + out.nbytes, first, checksums, straight, ()))
-                else:
-                    runs += byte_runs(key, segment, whole, box, out, verify=self._verify)
+            for chunk in stored.grid.chunks_for(wanted):
+                yield stored, chunk, wanted, out
+        if in_blocks:
+            blocks.append(_blocks(part, np.array(in_blocks, np.int64), filled))
 
-    def _fetch(self, calls: Iterable[Sequence[ByteRun]]) -> None:
-        for call in calls:
+    def _fetch(self, reads: Reads, calls: Iterable[tuple[int, int]]) -> None:
+        for edges in calls:
+            call = reads.call(edges)
             parts = self._received(call) if self._waits else self._read_into(call)
-            for run, part in zip(call, parts, strict=True):
-                if self._verify:
-                    verify_blocks(part, run.checksums, (run.offset - run.origin) // BLOCK_BYTES, run.key)
-                for destination in run.copied:
-                    destination.fill(part[0], run.offset)
+            for item, start, checksum, part in zip(
+                call.items, call.starts, call.checksums, parts, strict=True
+            ):
+                if isinstance(item, ByteRun):
+                    if self._verify:
+                        verify_blocks(part, item.checksums, (start - item.origin) // BLOCK_BYTES, call.key)
+                    for destination in item.copied:
+                        destination.fill(part[0], start)
+                elif self._verify and crc32c(part[0]) != checksum:
+                    verify_blocks(part, packed([checksum]), 0, call.key)
 
-    def _read_into(self, call: Sequence[ByteRun]) -> list[list[memoryview]]:
+    def _read_into(self, call: Call) -> list[list[memoryview]]:
         """Read runs by one call; what each was read into, which is spare memory where it does not go straight."""
-        position = call[0].offset
-        spare = call[-1].stop - position - sum(memory.nbytes for run in call for _, memory in run.straight)
-        room = self._scratch.take(spare).data if spare else memoryview(b"")
+        position = call.starts[0]
+        room = self._scratch.take(call.spare).data if call.spare else memoryview(b"")
         buffers: list[memoryview] = []
         parts: list[list[memoryview]] = []
-        for run in call:
-            if run.offset > position:
-                buffers.append(room[: run.offset - position])
-                room = room[run.offset - position :]
-            position = run.offset
+        for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
+            if first > position:
+                buffers.append(room[: first - position])
+                room = room[first - position :]
+            position = first
             part: list[memoryview] = []
-            for start, memory in run.straight:
+            for start, memory in _straight(item, first):
                 if start > position:
                     part.append(room[: start - position])
                     room = room[start - position :]
                 part.append(memory)
                 position = start + memory.nbytes
-            if run.stop > position:
-                part.append(room[: run.stop - position])
-                room = room[run.stop - position :]
-                position = run.stop
+            if stop > position:
+                part.append(room[: stop - position])
+                room = room[stop - position :]
+                position = stop
             buffers += part
             parts.append(part)
-        self._store.read_into(call[0].key, call[0].offset, buffers)
+        self._store.read_into(call.key, call.starts[0], buffers)
         return parts
 
-    def _received(self, call: Sequence[ByteRun]) -> Iterator[list[memoryview]]:
+    def _received(self, call: Call) -> Iterator[list[memoryview]]:
         """Read runs by one call whose answer is memory of its own; each run as it is taken from there."""
-        first = call[0].offset
-        data = memoryview(self._store.read(call[0].key, first, call[-1].stop))
-        for run in call:
-            for start, memory in run.straight:
-                memory[:] = data[start - first : start - first + memory.nbytes]
-            yield [data[run.offset - first : run.stop - first]]
+        origin = call.starts[0]
+        data = memoryview(self._store.read(call.key, origin, call.stops[-1]))
+        for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
+            for start, memory in _straight(item, first):
+                memory[:] = data[start - origin : start - origin + memory.nbytes]
+            yield [data[first - origin : stop - origin]]
 
     def _read_odd(self, group: Iterable[_OddChunk]) -> None:
         for stored, chunk, segments, box, out in group:
@@ -233,8 +274,22 @@ class BoxReader:
                 yield held, np.frombuffer(data, kind, held.size).reshape(held.shape)
 
 
-def _span(call: Sequence[ByteRun]) -> int:
-    return call[-1].stop - call[0].offset
+def _straight(item: ByteRun | NDArray[np.generic], start: int) -> tuple[tuple[int, memoryview], ...]:
+    """The memory that a run goes straight into, with the byte of the object where each begins."""
+    return item.straight if isinstance(item, ByteRun) else ((start, flat_bytes(item)),)
+
+
+def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:
+    """What fills arrays with whole slots of a part, by their places among its single chunks."""
+    single = part.single_chunks
+    starts = single.offsets[places]
+    if part.packed:
+        keys, of = [pack.key for pack in part.packs], single.containers[places]
+    else:
+        keys = [f"{slot.prefix}/{slot.chunk_key(0)}" for slot in part.slots_at(single.slots[places].tolist())]
+        of = np.arange(places.size)
+    checksums = part.table.checksums[single.checksums[places]]
+    return Blocks(keys, of, starts, starts + single.covered(places), checksums, arrays)
 
 
 def _nbytes(odd: _OddChunk) -> int:

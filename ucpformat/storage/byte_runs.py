@@ -1,4 +1,4 @@
-"""One plan for whatever is read: bytes of objects, and which of them go where (SPEC sections 17.2 and 17.3).
+"""Runs of bytes of objects, and which of them go where (SPEC sections 17.2 and 17.3).
 
 What is dense on both sides goes straight into its destination; everything else is read into spare memory, a window at a
 time, and copied from there. Runs that share checksum blocks become one, so that no stored byte is read twice.
@@ -14,7 +14,6 @@ import numpy as np
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stretch import stretches
-from ucpformat.storage.workers import call_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +23,10 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.model.table import Segment
 
-__all__ = ["CALL_BYTES", "ByteRun", "Destination", "as_calls", "byte_runs"]
+__all__ = ["CALL_BYTES", "ByteRun", "Destination", "byte_runs", "cut", "merged"]
 
 CALL_BYTES: Final = 1 << 22
 """Of a call that throws nothing away: a multiple of a block, small enough to be verified while in cache."""
-
-_PLACE: Final = itemgetter(0, 1, 2)
 
 
 class Destination(NamedTuple):
@@ -121,22 +118,8 @@ def byte_runs(
         yield ByteRun(key, origin + start, origin + stop, origin, segment.checksums, straight, copied)
 
 
-def as_calls(runs: list[ByteRun], *, gap: int, window: int, most: int) -> Iterator[list[ByteRun]]:
-    """What is read by one call each: the runs, sorted here, and cut or put together.
-
-    ``gap`` and ``window`` as `Calls` has them, ``most`` runs to a call.
-    """
-    runs.sort(key=_PLACE)
-    for call in call_groups(_cut(_merged(runs), window), _PLACE, gap=gap, nbytes=CALL_BYTES, most=most):
-        # What is copied shall still be in the processor's cache by then.
-        if call[-1].stop - call[0].offset > window and any(run.copied for run in call):
-            yield from call_groups(call, _PLACE, gap=gap, nbytes=window, most=most)
-        else:
-            yield call
-
-
-def _merged(runs: Iterable[ByteRun]) -> Iterator[ByteRun]:
-    """Runs in order; those of a segment that share bytes are one."""
+def merged(runs: Iterable[ByteRun]) -> Iterator[ByteRun]:
+    """Runs in order of object and place; those of a segment that share bytes are one."""
     group: list[ByteRun] = []
     end = 0
     for run in runs:
@@ -167,6 +150,7 @@ def _as_one(runs: Sequence[ByteRun], stop: int) -> ByteRun:
     return runs[0]._replace(stop=stop, straight=tuple(straight), copied=tuple(copied))
 
 
-def _cut(runs: Iterable[ByteRun], window: int) -> Iterator[ByteRun]:
+def cut(runs: Iterable[ByteRun], window: int) -> Iterator[ByteRun]:
+    """Runs in pieces that one call reads; ``window`` as `Calls` has it."""
     for run in runs:
         yield from run.pieces(window if run.copied else CALL_BYTES)

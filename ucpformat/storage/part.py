@@ -12,13 +12,12 @@ import numpy as np
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
-from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.slot_form import slot_form
+from ucpformat.model.table import OWN_OBJECT
+from ucpformat.storage.single_chunks import SingleChunks, single_chunks
+from ucpformat.storage.slot_form import slot_form, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
 
     from ucpformat.geometry import ChunkGrid
     from ucpformat.model.atom import Atom, Slot
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ucpformat.model.part_columns import PartColumns
     from ucpformat.model.table import ChunkTable, Segment
 
-__all__ = ["SingleChunks", "StoredPart", "StoredSlot"]
+__all__ = ["StoredPart", "StoredSlot"]
 
 
 class StoredSlot(NamedTuple):
@@ -158,7 +157,7 @@ class StoredSlot(NamedTuple):
             return
         if self.compressor is None:
             packed = self.part.packed
-            expected = _stored_bytes(self.dtype, self.grid, self.chunk_shape(chunk), packed=packed)
+            expected = stored_bytes(self.dtype, self.grid, self.chunk_shape(chunk), packed=packed)
             if segments[0].length != expected:
                 raise error(
                     "UCP-E-SEGMENT",
@@ -189,23 +188,6 @@ class StoredSlot(NamedTuple):
         fault = exact_cover(boxes, whole.shape)
         if fault is not None:
             raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
-
-
-class SingleChunks(NamedTuple):
-    """Columns, in derived order: numbers of slots, where the segment of each lies, and its first checksum's place."""
-
-    slots: NDArray[np.int64]
-    containers: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    checksums: NDArray[np.int64]
-
-
-def _stored_bytes(kind: DType, grid: ChunkGrid, shape: tuple[int, ...], *, packed: bool) -> int:
-    """Bytes of an uncompressed chunk, of ``shape`` when clipped, in one segment; its own object has it unclipped."""
-    if packed:
-        return element_count(shape) * kind.item_bytes
-    return element_count(grid.chunk_shape) * kind.item_bytes + OBJECT_TRAILER
 
 
 class StoredPart:
@@ -243,14 +225,14 @@ class StoredPart:
         self.contents = columns.contents
         self.compressors = columns.compressors
         try:
-            self._forms = [
+            self.forms = [
                 slot_form(dtype, shape, chunk_bytes)
                 for dtype, shape in zip(columns.dtypes, columns.shapes, strict=True)
             ]
         except UcpError:
             self._refuse_form(columns, chunk_bytes)
             raise
-        self._first_rows = [*accumulate((grid.count for _, grid in self._forms), initial=0)]
+        self._first_rows = [*accumulate((grid.count for _, grid in self.forms), initial=0)]
         # Of two atoms of one name, in a part that is only validated, the last is found, and both are listed.
         self._positions = {name: position for position, name in enumerate(columns.atoms)}
         if self._first_rows[-1] != table.counts.size:
@@ -274,17 +256,26 @@ class StoredPart:
         """Where an atom stands in the part; None if it has none of that name."""
         return self._positions.get(atom)
 
-    def find(self, atom: str, slot: str) -> StoredSlot | None:
-        """One slot; None if there is none."""
+    def number(self, atom: str, slot: str) -> int | None:
+        """The number of a slot among those of the part; None if there is none."""
         position = self._positions.get(atom)
         if position is not None:
             for number in range(self._first_slots[position], self._first_slots[position + 1]):
                 if self._slot_names[number] == slot:
-                    return self._slot(position, number)
+                    return number
         return None
 
+    def find(self, atom: str, slot: str) -> StoredSlot | None:
+        """One slot; None if there is none."""
+        number = self.number(atom, slot)
+        return None if number is None else self.slot(number)
+
+    def slot(self, number: int) -> StoredSlot:
+        """The slot of a number."""
+        return self._slot(bisect.bisect_right(self._first_slots, number) - 1, number)
+
     def _slot(self, position: int, number: int) -> StoredSlot:
-        kind, grid = self._forms[number]
+        kind, grid = self.forms[number]
         return StoredSlot(
             self,
             number,
@@ -304,12 +295,12 @@ class StoredPart:
 
     def dtype_of(self, number: int) -> DType:
         """The data type of the slot of a number."""
-        return self._forms[number][0]
+        return self.forms[number][0]
 
     def slots_at(self, numbers: Iterable[int]) -> Iterator[StoredSlot]:
         """The slots of these numbers."""
         for number in numbers:
-            yield self._slot(bisect.bisect_right(self._first_slots, number) - 1, number)
+            yield self.slot(number)
 
     @cached_property
     def single_chunks(self) -> SingleChunks:
@@ -317,28 +308,7 @@ class StoredPart:
 
         There is nothing else to say of their segments: `StoredSlot.segments` would not refuse one.
         """
-        # The slots of a model repeat few forms.
-        of_form = {
-            key: _stored_bytes(kind, grid, grid.shape, packed=self.packed) if grid.count == 1 else -1
-            for key, (kind, grid) in {id(form): form for form in self._forms}.items()
-        }
-        sizes = np.array([of_form[id(form)] for form in self._forms], np.int64)
-        sizes[[*self.compressors]] = -1
-        slots = np.flatnonzero(sizes >= 0)
-        chunks = np.array(self._first_rows[:-1], np.int64)[slots]
-        one = self.table.counts[chunks] == 1
-        slots, chunks = slots[one], chunks[one]
-        segments = self.table.first_segment[chunks]
-        rows = self.table.rows[segments]
-        lengths = rows["length"].astype(np.int64)
-        fit = (rows["box"] == 0) & (lengths == sizes[slots])
-        return SingleChunks(
-            slots[fit],
-            rows["container"][fit].astype(np.int64),
-            rows["offset"][fit].astype(np.int64),
-            lengths[fit],
-            self.table.first_checksum[segments][fit],
-        )
+        return single_chunks(self.table, self.forms, self._first_rows, self.compressors, packed=self.packed)
 
     def _check_plain(self) -> None:
         rows = self.table.rows
@@ -367,8 +337,8 @@ class StoredPart:
         boxed = boxes > 0
         if not self.table.words.size and not boxed.any():
             return
-        chunks = np.array([grid.count for _, grid in self._forms], np.int64)
-        dims = np.array([len(grid.shape) for _, grid in self._forms], np.int64)
+        chunks = np.array([grid.count for _, grid in self.forms], np.int64)
+        dims = np.array([len(grid.shape) for _, grid in self.forms], np.int64)
         per_segment = np.repeat(np.repeat(dims, chunks), self.table.counts)[boxed]
         ends = np.cumsum(2 * per_segment)
         total = int(ends[-1]) if ends.size else 0

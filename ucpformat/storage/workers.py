@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["call_groups", "task_groups", "worker_count", "writer_count"]
+    from numpy.typing import NDArray
+
+__all__ = ["call_edges", "task_groups", "worker_count", "writer_count"]
 
 _T = TypeVar("_T")
 
@@ -39,26 +44,27 @@ def task_groups(
         yield group
 
 
-def call_groups(
-    items: Iterable[_T], place: Callable[[_T], tuple[str, int, int]], *, gap: int, nbytes: int, most: int
-) -> Iterator[list[_T]]:
-    """Items that one call reads: parts of one object, none of which begins within another, and little between them.
+def call_edges(
+    objects: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    *,
+    gap: int,
+    nbytes: int,
+    most: int,
+) -> Iterator[tuple[int, int]]:
+    """Of items sorted by object and start, the first that a call reads, and the one behind its last, call by call.
 
-    ``place`` is an item's key, first byte and end; items are sorted by the first two. A group spans ``nbytes`` at most,
-    unless it is one item, with gaps of at most ``gap`` bytes.
+    A call reads ``most`` items of one object at most, none of which begins within another. They span ``nbytes`` at
+    most, unless it is one item, with gaps of at most ``gap`` bytes.
     """
-    group: list[_T] = []
-    of, first, end = "", 0, 0
-    for item in items:
-        key, start, stop = place(item)
-        if group and not (
-            key == of and 0 <= start - end <= gap and stop - first <= nbytes and len(group) < most
-        ):
-            yield group
-            group = []
-        if not group:
-            of, first = key, start
-        group.append(item)
-        end = stop
-    if group:
-        yield group
+    between = starts[1:] - stops[:-1]
+    apart = (objects[1:] != objects[:-1]) | (between < 0) | (between > gap)
+    begins, ends = starts.tolist(), stops.tolist()
+    first = 0
+    for edge in (*(np.flatnonzero(apart) + 1).tolist(), len(ends)):
+        while first < edge:
+            # Up to the edge, what begins later ends later.
+            last = bisect_right(ends, begins[first] + nbytes, first + 1, min(edge, first + most))
+            yield first, last
+            first = last

@@ -6,7 +6,6 @@ which says what is wrong.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -14,8 +13,8 @@ from awscrt.checksums import crc32c
 
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import unused_bits_are_zero
-from ucpformat.storage.checksum import packed, whole_digest
-from ucpformat.storage.workers import call_groups
+from ucpformat.storage.checksum import BLOCK_BYTES, packed, whole_digest
+from ucpformat.storage.workers import call_edges
 from ucpformat.validate.passing import CALL_BYTES
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Near", "Sound", "near_slots", "sound_slots"]
 
-_SMALL_BYTES: Final = 1 << 20
-"""One block: a checksum of the chunk table is then that of the slot's content as well."""
 _AT_ONCE: Final = 1024
 
 
@@ -58,24 +55,22 @@ class Sound(NamedTuple):
 
 
 def near_slots(part: StoredPart, gap: int) -> Iterator[Near]:
-    """Slots of one chunk that are one block or less, in the groups that one call each reads."""
+    """Slots of one chunk that are one block or less, in the groups that one call each reads.
+
+    The checksum of the chunk table is then that of the slot's content as well.
+    """
     if not part.packed:
         return
     found = part.single_chunks
-    small = np.flatnonzero(found.lengths <= _SMALL_BYTES)
+    small = np.flatnonzero(found.lengths <= BLOCK_BYTES)
     small = small[np.lexsort((found.offsets[small], found.containers[small]))]
-    keys = [pack.key for pack in part.packs]
-    starts = found.offsets[small]
-    columns = zip(
-        found.containers[small].tolist(),
-        starts.tolist(),
-        (starts + found.lengths[small]).tolist(),
-        found.slots[small].tolist(),
-        part.table.checksums[found.checksums[small]].tolist(),
-        strict=True,
-    )
-    for near in call_groups(columns, itemgetter(0, 1, 2), gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE):
-        yield Near(part, keys[near[0][0]], [_Small(*of_slot) for _, *of_slot in near])
+    containers, starts = found.containers[small], found.offsets[small]
+    stops, slots = starts + found.lengths[small], found.slots[small]
+    checksums = part.table.checksums[found.checksums[small]]
+    for edges in call_edges(containers, starts, stops, gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE):
+        some = slice(*edges)
+        columns = (column[some].tolist() for column in (starts, stops, slots, checksums))
+        yield Near(part, part.packs[containers[edges[0]]].key, [*map(_Small, *columns)])
 
 
 def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
