@@ -13,7 +13,7 @@ from ucpformat.jsonio import MAX_INTEGER
 from ucpformat.model.root import MAX_TABLE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -187,6 +187,14 @@ class _Block(NamedTuple):
     checksums: bytes
 
 
+def _added(words: list[int], box: Box) -> int:
+    """Append a box; where it begins, counted from 1."""
+    first = len(words) + 1
+    words += box.offset
+    words += box.shape
+    return first
+
+
 class TableBuilder:
     """Collects the chunks of a part in derived order, column by column, and yields the table's bytes."""
 
@@ -197,22 +205,22 @@ class TableBuilder:
         self._begin()
 
     def _begin(self) -> None:
-        self._containers: list[int] = []
-        self._offsets: list[int] = []
-        self._lengths: list[int] = []
-        self._boxes: list[int] = []
-        self._words: list[int] = []
+        self._segments: list[Segment] = []
         self._counts: list[int] = []
-        self._checksums: list[bytes] = []
 
     def _end(self) -> None:
         """Make a block of what was appended one by one."""
         if self._counts:
-            rows = np.zeros(len(self._lengths), _ROW)
-            rows["container"], rows["offset"] = self._containers, self._offsets
-            rows["length"], rows["box"] = self._lengths, self._boxes
-            words, counts = np.array(self._words, "<u8"), np.array(self._counts, "<u4")
-            self._append(_Block(rows, words, counts, b"".join(self._checksums)))
+            rows = np.zeros(len(self._segments), _ROW)
+            words: list[int] = []
+            checksums: Iterable[bytes] = ()
+            if self._segments:
+                rows["container"], rows["offset"], rows["length"], boxes, checksums = zip(
+                    *self._segments, strict=True
+                )
+                rows["box"] = [0 if box is None else self._words_before + _added(words, box) for box in boxes]
+            counts = np.array(self._counts, "<u4")
+            self._append(_Block(rows, np.array(words, "<u8"), counts, b"".join(checksums)))
             self._begin()
 
     def _append(self, block: _Block) -> None:
@@ -223,17 +231,7 @@ class TableBuilder:
     def add_chunk(self, segments: Sequence[Segment]) -> None:
         """Append a chunk; no segments make a zero entry."""
         self._counts.append(len(segments))
-        for container, offset, length, box, checksums in segments:
-            word = 0
-            if box is not None:
-                word = self._words_before + len(self._words) + 1
-                self._words += box.offset
-                self._words += box.shape
-            self._containers.append(container)
-            self._offsets.append(offset)
-            self._lengths.append(length)
-            self._boxes.append(word)
-            self._checksums.append(checksums)
+        self._segments += segments
 
     def add_columns(
         self,
@@ -259,7 +257,7 @@ class TableBuilder:
     @property
     def nbytes(self) -> int:
         """Bytes of all segments."""
-        return self._nbytes + sum(self._lengths)
+        return self._nbytes + sum(segment.length for segment in self._segments)
 
     def build(self) -> bytes:
         """The table, ready to be written.
