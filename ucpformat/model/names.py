@@ -22,6 +22,7 @@ __all__ = [
     "MAX_COMPONENT_BYTES",
     "MAX_NAME_BYTES",
     "RESERVED_COMPONENTS",
+    "are_components",
     "are_names",
     "assign_keys",
     "check_component",
@@ -52,6 +53,11 @@ _OWN_KEY: Final = re.compile(rf"(?!(?:{_DEVICE}|(?i:zarr\.json))\Z){_COMPONENT.p
 def is_component(text: str) -> bool:
     """Whether `check_component` would let ``text`` pass."""
     return _COMPONENT.fullmatch(text) is not None
+
+
+def are_components(texts: Iterable[str]) -> bool:
+    """Whether `check_component` would let all ``texts`` pass."""
+    return None not in map(_COMPONENT.fullmatch, texts)
 
 
 def check_component(text: str, at: str) -> None:

@@ -1,18 +1,21 @@
 """The atoms of an index part, column by column (SPEC 11.1).
 
 A part has thousands of atoms, and whoever opens it asks for few of them, or for the place of each. So what has to be
-checked of all is checked for whole columns at once, and an `Atom` is made when it is asked for. Whatever is unusual
-about a part is left to `IndexPart`, which says what is wrong, if anything is.
+checked of all is checked for whole columns at once. These alone are kept, and an `Atom` is made when it is asked for.
+Whatever is unusual about a part is left to `IndexPart`, which says what is wrong, if anything is.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, cast, overload
+from functools import lru_cache
+from itertools import accumulate, chain, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import MAX_INTEGER
@@ -24,30 +27,69 @@ from ucpformat.model.atom import (
     SLOT_OPTIONAL,
     SLOT_REQUIRED,
     Atom,
+    Slot,
     slot_problems,
 )
 from ucpformat.model.compressor import Compressor
-from ucpformat.model.names import RESERVED_COMPONENTS, are_names, is_component
+from ucpformat.model.names import RESERVED_COMPONENTS, are_components, are_names
 from ucpformat.model.place import place_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ucpformat.geometry import BufferPlace
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["PartColumns", "SoundAtoms", "sound_atoms"]
 
 _ATOM_MEMBERS: Final = ATOM_REQUIRED | ATOM_OPTIONAL
 _SLOT_MEMBERS: Final = SLOT_REQUIRED | SLOT_OPTIONAL
-_Object = dict[str, Any]
+_NO_CONTENT: Final = CONTENT_PREFIX + CONTENT_DIGITS * "0"
+_DIGEST_BYTES: Final = CONTENT_DIGITS // 2
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Content digests of slots in 32 bytes each, ``known`` telling which slots have one."""
+
+    known: bytes
+    digests: bytes
+
+    @classmethod
+    def of(cls, values: Sequence[str | None]) -> Contents:
+        """Those of slots in order; raises ``ValueError`` or ``TypeError`` for what is none."""
+        known = bytes([value is not None for value in values])
+        texts = [_NO_CONTENT if value is None else value for value in values]
+        together = "".join(texts)
+        if not {*map(len, texts)} <= {len(_NO_CONTENT)} or not all(
+            together[place :: len(_NO_CONTENT)] == letter * len(texts)
+            for place, letter in enumerate(CONTENT_PREFIX)
+        ):
+            raise ValueError
+        # Where a prefix stands elsewhere as well, digits are missing; upper-case digits are none.
+        digits = together.replace(CONTENT_PREFIX, "")
+        digests = bytes.fromhex(digits)
+        if len(digits) != CONTENT_DIGITS * len(texts) or digests.hex() != digits:
+            raise ValueError
+        return cls(known, digests)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, number: int) -> str | None:
+        if not self.known[number]:
+            return None
+        first = number * _DIGEST_BYTES
+        return CONTENT_PREFIX + self.digests[first : first + _DIGEST_BYTES].hex()
 
 
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """What it takes to find the slots of a part: of atoms their names and keys, and of slots, in order of table rows.
+    """All that a part says of its atoms, which are sorted, and of their slots, in order of table rows.
 
-    ``counts`` are the slots of each atom, ``compressors`` those of the slots that have one, by number; ``contents``
-    are content digests, ``aliases`` those of all atoms. ``spread``: whether any slot has a layout or a place.
+    ``counts`` are the slots of each atom. What few have is by number: ``aliases`` and ``atom_annotations`` of atoms,
+    ``places``, ``compressors`` and ``annotations`` of slots.
     """
 
     atoms: list[str]
@@ -56,11 +98,13 @@ class PartColumns:
     slots: list[str]
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
+    layouts: list[int | None]
+    contents: Contents
+    places: dict[int, BufferPlace]
     compressors: dict[int, Compressor]
-    highest_layout: int
-    spread: bool
-    contents: list[str | None]
-    aliases: list[str]
+    annotations: dict[int, Mapping[str, JsonValue]]
+    aliases: dict[int, tuple[str, ...]]
+    atom_annotations: dict[int, Mapping[str, JsonValue]]
 
     @classmethod
     def of(cls, atoms: Sequence[Atom]) -> PartColumns:
@@ -73,133 +117,175 @@ class PartColumns:
             [slot.name for slot in slots],
             [slot.dtype for slot in slots],
             [slot.shape for slot in slots],
+            [slot.layout for slot in slots],
+            Contents.of([slot.content for slot in slots]),
+            {number: slot.place for number, slot in enumerate(slots) if slot.place is not None},
             {number: slot.compressor for number, slot in enumerate(slots) if slot.compressor is not None},
-            max((slot.layout for slot in slots if slot.layout is not None), default=-1),
-            any(slot.layout is not None or slot.place is not None for slot in slots),
-            [slot.content for slot in slots],
-            [alias for atom in atoms for alias in atom.aliases],
+            {number: slot.annotations for number, slot in enumerate(slots) if slot.annotations},
+            {position: atom.aliases for position, atom in enumerate(atoms) if atom.aliases},
+            {position: atom.annotations for position, atom in enumerate(atoms) if atom.annotations},
+        )
+
+    @property
+    def highest_layout(self) -> int:
+        """The highest index of a layout; -1 without one."""
+        return max((layout for layout in self.layouts if layout is not None), default=-1)
+
+    def atom(self, position: int, first_slot: int) -> Atom:
+        """One atom, whose slots begin at a number."""
+        numbers = range(first_slot, first_slot + self.counts[position])
+        slots = tuple(
+            Slot(
+                self.slots[number],
+                self.dtypes[number],
+                self.shapes[number],
+                self.layouts[number],
+                self.compressors.get(number),
+                self.contents[number],
+                self.annotations.get(number, {}),
+                self.places.get(number),
+            )
+            for number in numbers
+        )
+        return Atom(
+            self.atoms[position],
+            self.keys[position],
+            slots,
+            self.aliases.get(position, ()),
+            self.atom_annotations.get(position, {}),
         )
 
 
 class SoundAtoms(Sequence[Atom]):
-    """Atoms of a part that has no problems, still JSON; each is made when it is asked for."""
+    """Atoms of a part that has no problems, as columns; each is made when it is asked for."""
 
-    def __init__(self, values: Sequence[_Object], columns: PartColumns) -> None:
-        self._values = values
+    def __init__(self, columns: PartColumns) -> None:
         self.columns = columns
+        self._first_slots = array("q", accumulate(columns.counts, initial=0))
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.columns.atoms)
 
     @overload
     def __getitem__(self, index: int) -> Atom: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Atom, ...]: ...
     def __getitem__(self, index: int | slice) -> Atom | tuple[Atom, ...]:
-        if isinstance(index, slice):
-            return tuple(Atom.from_json(value, at="") for value in self._values[index])
-        return Atom.from_json(self._values[index], at="")
+        positions = range(len(self))[index]
+        if isinstance(positions, range):
+            return tuple(self.columns.atom(position, self._first_slots[position]) for position in positions)
+        return self.columns.atom(positions, self._first_slots[positions])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SoundAtoms | tuple) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as JSON
+    __hash__ = None  # type: ignore[assignment]  # as tuples that hold JSON
+
+
+class _Objects:
+    """JSON objects of one kind; ``members`` are those that any of them has."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self.members = {*chain.from_iterable(values)}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def all(self, member: str) -> list[Any]:
+        """The values of a member that all have; raises ``KeyError``."""
+        return [*map(itemgetter(member), self._values)]
+
+    def some(self, member: str) -> dict[int, Any]:
+        """The values of a member that some have, by the object's number."""
+        if member not in self.members:
+            return {}
+        return {number: one[member] for number, one in enumerate(self._values) if member in one}
 
 
 def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
     """The atoms, of which there are some, of a part that has no problems; None where it takes a closer look."""
-    atoms = cast("Sequence[_Object]", values)
     with suppress(KeyError, TypeError, ValueError, UcpError):  # of what is no object, or lacks a member
-        aliases: list[str] = [*chain.from_iterable(map(_list, _of(atoms, "aliases")))]
-        if not _atoms_are_sound(atoms, aliases):
+        atoms = _Objects(values)
+        by_atom: list[dict[str, Any]] = atoms.all("slots")
+        aliases = {position: tuple(_list(found)) for position, found in atoms.some("aliases").items()}
+        if not _atoms_are_sound(atoms, by_atom, [*chain.from_iterable(aliases.values())]):
             return None
-        by_atom = [_in_order(atom["slots"]) for atom in atoms]
-        if 0 in map(len, by_atom):
+        by_atom = [*map(_in_order, by_atom)]
+        slots = _Objects([*chain.from_iterable(map(dict.values, by_atom))])
+        layouts, contents = slots.some("layout"), slots.some("content")
+        dtypes, shapes = slots.all("dtype"), slots.all("shape")
+        if not _slots_are_sound(slots, dtypes, shapes, layouts, contents):
             return None
-        names = [*chain.from_iterable(by_atom)]
-        slots: list[_Object] = [*chain.from_iterable(of_atom.values() for of_atom in by_atom)]
+        names = atoms.all("name")
+        numbers = range(len(slots))
+        # The slots of a model repeat few types and shapes.
         columns = PartColumns(
-            [atom["name"] for atom in atoms],
-            [atom["key"] for atom in atoms],
-            [*map(len, by_atom)],
             names,
-            [slot["dtype"] for slot in slots],
-            [_extents(slot["shape"]) for slot in slots],
-            _compressors(slots),
-            max(_of(slots, "layout"), default=-1),
-            any("layout" in slot or "place" in slot for slot in slots),
-            [slot.get("content") for slot in slots],
+            [name if key == name else key for name, key in zip(names, atoms.all("key"), strict=True)],
+            [*map(len, by_atom)],
+            [*chain.from_iterable(by_atom)],
+            _shared(dtypes),
+            _shared(map(tuple, shapes)),
+            [*map(layouts.get, numbers)],
+            Contents.of([*map(contents.get, numbers)]),
+            {number: place_from_json(found, "") for number, found in slots.some("place").items()},
+            {
+                number: Compressor.from_json(found, at="")
+                for number, found in slots.some("compressor").items()
+            },
+            slots.some("annotations"),
             aliases,
+            atoms.some("annotations"),
         )
-        if _slots_are_sound(slots, columns):
-            return SoundAtoms(atoms, columns)
+        forms = {*zip(columns.slots, columns.dtypes, columns.shapes, strict=True)}
+        if not any(slot_problems(*form) for form in forms):
+            return SoundAtoms(columns)
     return None
 
 
-def _atoms_are_sound(atoms: Sequence[_Object], aliases: list[str]) -> bool:
-    names = [atom["name"] for atom in atoms]
-    keys = [atom["key"] for atom in atoms]
+def _atoms_are_sound(atoms: _Objects, by_atom: Sequence[object], aliases: list[str]) -> bool:
+    names, keys = atoms.all("name"), atoms.all("key")
     folded = {*map(str.lower, keys)}
     return (
         _have_types(chain(names, keys, aliases), str)
-        and _have_types([atom["slots"] for atom in atoms], dict)
-        and _have_types(_of(atoms, "annotations"), dict)
-        and _have_no_others(atoms, _ATOM_MEMBERS)
+        and _have_types(by_atom, dict)
+        and all(by_atom)
+        and _have_types(atoms.some("annotations").values(), dict)
+        and atoms.members <= _ATOM_MEMBERS
         and are_names([*names, *aliases])
         and all(map(operator.lt, names, islice(names, 1, None)))
-        and all(map(is_component, keys))
+        and are_components(keys)
         and len(folded) == len(keys)
         and RESERVED_COMPONENTS.isdisjoint(folded)
         and (not aliases or len({*names, *aliases}) == len(names) + len(aliases))
     )
 
 
-def _slots_are_sound(slots: Sequence[_Object], columns: PartColumns) -> bool:
-    extents = [*chain.from_iterable(columns.shapes)]
-    layouts, contents = _of(slots, "layout"), _of(slots, "content")
-    for place in _of(slots, "place"):
-        place_from_json(place, "")
+def _slots_are_sound(
+    slots: _Objects,
+    dtypes: list[Any],
+    shapes: list[Any],
+    layouts: dict[int, Any],
+    contents: dict[int, Any],
+) -> bool:
+    extents = [*chain.from_iterable(shapes)]
     return (
-        _have_no_others(slots, _SLOT_MEMBERS)
-        and _have_types(columns.dtypes, str)
-        and _have_types(chain(extents, layouts), int)
+        slots.members <= _SLOT_MEMBERS
+        and _have_types(dtypes, str)
+        and _have_types(shapes, list)
+        and _have_types(chain(extents, layouts.values()), int)
+        and _have_types(contents.values(), str)
         and min(extents, default=0) >= 0
         and max(extents, default=0) <= MAX_INTEGER
-        and min(layouts, default=0) >= 0
-        and columns.highest_layout <= MAX_INTEGER
-        and _have_types(contents, str)
-        and _are_digests(contents)
-        and _have_types(_of(slots, "annotations"), dict)
-        # The slots of a model repeat few names, types and shapes.
-        and not any(
-            slot_problems(*form)
-            for form in {*zip(columns.slots, columns.dtypes, columns.shapes, strict=True)}
-        )
+        and min(layouts.values(), default=0) >= 0
+        and max(layouts.values(), default=0) <= MAX_INTEGER
+        and _have_types(slots.some("annotations").values(), dict)
     )
-
-
-def _of(objects: Iterable[_Object], member: str) -> list[Any]:
-    """The values of an optional member, where it is there."""
-    return [one[member] for one in objects if member in one]
 
 
 def _have_types(values: Iterable[object], kind: type) -> bool:
     return {*map(type, values)} <= {kind}  # a bool is no int
-
-
-def _have_no_others(objects: Sequence[_Object], known: frozenset[str]) -> bool:
-    return known.issuperset(chain.from_iterable(objects))
-
-
-def _are_digests(contents: Sequence[str]) -> bool:
-    """Whether all are content digests; one look at the digits of all is quicker than one at each."""
-    start = len(CONTENT_PREFIX)
-    digits = "".join([content[start:] for content in contents])
-    return (
-        {*map(len, contents)} <= {start + CONTENT_DIGITS}
-        and {content[:start] for content in contents} <= {CONTENT_PREFIX}
-        and bytes.fromhex(digits).hex() == digits
-    )
 
 
 def _list(value: object) -> list[Any]:
@@ -208,22 +294,24 @@ def _list(value: object) -> list[Any]:
     return value
 
 
-def _extents(shape: object) -> tuple[Any, ...]:
-    return tuple(_list(shape))
-
-
-def _in_order(slots: _Object) -> _Object:
+def _in_order(slots: dict[str, Any]) -> dict[str, Any]:
     """Slots in the order of their names, which differ if case is ignored."""
     if len(slots) < 2:
         return slots
-    if len({*map(str.lower, slots)}) < len(slots):
+    names = tuple(slots)
+    ordered = _ordered(names)
+    return slots if ordered == names else {name: slots[name] for name in ordered}
+
+
+# The atoms of a model repeat few slots.
+@lru_cache(maxsize=256)
+def _ordered(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len({*map(str.lower, names)}) < len(names):
         raise TypeError
-    return dict(sorted(slots.items()))
+    return tuple(sorted(names))
 
 
-def _compressors(slots: Sequence[_Object]) -> dict[int, Compressor]:
-    return {
-        number: Compressor.from_json(slot["compressor"], at="")
-        for number, slot in enumerate(slots)
-        if "compressor" in slot
-    }
+def _shared(values: Iterable[_T]) -> list[_T]:
+    """The values, of which those that are equal, and of one type, are one object."""
+    known: dict[_T, _T] = {}
+    return [known.setdefault(value, value) for value in values]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+from array import array
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -218,10 +219,10 @@ class StoredPart:
         columns = index.columns()
         self.names = columns.atoms
         self.keys = columns.keys
-        self._first_slots = [*accumulate(columns.counts, initial=0)]
+        self._first_slots = array("q", accumulate(columns.counts, initial=0))
         self._slot_names = columns.slots
-        self.aliases = columns.aliases
-        self.spread = columns.spread
+        self.aliases = [*chain.from_iterable(columns.aliases.values())]
+        self.spread = bool(columns.places) or columns.highest_layout >= 0
         self.contents = columns.contents
         self.compressors = columns.compressors
         try:
@@ -232,12 +233,13 @@ class StoredPart:
         except UcpError:
             self._refuse_form(columns, chunk_bytes)
             raise
-        self._first_rows = [*accumulate((grid.count for _, grid in self.forms), initial=0)]
         # Of two atoms of one name, in a part that is only validated, the last is found, and both are listed.
         self._positions = {name: position for position, name in enumerate(columns.atoms)}
-        if self._first_rows[-1] != table.counts.size:
-            message = f"the slots have {self._first_rows[-1]} chunks, the table {table.counts.size}"
+        chunks = sum(grid.count for _, grid in self.forms)
+        if chunks != table.counts.size:
+            message = f"the slots have {chunks} chunks, the table {table.counts.size}"
             raise error("UCP-E-TABLE", message, at=table_key)
+        self._first_rows = array("q", accumulate((grid.count for _, grid in self.forms), initial=0))
         if packs is None:
             self._check_plain()
         else:
