@@ -7,10 +7,11 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import State, Tensor, save
+from ucpformat.errors import Problem
 from ucpformat.storage.local import LocalStore
 from ucpformat.validate import validate
 
@@ -47,9 +48,48 @@ def test_together_and_alone_come_to_the_same(
             pack.write_bytes(data if kept is None else data[: int(kept * len(data))])
         with patch.object(LocalStore, "calls", LocalStore.calls._replace(gap=gap)):
             together = validate(path, "integrity", workers=2)
-        with patch("ucpformat.validate.single_chunks.BLOCK_BYTES", 0):
-            alone = validate(path, "integrity", workers=2)
-        assert sorted(together, key=str) == sorted(alone, key=str)
+        assert sorted(together, key=str) == sorted(one_by_one(path), key=str)
+
+
+def one_by_one(path: Path) -> list[Problem]:
+    with patch("ucpformat.validate.integrity.near_slots", return_value=[]):
+        return validate(path, "integrity", workers=2)
+
+
+@given(
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=2),
+    kept=st.floats(0, 1) | st.none(),
+    is_mapped=st.booleans(),
+)
+@settings(max_examples=20, deadline=None)
+def test_chunks_of_many_blocks(flips: list[tuple[float, int]], kept: float | None, is_mapped: bool) -> None:
+    """Of one block and a bit, of one call, and of two calls and a bit; mapped where that is worth it, or read."""
+    megabyte = 1 << 20
+    sizes = [3, megabyte + 5, 4 * megabyte, 7, 9 * megabyte + 1]
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "c.ucp"
+        save(path, many(sizes), storage="packed", workers=1)
+        (pack,) = path.rglob("*.pack")
+        with pack.open("r+b") as file:
+            length = file.seek(0, 2)
+            for place, bit in flips:
+                at = int(place * length)
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << bit]))
+            if kept is not None:
+                file.truncate(int(kept * length))
+        with patch("ucpformat.storage.local._MAPPED_BYTES", 1 << (21 if is_mapped else 40)):
+            together = validate(path, "integrity", workers=2)
+        assert sorted(together, key=str) == sorted(one_by_one(path), key=str)
+        assert bool(together) == bool(pack.stat().st_size != length or {*flips} - {*_twice(flips, length)})
+
+
+def _twice(flips: list[tuple[float, int]], length: int) -> list[tuple[float, int]]:
+    """Those that undo one another."""
+    places = [(int(place * length), bit) for place, bit in flips]
+    return [flip for flip, at in zip(flips, places, strict=True) if places.count(at) == 2]
 
 
 def test_chunks_that_lie_together_take_one_call(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def unpacked(checksums: bytes) -> tuple[int, ...]:
 
 def block_checksums(buffers: Sequence[memoryview]) -> bytes:
     """CRC-32C of each successive 1 MiB of the concatenated ``buffers`` (bytes, contiguous)."""
+    if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
+        return int(crc32c(buffers[0])).to_bytes(4, "little")
     values: list[int] = []
     value = filled = 0
     for buffer in buffers:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 import threading
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.directory_claim import STAGED, DirectoryClaim, is_staged
 from ucpformat.storage.local_io import read_all, sync, translated, write_all
 from ucpformat.storage.local_pack import LocalPackFile
+from ucpformat.storage.mappings import Mappings, populated
 from ucpformat.storage.store import Calls
 from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.store import Durability, Spare
 
 __all__ = ["LocalStore"]
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
+_MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
 
 
@@ -55,10 +55,10 @@ class LocalStore:
         self._write_back = WriteBack() if durability == "fsync" else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
-        self._created: list[tuple[Path, _Identity]] = []
+        self._created: dict[Path, _Identity] = {}
         self._made_directories: dict[Path, None] = {}
         self._descriptors: dict[str, int] = {}
-        self._mappings: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
+        self._mappings = Mappings()
         self._lock = threading.RLock()
         self._claim = DirectoryClaim(self._root)
         self._published = False
@@ -161,12 +161,25 @@ class LocalStore:
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
-        with translated(key), self._lock, self._reading(key) as descriptor:
+        with translated(key), self._reading(key) as descriptor:
             self._require_length(descriptor, stop, key)
-            found = self._mappings.get(key)
-            if found is None:
-                found = self._mappings[key] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            return memoryview(found)[start:stop]
+            return self._mappings.view(key, descriptor, start, stop, keep=key.startswith("packs/"))
+
+    @contextmanager
+    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> Iterator[memoryview]:
+        """Bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there."""
+        with ExitStack() as stack:
+            data: memoryview | None = None
+            if stop - start >= _MAPPED_BYTES:
+                # What cannot be mapped is read, and whatever is wrong is said by that.
+                with suppress(UcpError, OSError):
+                    view = self.mapped(key, start, stop)
+                    stack.enter_context(populated(view))
+                    data = view
+            if data is None:
+                data = memory(stop - start)[: stop - start].data
+                self.read_into(key, start, [data])
+            yield data
 
     def keys(self) -> Iterator[str]:
         """Keys of everything below the directory, links and special files included; links are not followed."""
@@ -248,7 +261,7 @@ class LocalStore:
         descriptor = os.open(path, _CREATE_FLAGS, 0o666)
         self._wrote(path, 0)
         with self._lock:
-            self._created.append((path, _identity(os.fstat(descriptor))))
+            self._created[path] = _identity(os.fstat(descriptor))
         return path, descriptor
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
@@ -268,6 +281,9 @@ class LocalStore:
             path = self._root.joinpath(*key.split("/"))
             with self._staged(buffers) as (staged, _):
                 self._require_directory(path.parent)
+                with self._lock:
+                    # What takes its place may be given its number.
+                    self._created.pop(path, None)
                 staged.replace(path)
             self._wrote(path, sum(buffer.nbytes for buffer in buffers))
 
@@ -335,11 +351,11 @@ class LocalStore:
 
         Nothing is removed once the root was published, or where another file has taken a path meanwhile.
         """
-        created, self._created = self._created, []
+        created, self._created = self._created, {}
         if self._published or not self._claim.is_mine():
             return
         directories = {self._root}
-        for path, identity in created:
+        for path, identity in created.items():
             with suppress(OSError):
                 if _identity(path.lstat()) == identity:
                     path.unlink()
@@ -351,6 +367,7 @@ class LocalStore:
     def close(self) -> None:
         """Close the descriptors of packs, and let go of the directory."""
         self._claim.release()
+        self._mappings.forget()
         if self._write_back is not None:
             self._write_back.close()
         with self._lock:

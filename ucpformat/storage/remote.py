@@ -19,6 +19,7 @@ from ucpformat.storage.store import PREFIXES, Calls
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ucpformat.storage.store import Spare
 
 __all__ = ["RemoteStore", "translated"]
 
@@ -156,6 +157,12 @@ class RemoteStore:
         """Objects of a remote store are not mapped."""
         del start, stop
         raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
+
+    @contextmanager
+    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> Iterator[memoryview]:
+        """Bytes ``[start, stop)`` of an object."""
+        del memory
+        yield memoryview(self.read(key, start, stop))
 
     def keys(self) -> Iterator[str]:
         """All keys below the URL."""

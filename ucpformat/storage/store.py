@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "PREFIXES",
@@ -16,6 +20,7 @@ __all__ = [
     "Look",
     "PackFile",
     "PackFullError",
+    "Spare",
     "Store",
     "is_remote",
     "open_store",
@@ -25,6 +30,8 @@ Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
 
 Look = Callable[[memoryview], None]
+Spare = Callable[[int], "NDArray[np.uint8]"]
+"""Memory of at least so many bytes, with anything in them (`Scratch.take`)."""
 
 PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 """Where everything but the root document lies."""
@@ -113,6 +120,13 @@ class Store(Protocol):
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        ...
+
+    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> AbstractContextManager[memoryview]:
+        """Bytes ``[start, stop)`` of an object that are looked at once: where they lie, or else read into ``memory``.
+
+        They are not to be looked at once the context is left. Errors as `read`.
+        """
         ...
 
     def keys(self) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -41,6 +41,8 @@ _WINDOW = 32
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 256
 
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 _OfChunk = tuple["StoredSlot", ContentDigest, int]
 
 
@@ -54,24 +56,15 @@ def check_integrity(
 ) -> None:
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
     scratch = Scratch()
-    small = [
-        executor.submit(sound_slots, store, near, scratch)
-        for part in checked.parts
-        for near in near_slots(part, store.calls.gap)
-    ]
     sound: dict[StoredPart, list[int]] = {part: [] for part in checked.parts}
-    for future in small:
-        part, slots, nbytes = future.result()
+    near = (near for part in checked.parts for near in near_slots(part, store.calls.gap))
+    for part, slots, nbytes in _in_order(executor, lambda one: sound_slots(store, one, scratch), near):
         sound[part] += slots
         progress(nbytes)
-    pending: deque[tuple[list[_OfChunk], Future[list[_Outcome]]]] = deque()
     chunks = _chunks(checked.slots_without(sound.values()), findings)
-    for group in task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS):
-        pending.append((group, executor.submit(_check_chunks, store, group, scratch)))
-        while len(pending) >= _WINDOW:
-            _collect(*pending.popleft(), findings, progress)
-    while pending:
-        _collect(*pending.popleft(), findings, progress)
+    groups = task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS)
+    for outcomes in _in_order(executor, lambda group: _check_chunks(store, group, scratch), groups):
+        _collect(outcomes, findings, progress)
     for number in range(len(checked.packs or ())):
         _check_pack(store, checked, number, findings)
     for blob in checked.state.blobs.values() if checked.state is not None else ():
@@ -79,20 +72,34 @@ def check_integrity(
             check_object(store, blob.object)
 
 
+def _in_order(
+    executor: Executor, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
+) -> Iterator[_Result]:
+    """What becomes of each task, in their order; a few are under way at a time."""
+    pending: deque[Future[_Result]] = deque()
+    for task in tasks:
+        pending.append(executor.submit(work, task))
+        if len(pending) == _WINDOW:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
 class _Outcome:
     """What one chunk came to."""
 
-    def __init__(self) -> None:
+    def __init__(self, one: _OfChunk) -> None:
+        self.stored, self.content, self.chunk = one
         self.problems: list[Problem] = []
         self.runs: list[tuple[int, int, bytes]] = []
         self.nbytes = 0
 
-    def passed(self, stored: StoredSlot, chunk: int, found: Passed) -> None:
+    def passed(self, found: Passed) -> None:
         """Take over what was found as the bytes passed."""
         self.nbytes += found.nbytes
         self.runs += found.runs
         if not found.clean:
-            self.problems.append(_unused_bits(stored, chunk))
+            self.problems.append(_unused_bits(self.stored, self.chunk))
 
 
 def _chunks(slots: Iterable[StoredSlot], findings: Findings) -> Iterator[_OfChunk]:
@@ -110,19 +117,14 @@ def _raw_size(one: _OfChunk) -> int:
     return stored.raw_bytes(chunk)
 
 
-def _collect(
-    group: list[_OfChunk],
-    future: Future[list[_Outcome]],
-    findings: Findings,
-    progress: Callable[[int], None],
-) -> None:
-    for (stored, content, chunk), outcome in zip(group, future.result(), strict=True):
+def _collect(outcomes: Iterable[_Outcome], findings: Findings, progress: Callable[[int], None]) -> None:
+    for outcome in outcomes:
         findings.extend(outcome.problems)
         progress(outcome.nbytes)
         for start, size, cuts in outcome.runs:
-            content.add(start, size, cuts)
-        if chunk == stored.grid.count - 1:
-            _check_content(stored, content, findings)
+            outcome.content.add(start, size, cuts)
+        if outcome.chunk == outcome.stored.grid.count - 1:
+            _check_content(outcome.stored, outcome.content, findings)
 
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
@@ -136,15 +138,16 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 
 def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
     """Look at each chunk."""
-    outcomes = [_Outcome() for _ in group]
-    for (stored, _, chunk), outcome in zip(group, outcomes, strict=True):
+    outcomes = [_Outcome(one) for one in group]
+    for outcome in outcomes:
+        stored, chunk = outcome.stored, outcome.chunk
         try:
             segments = stored.segments(chunk)
             if not segments:
                 outcome.runs.append(_absent(store, stored, chunk))
             elif passes(stored, chunk, segments):
                 _require_object(store, stored, chunk, segments[0])
-                outcome.passed(stored, chunk, pass_by(store, stored, chunk, segments, scratch))
+                outcome.passed(pass_by(store, stored, chunk, segments, scratch))
             else:
                 _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:

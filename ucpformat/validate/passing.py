@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from ucpformat.errors import error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
@@ -16,7 +18,6 @@ from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, 
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
@@ -92,18 +93,22 @@ def pass_by(
     logical = stored.logical_start(chunk)
     for segment in segments:
         key = stored.object_key(chunk, segment)
-        trailer = memoryview(bytearray(OBJECT_TRAILER if segment.container == OWN_OBJECT else 0))
-        total = 0
+        trailer_bytes = OBJECT_TRAILER if segment.container == OWN_OBJECT else 0
+        total, trailer = 0, b""
         for start in range(0, segment.covered, CALL_BYTES):
             size = min(CALL_BYTES, segment.covered - start)
-            piece = scratch.take(size)[:size]
-            last = start + size == segment.covered
-            store.read_into(key, segment.offset + start, [piece.data, trailer] if last else [piece.data])
-            run = passed.look(piece, stored, segment, start, logical, key)
-            if trailer:
-                total = combine(total, run.total, size)
+            stop = start + size
+            if stop == segment.covered:
+                stop += trailer_bytes
+            offset = segment.offset
+            with store.glimpse(key, offset + start, offset + stop, scratch.take) as data:
+                piece = np.frombuffer(data[:size], np.uint8)
+                run = passed.look(piece, stored, segment, start, logical, key)
+                if trailer_bytes:
+                    total = combine(total, run.total, size)
+                trailer = bytes(data[size:])
             logical += size
         passed.nbytes += segment.length
-        if trailer and total != int.from_bytes(trailer, "little"):
+        if trailer_bytes and total != int.from_bytes(trailer, "little"):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
     return passed

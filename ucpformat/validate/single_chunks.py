@@ -1,4 +1,4 @@
-"""Small slots of packs, which are most of them: read together, and looked at by columns (SPEC section 18).
+"""Slots of packs that are one chunk each, which are most of them: looked at by columns (SPEC section 18).
 
 What is said here of a slot is only whether it is sound. One that is not is looked at again, the way all others are,
 which says what is wrong.
@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from awscrt.checksums import crc32c
 
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import unused_bits_are_zero
-from ucpformat.storage.checksum import BLOCK_BYTES, packed, whole_digest
+from ucpformat.storage.checksum import BLOCK_BYTES, block_checksums, whole_digest
 from ucpformat.storage.workers import call_edges
 from ucpformat.validate.passing import CALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from ucpformat.storage.part import StoredPart
     from ucpformat.storage.scratch import Scratch
@@ -29,21 +30,21 @@ __all__ = ["Near", "Sound", "near_slots", "sound_slots"]
 _AT_ONCE: Final = 1024
 
 
-class _Small(NamedTuple):
-    """A slot's bytes in a pack, its number, and the checksum that is recorded."""
+class _Single(NamedTuple):
+    """A slot's bytes in a pack, its number, and the checksums that are recorded."""
 
     start: int
     stop: int
     slot: int
-    checksum: int
+    checksums: bytes
 
 
 class Near(NamedTuple):
-    """Small slots of a part whose bytes lie close to one another in one pack, sorted by their place."""
+    """Slots of a part whose bytes lie close to one another in one pack, sorted by their place."""
 
     part: StoredPart
     key: str
-    slots: Sequence[_Small]
+    slots: Sequence[_Single]
 
 
 class Sound(NamedTuple):
@@ -55,44 +56,56 @@ class Sound(NamedTuple):
 
 
 def near_slots(part: StoredPart, gap: int) -> Iterator[Near]:
-    """Slots of one chunk that are one block or less, in the groups that one call each reads.
-
-    The checksum of the chunk table is then that of the slot's content as well.
-    """
+    """Slots of one chunk, in groups that are looked at together: `CALL_BYTES` at most, unless it is one slot."""
     if not part.packed:
         return
     found = part.single_chunks
-    small = np.flatnonzero(found.lengths <= BLOCK_BYTES)
-    small = small[np.lexsort((found.offsets[small], found.containers[small]))]
-    containers, starts = found.containers[small], found.offsets[small]
-    stops, slots = starts + found.lengths[small], found.slots[small]
-    checksums = part.table.checksums[found.checksums[small]]
+    order = np.lexsort((found.offsets, found.containers))
+    containers, starts, slots = found.containers[order], found.offsets[order], found.slots[order]
+    stops, first = starts + found.lengths[order], found.checksums[order]
+    last = first - (-found.lengths[order] // BLOCK_BYTES)
+    checksums = part.table.checksums
     for edges in call_edges(containers, starts, stops, gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE):
         some = slice(*edges)
-        columns = (column[some].tolist() for column in (starts, stops, slots, checksums))
-        yield Near(part, part.packs[containers[edges[0]]].key, [*map(_Small, *columns)])
+        recorded = [
+            checksums[low:high].tobytes()
+            for low, high in zip(first[some].tolist(), last[some].tolist(), strict=True)
+        ]
+        columns = (column[some].tolist() for column in (starts, stops, slots))
+        yield Near(part, part.packs[containers[edges[0]]].key, [*map(_Single, *columns, recorded)])
 
 
 def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
-    """Read slots by one call, and tell those whose bytes, content and unused bits are as they have to be."""
+    """Tell those whose bytes, content and unused bits are as they have to be."""
     part, key, slots = near
-    first = slots[0].start
-    size = slots[-1].stop - first
-    memory = scratch.take(size)[:size]
+    unsound: set[int] = set()
+    start, end = slots[0].start, slots[-1].stop
     try:
-        store.read_into(key, first, [memory.data])
-    except UcpError:  # which of them it is comes out one by one
+        while start < end:
+            stop = min(end, start + CALL_BYTES)
+            with store.glimpse(key, start, stop, scratch.take) as data:
+                unsound.update(_unsound(near, start, np.frombuffer(data, np.uint8)))
+            start = stop
+    except UcpError:  # which of them cannot be read comes out one by one
         return Sound(part, [], 0)
-    sound: list[int] = []
-    nbytes = 0
-    for start, stop, number, checksum in slots:
-        piece = memory[start - first : stop - first]
-        content = part.contents[number]
-        if (
-            crc32c(piece.data) == checksum
-            and (content is None or content == whole_digest(packed([checksum])))
-            and unused_bits_are_zero(piece, part.dtype_of(number))
+    sound = [one for one in slots if one.slot not in unsound and _has_content(part, one)]
+    return Sound(part, [one.slot for one in sound], sum(one.stop - one.start for one in sound))
+
+
+def _unsound(near: Near, first: int, memory: NDArray[np.uint8]) -> Iterator[int]:
+    """Numbers of slots whose part of the bytes that begin at ``first``, which is that of a block, is not sound."""
+    for start, stop, number, checksums in near.slots:
+        low = max(start, first)
+        piece = memory[low - first : stop - first]
+        block = 4 * ((low - start) // BLOCK_BYTES)
+        found = block_checksums([piece.data])
+        if found != checksums[block : block + len(found)] or not unused_bits_are_zero(
+            piece, near.part.dtype_of(number)
         ):
-            sound.append(number)
-            nbytes += piece.nbytes
-    return Sound(part, sound, nbytes)
+            yield number
+
+
+def _has_content(part: StoredPart, one: _Single) -> bool:
+    """Whether the content digest is that of blocks which, in a slot of one chunk, are those of the chunk table."""
+    content = part.contents[one.slot]
+    return content is None or content == whole_digest(one.checksums)
