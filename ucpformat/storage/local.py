@@ -49,6 +49,7 @@ class LocalStore:
     # A block fits the processor's cache; alignment leaves gaps of up to 4096 bytes.
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
     packs_at_once = 2
+    upload_bytes = 0
     writers_wait = False  # the page cache takes what they write, and the disk is at work meanwhile
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:

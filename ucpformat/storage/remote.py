@@ -100,7 +100,11 @@ class RemoteStore:
             self._uploads = S3Uploads.by(self._filesystem)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
         # Streams wait one for another, parts do not.
-        self.packs_at_once = _STREAMS if self._uploads is None else 1
+        if self._uploads is None:
+            self.packs_at_once, self.upload_bytes = _STREAMS, 2 * _BLOCK_BYTES
+        else:
+            # What is gathered, beside the parts that are under way.
+            self.packs_at_once, self.upload_bytes = 1, (self._uploads.at_once + 1) * self._uploads.part_bytes
 
     @property
     def url(self) -> str:

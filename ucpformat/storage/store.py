@@ -96,6 +96,8 @@ class Store(Protocol):
     """Whether who writes waits until the medium has it."""
     packs_at_once: int
     """How many packs a writer keeps busy at its best."""
+    upload_bytes: int
+    """Memory of a pack that is on its way, beside that of whoever writes it."""
 
     @property
     def url(self) -> str:

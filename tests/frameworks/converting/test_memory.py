@@ -17,6 +17,7 @@ from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.geometry import Box
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.state import StateDocument
+from ucpformat.storage.store import open_store
 from ucpformat.writer import AtomSpec, SlotSpec
 
 CHUNK = 1 << 20
@@ -76,6 +77,22 @@ def test_fewer_workers_where_memory_is_short_and_a_refusal_where_one_is_too_many
     with pytest.raises(UcpError, match=f"--memory {-(-need >> 20)}M or more"):
         Engine(job(1, 10), tmp_path / "a", EngineOptions(memory=need - 1)).run()
     assert not (tmp_path / "a").exists()
+
+
+def test_what_is_on_its_way_counts(tmp_path: Path) -> None:
+    """An object store has memory of its own for each worker: fewer have room for it."""
+    store = open_store("memory://budget")
+    assert store.upload_bytes > 0
+    need = needed_for(CHUNK, store.upload_bytes)
+    assert (
+        workers_within(2 * need - 1, 8, CHUNK, store.upload_bytes)
+        == 1
+        < workers_within(2 * need - 1, 8, CHUNK)
+    )
+    with pytest.raises(UcpError, match=f"uploads {store.upload_bytes} of them.*--memory {-(-need >> 20)}M"):
+        Engine(job(1, 10), "memory://budget/a", EngineOptions(memory=need - 1)).run()
+    Engine(job(1, 10), "memory://budget/b", EngineOptions(memory=need)).run()
+    Engine(job(1, 10), tmp_path / "c", EngineOptions(memory=need - 1)).run()
 
 
 def test_the_budget_waits_and_never_blocks_for_ever() -> None:

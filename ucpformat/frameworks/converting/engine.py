@@ -95,10 +95,22 @@ class Engine:
     def _pool(self) -> AbstractContextManager[Pool]:
         return open_pool(
             self._options,
-            partial(workers_within, self._options.memory, chunk_bytes=self._job.chunk_bytes),
+            partial(
+                workers_within,
+                self._options.memory,
+                chunk_bytes=self._job.chunk_bytes,
+                upload_bytes=self._upload_bytes(),
+            ),
             is_known=self._recipe is not None,
             is_python_bound=self._is_python_bound(),
         )
+
+    def _upload_bytes(self) -> int:
+        store = open_store(self._url)
+        try:
+            return store.upload_bytes
+        finally:
+            store.close()
 
     def _is_python_bound(self) -> bool:
         chunks = sum(place.grid.count for place in self._cut.places)

@@ -18,22 +18,26 @@ _SPAN_BYTES: Final = (
 )  # what a strided read holds (torch_dcp.strided), small slots that wait, and change
 
 
-def needed_for(chunk_bytes: int) -> int:
-    """Bytes that copying one chunk may take: its array, one to cast or compare, one to compress, and a span."""
-    return 3 * chunk_bytes + _SPAN_BYTES
+def needed_for(chunk_bytes: int, upload_bytes: int = 0) -> int:
+    """Bytes that copying one chunk may take: its array, one to cast or compare, one to compress, and a span.
+
+    ``upload_bytes`` as the `Store` that it goes to has them.
+    """
+    return 3 * chunk_bytes + _SPAN_BYTES + upload_bytes
 
 
-def workers_within(memory: int, wanted: int, chunk_bytes: int) -> int:
-    """How many workers may each hold a chunk at once.
+def workers_within(memory: int, wanted: int, chunk_bytes: int, upload_bytes: int = 0) -> int:
+    """How many workers may each hold a chunk, and have some on its way, at once.
 
     Raises:
         UcpError: ``UCP-E-LIMIT`` where not one may.
     """
-    need = needed_for(chunk_bytes)
+    need = needed_for(chunk_bytes, upload_bytes)
     if memory < need:
+        uploads = f", and uploads {upload_bytes} of them" if upload_bytes else ""
         raise error(
             "UCP-E-LIMIT",
-            f"chunks of {chunk_bytes} bytes take {need} bytes of memory, and {memory} are allowed; "
+            f"chunks of {chunk_bytes} bytes take {need} bytes of memory{uploads}, and {memory} are allowed; "
             f"give --memory {-(-need >> 20)}M or more",
         )
     return max(1, min(wanted, memory // need))

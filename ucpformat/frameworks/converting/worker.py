@@ -133,7 +133,7 @@ def _copy(
         name = f"{order.attempt}-{batch.number}-{secrets.token_hex(4)}"
         writer = PackedChunkWriter(store, name=name, packs=1)
     try:
-        with workshop.budget.hold(needed_for(workshop.chunk_bytes)):
+        with workshop.budget.hold(needed_for(workshop.chunk_bytes, store.upload_bytes)):
             copying = _Copying(workshop, writer, progress)
             for run in batch.runs:
                 for chunk in range(run.first, run.stop):
