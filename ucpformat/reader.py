@@ -65,7 +65,9 @@ class Checkpoint(Mapping[str, AtomView]):
             worker_count(workers, store.calls.at_once), thread_name_prefix="ucp-read"
         )
         self._reads = CountedReads(store)
-        self._reader = BoxReader(self._reads, self._executor, calls=store.calls, verify=verify)
+        self._reader = BoxReader(
+            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers
+        )
         self._parts: dict[int, StoredPart] = {}
         self._packs: tuple[Pack, ...] | None = None
         self._state: StateDocument | None = None

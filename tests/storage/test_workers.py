@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage.workers import call_edges, task_groups, worker_count, writer_count
+from ucpformat.storage.workers import call_edges, in_parallel, task_groups, worker_count, writer_count
 
 
 @given(sizes=st.lists(st.integers(0, 20)), nbytes=st.integers(1, 40), most=st.integers(1, 5))
@@ -57,3 +61,56 @@ def test_who_waits_for_the_disk_gets_a_thread_more(
         found = writer_count(wanted, waits=waits)
         assert found == wanted if wanted else found == worker_count(None) + waits
         assert 1 <= worker_count(None) <= 8
+
+
+@given(count=st.integers(0, 30), workers=st.integers(1, 5), bad=st.sets(st.integers(0, 29)))
+def test_each_task_is_done_once_up_to_the_first_that_fails(count: int, workers: int, bad: set[int]) -> None:
+    done: list[int] = []
+
+    def task(number: int) -> Callable[[], None]:
+        def do() -> None:
+            done.append(number)
+            if number in bad:
+                raise LookupError(number)
+
+        return do
+
+    first = min((number for number in bad if number < count), default=None)
+    with ThreadPoolExecutor(workers) as executor:
+        if first is None:
+            in_parallel(map(task, range(count)), executor, workers)
+        else:
+            with pytest.raises(LookupError) as refusal:
+                in_parallel(map(task, range(count)), executor, workers)
+            assert refusal.value.args == (first,)
+    assert sorted(done) == [*range(len(done))]
+    assert len(done) == count if first is None else first < len(done)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_so_many_work_at_once(workers: int) -> None:
+    """Each waits for all the others, whoever called among them."""
+    together = threading.Barrier(workers, timeout=60)
+    seen: set[int] = set()
+
+    def tasks() -> Iterator[Callable[[], None]]:
+        def meet() -> None:
+            together.wait()
+            seen.add(threading.get_ident())
+
+        yield from (meet for _ in range(workers))
+
+    with ThreadPoolExecutor(max(1, workers - 1)) as executor:
+        in_parallel(tasks(), executor, workers)
+    assert len(seen) == workers
+    assert threading.get_ident() in seen
+
+
+def test_a_busy_executor_is_not_waited_for() -> None:
+    done: list[int] = []
+    free = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(free.wait)
+        in_parallel([lambda: done.append(1), lambda: done.append(2)], executor, 2)
+        free.set()
+    assert done == [1, 2]

@@ -8,16 +8,15 @@ looked up all at once, and those that are one checksum block or less are columns
 
 from __future__ import annotations
 
-from concurrent.futures import wait
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from awscrt.checksums import crc32c
 
 from ucpformat.errors import error
-from ucpformat.storage.byte_runs import CALL_BYTES, ByteRun, byte_runs
+from ucpformat.storage.byte_runs import ByteRun, byte_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import flat_bytes
@@ -25,10 +24,10 @@ from ucpformat.storage.read_calls import Blocks, as_reads
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.single_chunks import NO_SINGLE_CHUNKS
-from ucpformat.storage.workers import task_groups
+from ucpformat.storage.workers import in_parallel, worker_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -45,7 +44,6 @@ __all__ = ["BoxReader", "PartTargets"]
 
 _CALL_RUNS: Final = 1024  # as many buffers as a call of the system takes
 _REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
-_TASK_ITEMS: Final = 16
 
 
 class PartTargets(NamedTuple):
@@ -65,15 +63,23 @@ _OddChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.g
 class BoxReader:
     """Reads boxes of slots from a store, which has ``calls``; ``verify`` False leaves the checksums alone."""
 
-    def __init__(self, store: Readable, executor: Executor, *, calls: Calls, verify: bool = True) -> None:
+    def __init__(
+        self,
+        store: Readable,
+        executor: Executor,
+        *,
+        calls: Calls,
+        verify: bool = True,
+        workers: int | None = None,
+    ) -> None:
         self._store = store
         self._executor = executor
+        self._workers = worker_count(workers, calls.at_once)
         self._verify = verify
         self._calls = calls
         # Where a call waits for the network, it takes as many runs as it can, and calls do not wait for one another.
         self._waits = calls.at_once is not None
         self._call_runs = _REMOTE_RUNS if self._waits else _CALL_RUNS
-        self._task_items = 1 if self._waits else _TASK_ITEMS
         self._scratch = Scratch()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
@@ -116,30 +122,12 @@ class BoxReader:
                     key = stored.object_key(chunk, segment)
                     target = out if part == box else out[selection(part, box)]
                     runs += byte_runs(key, segment, held, part, target, verify=self._verify)
-        gap, window, most = self._calls.gap, self._calls.window, self._task_items
+        gap, window = self._calls.gap, self._calls.window
         reads = as_reads(runs, blocks, window=window)
         calls = reads.calls(gap=gap, window=window, most=self._call_runs)
-        self._do(
-            [
-                *(
-                    partial(self._fetch, reads, group)
-                    for group in task_groups(calls, reads.span, nbytes=CALL_BYTES, most=most)
-                ),
-                *(
-                    partial(self._read_odd, group)
-                    for group in task_groups(odd, _nbytes, nbytes=CALL_BYTES, most=most)
-                ),
-            ]
-        )
-
-    def _do(self, tasks: Sequence[Callable[[], None]]) -> None:
-        if len(tasks) == 1:
-            tasks[0]()
-            return
-        futures = [self._executor.submit(task) for task in tasks]
-        wait(futures)
-        for future in futures:
-            future.result()
+        fetches = (partial(self._fetch, reads, edges) for edges in calls)
+        others = (partial(self._read_odd, *chunk) for chunk in odd)
+        in_parallel(chain(fetches, others), self._executor, self._workers)
 
     def _chunks(
         self, targets: PartTargets, runs: list[ByteRun], blocks: list[Blocks]
@@ -173,20 +161,17 @@ class BoxReader:
         if in_blocks:
             blocks.append(_blocks(part, np.array(in_blocks, np.int64), filled))
 
-    def _fetch(self, reads: Reads, calls: Iterable[tuple[int, int]]) -> None:
-        for edges in calls:
-            call = reads.call(edges)
-            parts = self._received(call) if self._waits else self._read_into(call)
-            for item, start, checksum, part in zip(
-                call.items, call.starts, call.checksums, parts, strict=True
-            ):
-                if isinstance(item, ByteRun):
-                    if self._verify:
-                        verify_blocks(part, item.checksums, (start - item.origin) // BLOCK_BYTES, call.key)
-                    for destination in item.copied:
-                        destination.fill(part[0], start)
-                elif self._verify and crc32c(part[0]) != checksum:
-                    verify_blocks(part, packed([checksum]), 0, call.key)
+    def _fetch(self, reads: Reads, edges: tuple[int, int]) -> None:
+        call = reads.call(edges)
+        parts = self._received(call) if self._waits else self._read_into(call)
+        for item, start, checksum, part in zip(call.items, call.starts, call.checksums, parts, strict=True):
+            if isinstance(item, ByteRun):
+                if self._verify:
+                    verify_blocks(part, item.checksums, (start - item.origin) // BLOCK_BYTES, call.key)
+                for destination in item.copied:
+                    destination.fill(part[0], start)
+            elif self._verify and crc32c(part[0]) != checksum:
+                verify_blocks(part, packed([checksum]), 0, call.key)
 
     def _read_into(self, call: Call) -> list[list[memoryview]]:
         """Read runs by one call; what each was read into, which is spare memory where it does not go straight."""
@@ -224,18 +209,24 @@ class BoxReader:
                 memory[:] = data[start - origin : start - origin + memory.nbytes]
             yield [data[first - origin : stop - origin]]
 
-    def _read_odd(self, group: Iterable[_OddChunk]) -> None:
-        for stored, chunk, segments, box, out in group:
-            chunk_box = stored.chunk_box(chunk)
-            part = chunk_box.intersect(box)
-            if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
-                continue
-            target = out[selection(part, box)]
-            if stored.compressor is None or not segments:
-                target[...] = np.zeros((), out.dtype)
-            else:
-                whole = self._decoded(stored, stored.compressor, chunk, segments[0])
-                target[...] = whole[selection(part, chunk_box)]
+    def _read_odd(
+        self,
+        stored: StoredSlot,
+        chunk: int,
+        segments: tuple[Segment, ...],
+        box: Box,
+        out: NDArray[np.generic],
+    ) -> None:
+        chunk_box = stored.chunk_box(chunk)
+        part = chunk_box.intersect(box)
+        if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
+            return
+        target = out[selection(part, box)]
+        if stored.compressor is None or not segments:
+            target[...] = np.zeros((), out.dtype)
+        else:
+            whole = self._decoded(stored, stored.compressor, chunk, segments[0])
+            target[...] = whole[selection(part, chunk_box)]
 
     def _decoded(
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment
@@ -290,7 +281,3 @@ def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np
         of = np.arange(places.size)
     checksums = part.table.checksums[single.checksums[places]]
     return Blocks(keys, of, starts, starts + single.covered(places), checksums, arrays)
-
-
-def _nbytes(odd: _OddChunk) -> int:
-    return odd[-1].nbytes

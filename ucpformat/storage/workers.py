@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
+from concurrent.futures import wait
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Executor, Future
 
     from numpy.typing import NDArray
 
-__all__ = ["call_edges", "task_groups", "worker_count", "writer_count"]
+__all__ = ["call_edges", "in_parallel", "task_groups", "worker_count", "writer_count"]
 
 _T = TypeVar("_T")
 
@@ -68,3 +72,51 @@ def call_edges(
             last = bisect_right(ends, begins[first] + nbytes, first + 1, min(edge, first + most))
             yield first, last
             first = last
+
+
+def in_parallel(tasks: Iterable[Callable[[], None]], executor: Executor, workers: int) -> None:
+    """Do tasks by so many threads, this one among them, each of which takes the next.
+
+    Tasks may be made as they are taken. Nobody begins another once one has failed, and then, or when all are done, this
+    returns: what the first in order to fail has raised is raised here.
+    """
+    _Turns(tasks, executor, workers).run()
+
+
+class _Turns:
+    """One call of `in_parallel`: a class, since functions that refer to one another would outlive the call."""
+
+    def __init__(self, tasks: Iterable[Callable[[], None]], executor: Executor, workers: int) -> None:
+        self._executor = executor
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._numbered = enumerate(tasks)
+        self._upcoming = next(self._numbered, None)
+        self._helpers: list[Future[None]] = []
+        self._failures: list[tuple[int, BaseException]] = []
+
+    def run(self) -> None:
+        self._work()
+        # Who has not begun, where others keep the executor busy, finds nothing to do.
+        wait([helper for helper in self._helpers if not helper.cancel()])
+        if self._failures:
+            raise min(self._failures, key=itemgetter(0))[1]
+
+    def _work(self) -> None:
+        number = 0
+        try:
+            while (taken := self._take()) is not None:
+                number, task = taken
+                task()
+        except BaseException as failure:
+            with self._lock:
+                self._failures.append((number, failure))
+
+    def _take(self) -> tuple[int, Callable[[], None]] | None:
+        with self._lock:
+            taken = None if self._failures else self._upcoming
+            if taken is not None:
+                self._upcoming = next(self._numbered, None)
+                if self._upcoming is not None and len(self._helpers) < self._workers - 1:
+                    self._helpers.append(self._executor.submit(self._work))
+            return taken
