@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -136,16 +138,31 @@ class ChunkTable:
     def segments(self, chunk: int, ndim: int) -> tuple[Segment, ...]:
         """Segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
         first, last = int(self.first_segment[chunk]), int(self.first_segment[chunk + 1])
-        return tuple(self._segment(row, ndim) for row in range(first, last))
+        if first == last:
+            return ()
+        edges = self.first_checksum[first : last + 1].tolist()
+        checksums = self.checksums.data.cast("B")
+        return tuple(
+            [
+                Segment(
+                    container,
+                    offset,
+                    length,
+                    _box_of(self.words[word - 1 : word - 1 + 2 * ndim].tobytes(), ndim) if word else None,
+                    bytes(checksums[4 * start : 4 * stop]),
+                )
+                for (container, _, offset, length, word), (start, stop) in zip(
+                    self.rows[first:last].tolist(), pairwise(edges), strict=True
+                )
+            ]
+        )
 
-    def _segment(self, row: int, ndim: int) -> Segment:
-        container, _, offset, length, word = self.rows[row].tolist()
-        box = None
-        if word:
-            values = self.words[word - 1 : word - 1 + 2 * ndim].tolist()
-            box = Box(tuple(values[:ndim]), tuple(values[ndim:]))
-        crcs = self.checksums[self.first_checksum[row] : self.first_checksum[row + 1]]
-        return Segment(container, offset, length, box, crcs.tobytes())
+
+@lru_cache(maxsize=4096)
+def _box_of(words: bytes, ndim: int) -> Box:
+    """The box that the words of a segment say: chunks are mostly cut alike."""
+    values = np.frombuffer(words, "<u8").tolist()
+    return Box(tuple(values[:ndim]), tuple(values[ndim:]))
 
 
 def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> None:

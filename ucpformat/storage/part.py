@@ -16,6 +16,7 @@ from ucpformat.jsonio import pointer
 from ucpformat.model.table import OWN_OBJECT
 from ucpformat.storage.single_chunks import SingleChunks, single_chunks
 from ucpformat.storage.slot_form import slot_form, stored_bytes
+from ucpformat.storage.tiles import sizes_of_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -131,11 +132,18 @@ class StoredSlot(NamedTuple):
     ) -> Iterator[tuple[Segment, Box, Box]]:
         """Segments of a chunk that hold cells of ``box``: each with the box of the slot that it holds, and those."""
         chunk_box = self.chunk_box(chunk)
+        wanted = chunk_box.intersect(box)
+        if wanted is None:
+            return
+        within = wanted.relative_to(chunk_box)
         for segment in segments:
-            held = chunk_box if segment.box is None else segment.box.translate(chunk_box.offset)
-            part = held.intersect(box)
+            if segment.box is None:
+                yield segment, chunk_box, wanted
+                continue
+            part = segment.box.intersect(within)
             if part is not None:
-                yield segment, held, part
+                offset = chunk_box.offset
+                yield segment, segment.box.translate(offset), part.translate(offset)
 
     def whole_bytes(self) -> int:
         """Size of an unclipped chunk before compression."""
@@ -167,12 +175,17 @@ class StoredSlot(NamedTuple):
                 )
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
+        shape, item = self.chunk_shape(chunk), self.dtype.item_bytes
+        if self.compressor is None:
+            sizes = sizes_of_tiles(tuple([segment.box for segment in segments]), shape)
+            if sizes is not None and [one.length for one in segments] == [size * item for size in sizes]:
+                return
         at = self.place(chunk)
         if all(segment.box is None for segment in segments):
             raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=at)
         if self.compressor is not None:
             raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
-        whole = Box.whole(self.chunk_shape(chunk))
+        whole = Box.whole(shape)
         boxes = []
         for segment in segments:
             if segment.box is None:
@@ -181,7 +194,7 @@ class StoredSlot(NamedTuple):
                 raise error("UCP-E-SEGMENT", "a segment's box is empty", at=at)
             if not whole.contains(segment.box):
                 raise error("UCP-E-SEGMENT", f"{segment.box} lies outside the chunk", at=at)
-            if segment.length != segment.box.size * self.dtype.item_bytes:
+            if segment.length != segment.box.size * item:
                 raise error("UCP-E-SEGMENT", f"the length of the segment is not that of {segment.box}", at=at)
             boxes.append(segment.box)
         if boxes != sorted(boxes, key=lambda box: box.offset):
