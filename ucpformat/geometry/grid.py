@@ -53,18 +53,16 @@ class ChunkGrid:
     def chunk_box(self, index: tuple[int, ...]) -> Box:
         """Return the cells of a chunk, clipped to the array; UCP-E-SHAPE where there is no such chunk."""
         self._check(index)
+        return self._box(index)
+
+    def _box(self, index: tuple[int, ...]) -> Box:
         offset = tuple(map(int.__mul__, index, self.chunk_shape))
-        return Box(
-            offset,
-            tuple(
-                min(chunk, extent - first)
-                for chunk, extent, first in zip(self.chunk_shape, self.shape, offset, strict=True)
-            ),
-        )
+        rest = map(int.__sub__, self.shape, offset)
+        return Box(offset, tuple(map(min, self.chunk_shape, rest)))
 
     def box_at(self, position: int) -> Box:
         """Return the cells of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
-        return self.chunk_box(self.index_of(position))
+        return self._box(self.index_of(position))
 
     def chunk_start(self, index: tuple[int, ...]) -> int:
         """Return the row-major element offset of the first cell of a chunk.

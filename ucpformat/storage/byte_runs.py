@@ -84,15 +84,24 @@ class ByteRun(NamedTuple):
         if self.stop - self.offset <= nbytes:
             yield self
             return
-        for low in range(self.offset, self.stop, nbytes):
-            high = min(self.stop, low + nbytes)
-            straight = tuple(
-                (max(start, low), memory[max(0, low - start) : high - start])
-                for start, memory in self.straight
-                if start < high and low < start + memory.nbytes
+        key, offset, stop, origin, checksums, straight, copied = self
+        for low in range(offset, stop, nbytes):
+            high = min(stop, low + nbytes)
+            yield ByteRun(
+                key,
+                low,
+                high,
+                origin,
+                checksums,
+                tuple(
+                    [
+                        (max(start, low), memory[max(0, low - start) : high - start])
+                        for start, memory in straight
+                        if start < high and low < start + memory.nbytes
+                    ]
+                ),
+                tuple([one for one in copied if one.start < high and low < one.stop]),
             )
-            copied = tuple(one for one in self.copied if one.start < high and low < one.stop)
-            yield self._replace(offset=low, stop=high, straight=straight, copied=copied)
 
 
 def byte_runs(
