@@ -52,6 +52,29 @@ def test_it_accepts_a_subset_of_json_and_reads_it_alike(data: bytes) -> None:
     dumps_canonical(value)
 
 
+@given(
+    st.lists(
+        st.text(alphabet="0123456789:, -]}ef", min_size=14, max_size=40)
+        | st.integers(10**14, 10**17)
+        | st.integers(-(10**17), -(10**14)),
+        max_size=6,
+    ),
+    st.sampled_from([(",", ":"), (" , ", " : "), (",\n", ":\t")]),
+)
+@example(["crc32c-tree:0123456789012345e", 2**53], (",", ":"))
+@example([":12345678901234567890,", 2**53 - 1], (",", ":"))
+def test_long_digits_in_texts_hide_no_long_integer(
+    values: list[str | int], separators: tuple[str, str]
+) -> None:
+    for document in (values, dict(enumerate(values)), *values):
+        data = json.dumps(document, separators=separators).encode()
+        inside = values if isinstance(document, list | dict) else [document]
+        if any(isinstance(value, int) and abs(value) > MAX_INTEGER for value in inside):
+            assert _refusal(data).code == "UCP-E-JSON"
+        else:
+            assert loads(data, at="x") == json.loads(data)
+
+
 @given(VALUES, st.text(alphabet='[]{}"\\', max_size=8), st.integers(0, MAX_DEPTH + 4), st.booleans())
 def test_depth_is_counted_exactly(value: JsonValue, noise: str, levels: int, arrays: bool) -> None:
     def depth(item: JsonValue) -> int:

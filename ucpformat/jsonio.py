@@ -53,6 +53,8 @@ _NUMBERS: Final = bytes(
     for byte in range(256)
 )
 _LONG_INTEGER: Final = b"s" + b"d" * 16
+_NO_DIGIT: Final = re.compile(rb"[^0-9]")
+_AFTER_NUMBERS: Final = b" \t\r\n,]}"
 _SURROGATE_ESCAPES: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -84,7 +86,7 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
     if _deeper_than_limit(data):
         raise error("UCP-E-LIMIT", f"the document nests deeper than {MAX_DEPTH} levels", at=at)
     # A 16-digit run is the rare case; without one no integer can be out of range, and C converts them all.
-    parse_int = _long_integer if _LONG_INTEGER in data.translate(_NUMBERS) or _starts_long(data) else int
+    parse_int = _long_integer if _has_long_integers(data) else int
     try:
         with paused() if len(data) >= _GC_PAUSE_BYTES else nullcontext():
             value: JsonValue = json.loads(
@@ -172,9 +174,18 @@ def _deeper_than_limit(data: bytes) -> bool:
     return bool(structure)
 
 
-def _starts_long(data: bytes) -> bool:
-    """Whether the whole document is one long number, which has nothing before it."""
-    return data[:16].isdigit()
+def _has_long_integers(data: bytes) -> bool:
+    """Whether an integer may be too long; False where there is none, and all that looks like it is within texts."""
+    if data[:16].isdigit():
+        return True  # the whole document is one number, which has nothing before it
+    marks = data.translate(_NUMBERS)
+    found = marks.find(_LONG_INTEGER)
+    while found >= 0:
+        end = _NO_DIGIT.search(data, found + 1)
+        if end is None or end[0] in _AFTER_NUMBERS:
+            return True
+        found = marks.find(_LONG_INTEGER, end.start())
+    return False
 
 
 def _unique(members: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:

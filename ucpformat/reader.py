@@ -292,33 +292,25 @@ class Checkpoint(Mapping[str, AtomView]):
                 may then have been written to.
         """
         with paused():
-            indices = {bisect.bisect_right(self._firsts, name) - 1 for name, _ in into}
-            for _ in self.parts(sorted(indices - {-1})):
-                pass  # they are kept
+            indices = [bisect.bisect_right(self._firsts, name) - 1 for name, _ in into]
+            needed = sorted({*indices} - {-1})
+            parts = dict(zip(needed, self.parts(needed), strict=True))
             wanted: dict[StoredPart, PartTargets] = {}
-            for (name, slot), out in into.items():
-                part, number = self._number(name, slot)
+            found: PartTargets | None = None
+            for ((name, slot), out), index in zip(into.items(), indices, strict=True):
+                part = parts.get(index)
+                number = None if part is None else part.number(name, slot)
+                if part is None or number is None:  # by an alias, or missing, which it says best
+                    stored = self[name][slot].stored
+                    part, number = stored.part, stored.number
+                if found is None or found.part is not part:
+                    found = wanted.setdefault(part, PartTargets(part, [], []))
                 kind, grid = part.forms[number]
                 if not is_destination(out, kind, grid.shape):
                     out = destination_of(part.slot(number), grid.shape, out)
-                found = wanted.get(part)
-                if found is None:
-                    found = wanted[part] = PartTargets(part, [], [])
                 found.numbers.append(number)
                 found.arrays.append(out)
             self._reader.read_parts(wanted.values())
-
-    def _number(self, name: str, slot: str) -> tuple[StoredPart, int]:
-        """A slot's part, and its number there."""
-        index = bisect.bisect_right(self._firsts, name) - 1
-        if index >= 0:
-            part = self.part(index)
-            number = part.number(name, slot)
-            if number is not None:
-                return part, number
-        # By an alias, or missing, which it says best.
-        stored = self[name][slot].stored
-        return stored.part, stored.number
 
     def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -24,7 +25,7 @@ STRANGE: st.SearchStrategy[Any] = st.sampled_from(
         {"name": "gzip", "configuration": {}},
         {"A": {"dtype": "int8", "shape": []}, "a": {"dtype": "int8", "shape": []}},
     ]
-)  # fmt: skip
+).map(copy.deepcopy)  # fmt: skip  # what is drawn may be changed in its turn
 
 
 def places(value: JsonValue) -> list[tuple[str | int, ...]]:

@@ -129,7 +129,7 @@ class PartColumns:
     @property
     def highest_layout(self) -> int:
         """The highest index of a layout; -1 without one."""
-        return max((layout for layout in self.layouts if layout is not None), default=-1)
+        return max((layout for layout in {*self.layouts} if layout is not None), default=-1)
 
     def atom(self, position: int, first_slot: int) -> Atom:
         """One atom, whose slots begin at a number."""

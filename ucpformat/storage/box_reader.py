@@ -144,12 +144,12 @@ class BoxReader:
         for number, place, small, box, out in zip(  # noqa: B905
             numbers, places.tolist(), is_block.tolist(), boxes or repeat(None), arrays
         ):
-            whole = part.forms[number][1].whole
-            if small and (box is None or box == whole) and out.flags.c_contiguous:
+            if small and out.flags.c_contiguous and (box is None or box == part.forms[number][1].whole):
                 in_blocks.append(place)
                 filled.append(out)
                 continue
             stored = part.slot(number)
+            whole = stored.grid.whole
             wanted = whole if box is None else box
             if place >= 0 and out.nbytes and whole.contains(wanted):
                 segment = single.segment(place, part.table)
@@ -185,7 +185,7 @@ class BoxReader:
                 room = room[first - position :]
             position = first
             part: list[memoryview] = []
-            for start, memory in _straight(item, first):
+            for start, memory in item.straight if isinstance(item, ByteRun) else ((first, flat_bytes(item)),):
                 if start > position:
                     part.append(room[: start - position])
                     room = room[start - position :]
@@ -205,7 +205,7 @@ class BoxReader:
         origin = call.starts[0]
         data = memoryview(self._store.read(call.key, origin, call.stops[-1]))
         for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
-            for start, memory in _straight(item, first):
+            for start, memory in item.straight if isinstance(item, ByteRun) else ((first, flat_bytes(item)),):
                 memory[:] = data[start - origin : start - origin + memory.nbytes]
             yield [data[first - origin : stop - origin]]
 
@@ -263,11 +263,6 @@ class BoxReader:
                     verify_blocks([data], segment.checksums, 0, key)
                 # The padding of an edge chunk lies behind what it has.
                 yield held, np.frombuffer(data, kind, held.size).reshape(held.shape)
-
-
-def _straight(item: ByteRun | NDArray[np.generic], start: int) -> tuple[tuple[int, memoryview], ...]:
-    """The memory that a run goes straight into, with the byte of the object where each begins."""
-    return item.straight if isinstance(item, ByteRun) else ((start, flat_bytes(item)),)
 
 
 def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["read_all", "sync", "translated", "write_all"]
 
 _IOV_LIMIT: Final = 1024
+_NBYTES: Final = attrgetter("nbytes")
 
 
 @contextmanager
@@ -59,6 +61,8 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
 
 def _behind(buffers: list[memoryview], done: int) -> list[memoryview]:
     """What of the buffers lies behind their first ``done`` bytes."""
+    if done == sum(map(_NBYTES, buffers)):
+        return []  # as most often
     for number, buffer in enumerate(buffers):
         if done < buffer.nbytes:
             return [buffer[done:], *buffers[number + 1 :]]

@@ -247,7 +247,7 @@ class StoredPart:
             self._refuse_form(columns, chunk_bytes)
             raise
         # Of two atoms of one name, in a part that is only validated, the last is found, and both are listed.
-        self._positions = {name: position for position, name in enumerate(columns.atoms)}
+        self._positions = dict(zip(columns.atoms, range(len(columns.atoms)), strict=True))
         chunks = sum(grid.count for _, grid in self.forms)
         if chunks != table.counts.size:
             message = f"the slots have {chunks} chunks, the table {table.counts.size}"
@@ -274,11 +274,15 @@ class StoredPart:
     def number(self, atom: str, slot: str) -> int | None:
         """The number of a slot among those of the part; None if there is none."""
         position = self._positions.get(atom)
-        if position is not None:
-            for number in range(self._first_slots[position], self._first_slots[position + 1]):
-                if self._slot_names[number] == slot:
-                    return number
-        return None
+        if position is None:
+            return None
+        first = self._first_slots[position]
+        if self._slot_names[first] == slot:
+            return first
+        try:
+            return self._slot_names.index(slot, first + 1, self._first_slots[position + 1])
+        except ValueError:
+            return None
 
     def find(self, atom: str, slot: str) -> StoredSlot | None:
         """One slot; None if there is none."""
