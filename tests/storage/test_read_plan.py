@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.builders import GZIP, MIB, Array, Tensor, declare, fresh_url, guillotine, region, save, states
 from tests.geometry.strategies import layouts
-from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, lower
+from ucpformat.geometry import Box, Flatten, Layout, Mesh, MeshAxis, Shard, Step, View, lower
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.read_plan import planned_reads, storage_pattern
@@ -148,3 +148,23 @@ def test_segments_of_boxes_are_fetched_one_by_one(tmp_path: Path) -> None:
             (16, 16, 0),
             (16, 16, 1),
         ]
+
+
+@pytest.mark.parametrize(
+    "steps", [(Flatten(), Shard("dp", 0)), (View((2, 3, 10)), Shard("dp", 1, "balanced"))], ids=str
+)
+def test_pieces_of_a_tensor_are_fetched_together(tmp_path: Path, steps: tuple[Step, ...]) -> None:
+    """A flat range begins and ends within a row; its pieces are of one block. Another view takes the whole chunk."""
+    save(tmp_path / "c", {("w", "value"): Tensor(weights(60).reshape(6, 10), "uint8")})
+    layout = Layout(Mesh((MeshAxis("dp", 4),)), steps)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        compare(checkpoint, "w", "value", layout)
+        stored = checkpoint["w"]["value"].stored
+        lowering = lower(layout, stored.grid.shape)
+        pieces = [local.pieces for at in layout.mesh.coordinates() if (local := lowering.at(at)) is not None]
+        for held in pieces:
+            reads = list(planned_reads(stored, lowering.view, held))
+            assert [read.needed for read in reads] == (
+                [sum(piece.box.size for piece in held)] if held else []
+            )
+    assert max(map(len, pieces)) > 1 or lowering.view != stored.grid.shape

@@ -13,6 +13,8 @@ from ucpformat.storage.arithmetic import scaled
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from ucpformat.geometry import Layout, LocalMap, Lowering
@@ -72,25 +74,31 @@ def read_local(
     in_buffer = any(isinstance(step, Concat) for step in lowering.layout.steps)
     if local.mapped != local.size and not in_buffer:
         memory[...] = 0
+    places: list[tuple[Box, NDArray[np.generic]]] = []
     for piece in local.pieces:
         strides = tuple(stride * item for stride in piece.local.strides)
         place: NDArray[np.generic] = np.ndarray(
             piece.box.shape, stored.dtype.numpy, memory.data, piece.local.offset * item, strides
         )
-        if lowering.view == stored.grid.shape:
-            reader.read_box(stored, piece.box, place)
-        else:
-            _read_viewed(reader, stored, lowering.view, piece.box, place)
-        if exponent:
+        places.append((piece.box, place))
+    if lowering.view == stored.grid.shape:
+        reader.read((stored, box, place) for box, place in places)
+    else:
+        _read_viewed(reader, stored, lowering.view, places)
+    if exponent:
+        for _, place in places:
             place[...] = scaled(place, stored.dtype, exponent, at=stored.label)
 
 
 def _read_viewed(
-    reader: BoxReader, stored: StoredSlot, view: tuple[int, ...], box: Box, out: NDArray[np.generic]
+    reader: BoxReader,
+    stored: StoredSlot,
+    view: tuple[int, ...],
+    places: Sequence[tuple[Box, NDArray[np.generic]]],
 ) -> None:
-    """Read a box of a view of the slot: a chunk is one run of elements in any view, so each is read once.
+    """Read boxes of a view of the slot: a chunk is one run of elements in any view.
 
-    Whole chunks are read, one at a time.
+    Whole chunks are read, one at a time, once each.
     """
     grid = stored.grid
     for chunk in range(grid.count):
@@ -98,14 +106,15 @@ def _read_viewed(
         held = grid.chunk_box(index)
         first = grid.chunk_start(index)
         runs = decompose_flat_range(view, first, first + held.size)
-        if not any(run.intersect(box) for run in runs):
+        if not any(run.intersect(box) for run in runs for box, _ in places):
             continue
         data = np.empty(held.size, stored.dtype.numpy)
         reader.read_box(stored, held, data.reshape(held.shape))
         position = 0
         for run in runs:
-            part = run.intersect(box)
-            if part is not None:
-                elements = data[position : position + run.size].reshape(run.shape)
-                out[selection(part, box)] = elements[selection(part, run)]
+            elements = data[position : position + run.size].reshape(run.shape)
+            for box, out in places:
+                part = run.intersect(box)
+                if part is not None:
+                    out[selection(part, box)] = elements[selection(part, run)]
             position += run.size

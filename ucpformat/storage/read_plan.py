@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ucpformat.geometry import decompose_flat_range
@@ -29,22 +30,40 @@ class StoredRead:
 
 
 def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Piece]) -> Iterator[StoredRead]:
-    """Return what a verifying reader fetches for ``pieces``, boxes of ``view``, in the order in which it does.
+    """Return what a verifying reader fetches for ``pieces``, boxes of ``view``, in order of chunks.
 
-    Each run is widened to checksum blocks; of a compressed segment all is fetched. What has a zero entry
-    needs nothing. Pieces in another view than the slot's shape take whole chunks, each piece its own.
+    Each run is widened to checksum blocks, and those that share blocks are one; of a compressed segment all is fetched,
+    for each piece. What has a zero entry needs nothing. For pieces in another view than the slot's shape each chunk
+    that has any of them is taken whole.
 
     Raises:
         UcpError: ``UCP-E-SEGMENT``, ``UCP-E-TABLE``: the table is wrong where it is looked at.
     """
-    for piece in pieces:
-        if view == stored.grid.shape:
-            for chunk in stored.grid.chunks_for(piece.box):
-                wanted = stored.chunk_box(chunk).intersect(piece.box)
-                if wanted is not None:
-                    yield from _of_chunk(stored, chunk, wanted)
-        else:
-            yield from _of_view(stored, view, piece.box)
+    if view != stored.grid.shape:
+        yield from _of_view(stored, view, [piece.box for piece in pieces])
+        return
+    reads = [
+        read
+        for piece in pieces
+        for chunk in stored.grid.chunks_for(piece.box)
+        if (wanted := stored.chunk_box(chunk).intersect(piece.box)) is not None
+        for read in _of_chunk(stored, chunk, wanted)
+    ]
+    yield from reads if len(pieces) < 2 or stored.compressor is not None else _merged(reads)
+
+
+def _merged(reads: list[StoredRead]) -> Iterator[StoredRead]:
+    """Reads in order, those that share bytes as one: segments share none, so that these are of one."""
+    last: StoredRead | None = None
+    for read in sorted(reads, key=attrgetter("chunk", "key", "start", "stop")):
+        if last is not None and read.key == last.key and read.start < last.stop:
+            last = replace(last, stop=max(last.stop, read.stop), needed=last.needed + read.needed)
+            continue
+        if last is not None:
+            yield last
+        last = read
+    if last is not None:
+        yield last
 
 
 def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRead]:
@@ -61,13 +80,14 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
             yield StoredRead(key, segment.offset + start, stop, chunk, stretch.box.size * item)
 
 
-def _of_view(stored: StoredSlot, view: tuple[int, ...], box: Box) -> Iterator[StoredRead]:
+def _of_view(stored: StoredSlot, view: tuple[int, ...], boxes: Sequence[Box]) -> Iterator[StoredRead]:
     grid, item = stored.grid, stored.dtype.item_bytes
     for chunk in range(grid.count):
         index = grid.index_of(chunk)
         held = grid.chunk_box(index)
         first = grid.chunk_start(index)
-        parts = (run.intersect(box) for run in decompose_flat_range(view, first, first + held.size))
+        runs = decompose_flat_range(view, first, first + held.size)
+        parts = (run.intersect(box) for run in runs for box in boxes)
         needed = sum(part.size for part in parts if part is not None)
         for number, read in enumerate(_of_chunk(stored, chunk, held) if needed else ()):
             # The whole chunk is fetched, in as many reads as it has segments.
