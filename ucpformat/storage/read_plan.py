@@ -30,7 +30,7 @@ class StoredRead:
 
 
 def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Piece]) -> Iterator[StoredRead]:
-    """Return what a verifying reader fetches for ``pieces``, boxes of ``view``, in order of chunks.
+    """Return what a verifying reader fetches for ``pieces``, boxes of ``view``.
 
     Each run is widened to checksum blocks, and those that share blocks are one; of a compressed segment all is fetched,
     for each piece. What has a zero entry needs nothing. For pieces in another view than the slot's shape each chunk
@@ -55,7 +55,7 @@ def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Pi
 def _merged(reads: list[StoredRead]) -> Iterator[StoredRead]:
     """Reads in order, those that share bytes as one: segments share none, so that these are of one."""
     last: StoredRead | None = None
-    for read in sorted(reads, key=attrgetter("chunk", "key", "start", "stop")):
+    for read in sorted(reads, key=attrgetter("key", "start", "stop")):
         if last is not None and read.key == last.key and read.start < last.stop:
             last = replace(last, stop=max(last.stop, read.stop), needed=last.needed + read.needed)
             continue
