@@ -98,6 +98,22 @@ def test_what_cannot_be_mapped_is_read(store: LocalStore, data: bytes) -> None:
         pass
 
 
+def test_pages_that_stay_do_no_harm(store: LocalStore, data: bytes) -> None:
+    """A process that locks its memory (mlockall) cannot let go of them."""
+    advise = mappings._advise
+
+    def locked(first: int, nbytes: int, advice: int) -> None:
+        if advice == mmap.MADV_DONTNEED:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        advise(first, nbytes, advice)
+
+    with (
+        patch.object(mappings, "_advise", locked),
+        store.glimpse(KEY, 0, SIZE, nothing) as found,
+    ):
+        assert found == data
+
+
 @pytest.mark.parametrize("size", [10, 3 << 20])
 def test_errors_are_those_of_a_read(store: LocalStore, size: int) -> None:
     for key, start, code in ((KEY, SIZE - 1, "UCP-E-LENGTH"), ("packs/b.pack", 0, "UCP-E-MISSING")):

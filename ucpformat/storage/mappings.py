@@ -8,7 +8,7 @@ import mmap
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -70,8 +70,9 @@ def populated(view: memoryview) -> Iterator[None]:
     try:
         yield
     finally:
-        # Pages that are mapped count as memory of this process, although anybody may have them.
-        _advise(first - before, before + view.nbytes, mmap.MADV_DONTNEED)
+        # Pages that are mapped count as memory of this process, although anybody may have them; locked ones stay.
+        with suppress(OSError):
+            _advise(first - before, before + view.nbytes, mmap.MADV_DONTNEED)
 
 
 def _advise(first: int, nbytes: int, advice: int) -> None:
