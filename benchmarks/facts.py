@@ -15,7 +15,7 @@ Facts = dict[str, str | int | float | dict[str, str]]
 _PACKAGES: Final = (
     "ucpformat",
     "numpy",
-    "crc32c",
+    "awscrt",
     "torch",
     "safetensors",
     "tensorstore",

@@ -60,9 +60,12 @@ def one_by_one(path: Path) -> list[Problem]:
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=2),
     kept=st.floats(0, 1) | st.none(),
     is_mapped=st.booleans(),
+    megabytes=st.sampled_from([0, 4, 64]),
 )
 @settings(max_examples=20, deadline=None)
-def test_chunks_of_many_blocks(flips: list[tuple[float, int]], kept: float | None, is_mapped: bool) -> None:
+def test_chunks_of_many_blocks(
+    flips: list[tuple[float, int]], kept: float | None, is_mapped: bool, megabytes: int
+) -> None:
     """Of one block and a bit, of one call, and of two calls and a bit; mapped where that is worth it, or read."""
     megabyte = 1 << 20
     sizes = [3, megabyte + 5, 4 * megabyte, 7, 9 * megabyte + 1]
@@ -80,7 +83,10 @@ def test_chunks_of_many_blocks(flips: list[tuple[float, int]], kept: float | Non
                 file.write(bytes([byte ^ 1 << bit]))
             if kept is not None:
                 file.truncate(int(kept * length))
-        with patch("ucpformat.storage.local._MAPPED_BYTES", 1 << (21 if is_mapped else 40)):
+        with (
+            patch("ucpformat.storage.local._MAPPED_BYTES", 1 << (21 if is_mapped else 40)),
+            patch.object(LocalStore, "glimpse_bytes", megabytes * megabyte),
+        ):
             together = validate(path, "integrity", workers=2)
         assert sorted(together, key=str) == sorted(one_by_one(path), key=str)
         assert bool(together) == bool(pack.stat().st_size != length or {*flips} - {*_twice(flips, length)})

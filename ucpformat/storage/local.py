@@ -25,7 +25,7 @@ from ucpformat.storage.write_back import WriteBack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ucpformat.storage.store import Durability, Spare
+    from ucpformat.storage.store import Durability
 
 __all__ = ["LocalStore"]
 
@@ -50,6 +50,7 @@ class LocalStore:
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
     packs_at_once = 2
     upload_bytes = 0
+    glimpse_bytes = 1 << 26  # whoever comes back from the system has to wait for other threads of Python
     writers_wait = False  # the page cache takes what they write, and the disk is at work meanwhile
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
@@ -167,19 +168,15 @@ class LocalStore:
             return self._mappings.view(key, descriptor, start, stop, keep=key.startswith("packs/"))
 
     @contextmanager
-    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> Iterator[memoryview]:
+    def glimpse(self, key: str, start: int, stop: int) -> Iterator[memoryview | None]:
         """Bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there."""
+        data: memoryview | None = None
         with ExitStack() as stack:
-            data: memoryview | None = None
             if stop - start >= _MAPPED_BYTES:
-                # What cannot be mapped is read, and whatever is wrong is said by that.
                 with suppress(UcpError, OSError):
                     view = self.mapped(key, start, stop)
                     stack.enter_context(populated(view))
                     data = view
-            if data is None:
-                data = memory(stop - start)[: stop - start].data
-                self.read_into(key, start, [data])
             yield data
 
     def keys(self) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 import fsspec
@@ -18,8 +18,7 @@ from ucpformat.storage.store import PREFIXES, Calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from ucpformat.storage.store import Spare
+    from contextlib import AbstractContextManager
 
 __all__ = ["RemoteStore", "translated"]
 
@@ -86,6 +85,7 @@ class RemoteStore:
     # hold 64 MiB together.
     calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
     writers_wait = True
+    glimpse_bytes = 0
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -162,11 +162,10 @@ class RemoteStore:
         del start, stop
         raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
 
-    @contextmanager
-    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> Iterator[memoryview]:
-        """Bytes ``[start, stop)`` of an object."""
-        del memory
-        yield memoryview(self.read(key, start, stop))
+    def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[None]:
+        """None: objects of a remote store are read."""
+        del key, start, stop
+        return nullcontext()
 
     def keys(self) -> Iterator[str]:
         """All keys below the URL."""

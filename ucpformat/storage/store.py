@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    import numpy as np
-    from numpy.typing import NDArray
-
 __all__ = [
     "PREFIXES",
     "Calls",
@@ -20,7 +17,6 @@ __all__ = [
     "Look",
     "PackFile",
     "PackFullError",
-    "Spare",
     "Store",
     "is_remote",
     "open_store",
@@ -30,8 +26,6 @@ Durability = Literal["fsync", "none"]
 """``none`` leaves what is written to the page cache: for benchmarks and tests, never for training."""
 
 Look = Callable[[memoryview], None]
-Spare = Callable[[int], "NDArray[np.uint8]"]
-"""Memory of at least so many bytes, with anything in them (`Scratch.take`)."""
 
 PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 """Where everything but the root document lies."""
@@ -96,6 +90,8 @@ class Store(Protocol):
     """Whether who writes waits until the medium has it."""
     packs_at_once: int
     """How many packs a writer keeps busy at its best."""
+    glimpse_bytes: int
+    """How much is looked at by one `glimpse` at best; 0 where nothing is."""
     upload_bytes: int
     """Memory of a pack that is on its way, beside that of whoever writes it."""
 
@@ -124,10 +120,10 @@ class Store(Protocol):
         """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
         ...
 
-    def glimpse(self, key: str, start: int, stop: int, memory: Spare) -> AbstractContextManager[memoryview]:
-        """Bytes ``[start, stop)`` of an object that are looked at once: where they lie, or else read into ``memory``.
+    def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[memoryview | None]:
+        """Bytes ``[start, stop)`` of an object where they lie, until the context is left; None: they are to be read.
 
-        They are not to be looked at once the context is left. Errors as `read`.
+        None is also the answer where anything is wrong with them: a read says what.
         """
         ...
 

@@ -57,7 +57,7 @@ def check_integrity(
     """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
     scratch = Scratch()
     sound: dict[StoredPart, list[int]] = {part: [] for part in checked.parts}
-    near = (near for part in checked.parts for near in near_slots(part, store.calls.gap))
+    near = (near for part in checked.parts for near in near_slots(part, store))
     for part, slots, nbytes in _in_order(executor, lambda one: sound_slots(store, one, scratch), near):
         sound[part] += slots
         progress(nbytes)

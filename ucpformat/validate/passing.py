@@ -95,19 +95,23 @@ def pass_by(
         key = stored.object_key(chunk, segment)
         trailer_bytes = OBJECT_TRAILER if segment.container == OWN_OBJECT else 0
         total, trailer = 0, b""
-        for start in range(0, segment.covered, CALL_BYTES):
-            size = min(CALL_BYTES, segment.covered - start)
-            stop = start + size
-            if stop == segment.covered:
-                stop += trailer_bytes
-            offset = segment.offset
-            with store.glimpse(key, offset + start, offset + stop, scratch.take) as data:
-                piece = np.frombuffer(data[:size], np.uint8)
-                run = passed.look(piece, stored, segment, start, logical, key)
+        with store.glimpse(key, segment.offset, segment.offset + segment.length) as found:
+            most = CALL_BYTES if found is None else segment.covered
+            for start in range(0, segment.covered, most):
+                size = min(most, segment.covered - start)
+                stop = start + size
+                if stop == segment.covered:
+                    stop += trailer_bytes
+                if found is None:
+                    data = scratch.take(stop - start)[: stop - start]
+                    store.read_into(key, segment.offset + start, [data.data])
+                else:
+                    data = np.frombuffer(found[start:stop], np.uint8)
+                run = passed.look(data[:size], stored, segment, start, logical, key)
                 if trailer_bytes:
                     total = combine(total, run.total, size)
-                trailer = bytes(data[size:])
-            logical += size
+                trailer = data[size:].tobytes()
+                logical += size
         passed.nbytes += segment.length
         if trailer_bytes and total != int.from_bytes(trailer, "little"):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)

@@ -40,11 +40,15 @@ class _Single(NamedTuple):
 
 
 class Near(NamedTuple):
-    """Slots of a part whose bytes lie close to one another in one pack, sorted by their place."""
+    """Slots of a part whose bytes lie close to one another in one pack, sorted by their place.
+
+    ``calls`` are the first slot, and the one behind the last, that one call reads where all have to be read.
+    """
 
     part: StoredPart
     key: str
     slots: Sequence[_Single]
+    calls: Sequence[tuple[int, int]]
 
 
 class Sound(NamedTuple):
@@ -55,52 +59,69 @@ class Sound(NamedTuple):
     nbytes: int
 
 
-def near_slots(part: StoredPart, gap: int) -> Iterator[Near]:
-    """Slots of one chunk, in groups that are looked at together: `CALL_BYTES` at most, unless it is one slot."""
+def near_slots(part: StoredPart, store: Store) -> Iterator[Near]:
+    """Slots of one chunk, in groups that are looked at together."""
     if not part.packed:
         return
-    found = part.single_chunks
+    found, gap = part.single_chunks, store.calls.gap
     order = np.lexsort((found.offsets, found.containers))
     containers, starts, slots = found.containers[order], found.offsets[order], found.slots[order]
     stops, first = starts + found.lengths[order], found.checksums[order]
     last = first - (-found.lengths[order] // BLOCK_BYTES)
     checksums = part.table.checksums
-    for edges in call_edges(containers, starts, stops, gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE):
+    together = max(CALL_BYTES, store.glimpse_bytes)
+    for edges in call_edges(containers, starts, stops, gap=gap, nbytes=together, most=_AT_ONCE):
         some = slice(*edges)
         recorded = [
             checksums[low:high].tobytes()
             for low, high in zip(first[some].tolist(), last[some].tolist(), strict=True)
         ]
         columns = (column[some].tolist() for column in (starts, stops, slots))
-        yield Near(part, part.packs[containers[edges[0]]].key, [*map(_Single, *columns, recorded)])
+        calls = call_edges(
+            containers[some], starts[some], stops[some], gap=gap, nbytes=CALL_BYTES, most=_AT_ONCE
+        )
+        key = part.packs[containers[edges[0]]].key
+        yield Near(part, key, [*map(_Single, *columns, recorded)], [*calls])
 
 
 def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
     """Tell those whose bytes, content and unused bits are as they have to be."""
-    part, key, slots = near
+    part, key, slots, calls = near
+    most = CALL_BYTES
     unsound: set[int] = set()
-    start, end = slots[0].start, slots[-1].stop
+    origin, end = slots[0].start, slots[-1].stop
     try:
-        while start < end:
-            stop = min(end, start + CALL_BYTES)
-            with store.glimpse(key, start, stop, scratch.take) as data:
-                unsound.update(_unsound(near, start, np.frombuffer(data, np.uint8)))
-            start = stop
+        with store.glimpse(key, origin, end) as found:
+            if found is not None:
+                calls, most = [(0, len(slots))], end - origin
+            for low, high in calls:
+                some = slots[low:high]
+                # More than one piece has a slot that is longer, and alone.
+                for start in range(some[0].start, some[-1].stop, most):
+                    stop = min(some[-1].stop, start + most)
+                    if found is None:
+                        data = scratch.take(stop - start)[: stop - start]
+                        store.read_into(key, start, [data.data])
+                    else:
+                        data = np.frombuffer(found[start - origin : stop - origin], np.uint8)
+                    unsound.update(_unsound(part, some, start, data))
     except UcpError:  # which of them cannot be read comes out one by one
         return Sound(part, [], 0)
     sound = [one for one in slots if one.slot not in unsound and _has_content(part, one)]
     return Sound(part, [one.slot for one in sound], sum(one.stop - one.start for one in sound))
 
 
-def _unsound(near: Near, first: int, memory: NDArray[np.uint8]) -> Iterator[int]:
+def _unsound(
+    part: StoredPart, slots: Sequence[_Single], first: int, data: NDArray[np.uint8]
+) -> Iterator[int]:
     """Numbers of slots whose part of the bytes that begin at ``first``, which is that of a block, is not sound."""
-    for start, stop, number, checksums in near.slots:
+    for start, stop, number, checksums in slots:
         low = max(start, first)
-        piece = memory[low - first : stop - first]
+        piece = data[low - first : stop - first]
         block = 4 * ((low - start) // BLOCK_BYTES)
         found = block_checksums([piece.data])
         if found != checksums[block : block + len(found)] or not unused_bits_are_zero(
-            piece, near.part.dtype_of(number)
+            piece, part.dtype_of(number)
         ):
             yield number
 
