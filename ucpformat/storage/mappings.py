@@ -31,7 +31,10 @@ _madvise: Final = (
 
 
 class Mappings:
-    """Mapped files by key, each once, for as long as a view of any of their bytes is kept. For several threads."""
+    """Mapped files by key, each once, for as long as a view of any of their bytes is kept, or `forget` is not called.
+
+    For several threads.
+    """
 
     def __init__(self) -> None:
         self._found: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
@@ -66,13 +69,14 @@ def populated(view: memoryview) -> Iterator[None]:
     """
     first = np.frombuffer(view, np.uint8).ctypes.data
     before = first % mmap.PAGESIZE
-    _advise(first - before, before + view.nbytes, _POPULATE_READ)
+    pages = first - before, before + view.nbytes
+    _advise(*pages, _POPULATE_READ)
     try:
         yield
     finally:
         # Pages that are mapped count as memory of this process, although anybody may have them; locked ones stay.
         with suppress(OSError):
-            _advise(first - before, before + view.nbytes, mmap.MADV_DONTNEED)
+            _advise(*pages, mmap.MADV_DONTNEED)
 
 
 def _advise(first: int, nbytes: int, advice: int) -> None:

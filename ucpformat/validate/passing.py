@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.scratch import Scratch
     from ucpformat.storage.store import Store
 
-__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "pass_by", "passes"]
+__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "looked_at", "pass_by", "passes"]
 
 CALL_BYTES: Final = 1 << 22
 """Read by one call: what comes back from the system has to wait for other threads of Python."""
@@ -81,6 +81,21 @@ def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> boo
     return True
 
 
+def looked_at(
+    store: Store, key: str, start: int, nbytes: int, seen: memoryview | None, scratch: Scratch
+) -> NDArray[np.uint8]:
+    """``nbytes`` bytes of an object from ``start`` on: those ``seen`` where they lie (`Store.glimpse`), or else read.
+
+    Raises:
+        UcpError: what reading raises.
+    """
+    if seen is not None:
+        return np.frombuffer(seen, np.uint8)
+    data = scratch.take(nbytes)[:nbytes]
+    store.read_into(key, start, [data.data])
+    return data
+
+
 def pass_by(
     store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], scratch: Scratch
 ) -> Passed:
@@ -102,11 +117,8 @@ def pass_by(
                 stop = start + size
                 if stop == segment.covered:
                     stop += trailer_bytes
-                if found is None:
-                    data = scratch.take(stop - start)[: stop - start]
-                    store.read_into(key, segment.offset + start, [data.data])
-                else:
-                    data = np.frombuffer(found[start:stop], np.uint8)
+                seen = None if found is None else found[start:stop]
+                data = looked_at(store, key, segment.offset + start, stop - start, seen, scratch)
                 run = passed.look(data[:size], stored, segment, start, logical, key)
                 if trailer_bytes:
                     total = combine(total, run.total, size)

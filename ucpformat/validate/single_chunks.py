@@ -14,7 +14,7 @@ from ucpformat.errors import UcpError
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.storage.checksum import BLOCK_BYTES, block_checksums, whole_digest
 from ucpformat.storage.workers import call_edges
-from ucpformat.validate.passing import CALL_BYTES
+from ucpformat.validate.passing import CALL_BYTES, looked_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,11 +99,8 @@ def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
                 # More than one piece has a slot that is longer, and alone.
                 for start in range(some[0].start, some[-1].stop, most):
                     stop = min(some[-1].stop, start + most)
-                    if found is None:
-                        data = scratch.take(stop - start)[: stop - start]
-                        store.read_into(key, start, [data.data])
-                    else:
-                        data = np.frombuffer(found[start - origin : stop - origin], np.uint8)
+                    seen = None if found is None else found[start - origin : stop - origin]
+                    data = looked_at(store, key, start, stop - start, seen, scratch)
                     unsound.update(_unsound(part, some, start, data))
     except UcpError:  # which of them cannot be read comes out one by one
         return Sound(part, [], 0)
