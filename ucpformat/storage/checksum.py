@@ -128,17 +128,27 @@ class RunChecksums:
     def __init__(self, logical_start: int) -> None:
         self._phase = -logical_start % BLOCK_BYTES  # the first logical boundary, counted from the run's start
         self._blocks: list[int] = []
-        self._cuts: list[tuple[int, int]] = []
-        self._total = 0
+        self._cuts: list[tuple[int, int]] = []  # none where they are the blocks
+        self._size = 0
 
     def add(self, data: memoryview) -> None:
         """Look at the next piece."""
+        size = data.nbytes
+        self._size += size
+        if self._phase:
+            self._add_cut(data)
+        else:
+            # Little is done between two looks: other threads wait for the interpreter meanwhile.
+            self._blocks += [
+                crc32c(data[start : start + BLOCK_BYTES]) for start in range(0, size, BLOCK_BYTES)
+            ]
+
+    def _add_cut(self, data: memoryview) -> None:
         size, phase, blocks, cuts = data.nbytes, self._phase, self._blocks, self._cuts
         edges = sorted({*range(0, size, BLOCK_BYTES), *range(phase, size, BLOCK_BYTES), size})
         for start, stop in pairwise(edges):
             length = stop - start
             crc = crc32c(data[start:stop])
-            self._total = combine(self._total, crc, length)
             if start % BLOCK_BYTES == 0:
                 blocks.append(crc)
             else:
@@ -150,7 +160,12 @@ class RunChecksums:
 
     def run(self) -> Run:
         """What has come so far."""
-        return Run(packed(self._blocks), self._total, packed(crc for crc, _ in self._cuts))
+        total, left = 0, self._size
+        for value in self._blocks:
+            total = combine(total, value, min(left, BLOCK_BYTES))
+            left -= BLOCK_BYTES
+        blocks = packed(self._blocks)
+        return Run(blocks, total, packed(crc for crc, _ in self._cuts) if self._phase else blocks)
 
 
 def _cut_lengths(size: int, logical_start: int) -> list[int]:

@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 _ZEROS: Final = memoryview(bytes(4096))
-_ZEROS_SEEN: Final = 4096
 _LARGE_BYTES: Final = 1 << 21
 
 
@@ -245,7 +244,7 @@ def _goes_through(piece: ChunkPiece) -> bool:
     return (
         data.nbytes >= _LARGE_BYTES
         and piece.place.compressor is None
-        and (piece.box is not None or bool(np.frombuffer(data[:_ZEROS_SEEN], np.uint8).any()))
+        and (piece.box is not None or data[: _ZEROS.nbytes] != _ZEROS[: data.nbytes])
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["FileRoom"]
 
 _LEAST_BYTES: Final = 1 << 25
-_MOST_BYTES: Final = 1 << 28
+_MOST_BYTES: Final = 1 << 29
 _ALIGNMENT: Final = 1 << 21
 _FREE_PARTS: Final = 64
 
@@ -19,9 +19,10 @@ _fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None) if sys.platf
 
 
 class FileRoom:
-    """Room behind the end of a file, as much again as it has, within bounds. For one thread at a time.
+    """Room behind the end of a file, once it is long enough. For one thread at a time.
 
-    Where there is none to be had, the file grows as it is written.
+    It is taken seldom: each time may wait for the file system's journal, for as long as others keep that busy. Where
+    there is none to be had, the file grows as it is written.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -33,11 +34,11 @@ class FileRoom:
         """Expect bytes up to ``stop``."""
         if stop <= max(self._end, _LEAST_BYTES) or not self._is_possible or _fallocate is None:
             return
-        room = min(_MOST_BYTES, stop)
-        end = -(-(stop + room) // _ALIGNMENT) * _ALIGNMENT
-        if not self._is_plenty(end - self._end):
+        spare = self._spare()
+        if spare < _LEAST_BYTES:
             self._is_possible = False
             return
+        end = -(-(stop + spare) // _ALIGNMENT) * _ALIGNMENT
         # Mode 0: the file has its length before its bytes, so that writes do not wait for one another to change it.
         failed = _fallocate(
             ctypes.c_int(self._descriptor),
@@ -50,13 +51,13 @@ class FileRoom:
         else:
             self._end = end
 
-    def _is_plenty(self, nbytes: int) -> bool:
-        """Whether so many bytes are little of what is free: other writers must not run out of it meanwhile."""
+    def _spare(self) -> int:
+        """How much is little of what is free: other writers must not run out of it meanwhile."""
         try:
             status = os.fstatvfs(self._descriptor)
         except OSError:
-            return False
-        return nbytes <= status.f_bavail * status.f_frsize // _FREE_PARTS
+            return 0
+        return min(_MOST_BYTES, status.f_bavail * status.f_frsize // _FREE_PARTS)
 
     def leave(self, length: int) -> bool:
         """Give back what lies behind ``length``; whether there was anything."""

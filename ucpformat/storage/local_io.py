@@ -41,11 +41,13 @@ def translated(at: str) -> Iterator[None]:
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write the buffers, one after another, from byte ``offset`` on."""
-    pending = [buffer for buffer in buffers if buffer.nbytes]
-    while pending:
-        done = os.pwritev(descriptor, pending[:_IOV_LIMIT], offset)
+    left = sum(map(_NBYTES, buffers))
+    while left:
+        done = os.pwritev(descriptor, buffers[:_IOV_LIMIT], offset)
         offset += done
-        pending = _behind(pending, done)
+        left -= done
+        if left:
+            buffers = _behind(buffers, done)
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: str) -> None:
@@ -59,7 +61,7 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
         pending = _behind(pending, done)
 
 
-def _behind(buffers: list[memoryview], done: int) -> list[memoryview]:
+def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
     """What of the buffers lies behind their first ``done`` bytes."""
     if done == sum(map(_NBYTES, buffers)):
         return []  # as most often

@@ -100,11 +100,11 @@ class LocalPackFile:
             write_all(self._descriptor, waiting, start)
             waiting, start = [], offset
         for buffer in buffers:
+            size = buffer.nbytes
             done = looked = 0
-            while done < buffer.nbytes:
-                stop = min(buffer.nbytes, (offset // _HUGE_PAGE + 1) * _HUGE_PAGE - offset + done)
-                ahead = min(buffer.nbytes, -(-stop // BLOCK_BYTES) * BLOCK_BYTES)
-                if look is not None and ahead > looked:
+            for stop in (*range(-offset % _HUGE_PAGE or _HUGE_PAGE, size, _HUGE_PAGE), size):
+                if look is not None and stop > looked:
+                    ahead = min(size, -(-stop // BLOCK_BYTES) * BLOCK_BYTES)
                     look(buffer[looked:ahead])
                     looked = ahead
                 waiting.append(buffer[done:stop])

@@ -54,7 +54,7 @@ class PieceWriter:
         else:
             self._chunks = PackedChunkWriter(store, name=name, packs=min(store.packs_at_once, workers))
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-write")
-        self._slot_writer = SlotWriter(self._chunks, self.ledger, self._executor, progress)
+        self._slot_writer = SlotWriter(self._chunks, self.ledger, self._executor, workers, progress)
 
     def begin(self) -> None:
         """Write what has to stand before chunks; one writer of an attempt does."""
@@ -112,6 +112,7 @@ class PieceWriter:
 
     def abort(self) -> None:
         """Stop: what is not yet written never is."""
+        self._slot_writer.stop()
         self._executor.shutdown(cancel_futures=True)
         with suppress(Exception):
             self._chunks.abort()

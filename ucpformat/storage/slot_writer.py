@@ -5,6 +5,10 @@ Slots that are small are gathered, because a system call and a task for each wou
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from concurrent.futures import FIRST_EXCEPTION, wait
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -52,12 +56,17 @@ class SlotWriter:
         chunks: ChunkWriter,
         ledger: Ledger,
         executor: Executor,
+        workers: int,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._chunks = chunks
         self._ledger = ledger
         self._executor = executor
+        self._workers = workers
         self._progress = progress
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._working = 0
         self._pending: list[Future[None]] = []
         self._batch: list[SlotBox] = []
         self._batch_bytes = 0
@@ -81,10 +90,8 @@ class SlotWriter:
         """Write a box of a slot in the background: its data must not change before `drain` returns."""
         nbytes = one.data.nbytes
         if nbytes >= _BATCH_BYTES:
-            self._pending.extend(
-                self._executor.submit(self._write_chunk, one, chunk, keep=True)
-                for chunk in one.place.grid.chunks_for(one.box)
-            )
+            for chunk in one.place.grid.chunks_for(one.box):
+                self._hand_on(partial(self._write_chunk, one, chunk, keep=True))
             return
         self._batch.append(one)
         self._batch_bytes += nbytes
@@ -92,8 +99,10 @@ class SlotWriter:
             self._send_batch()
 
     def drain(self) -> None:
-        """Wait for everything submitted; raises the first error of a background write."""
+        """Wait for everything submitted; raises an error of a background write, after which few more were begun."""
         self._send_batch()
+        # At once: who waits for each in turn is woken by each, and takes the interpreter from the writers.
+        wait(self._pending, return_when=FIRST_EXCEPTION)
         for future in self._pending:
             future.result()
         self._pending.clear()
@@ -102,7 +111,37 @@ class SlotWriter:
     def _send_batch(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if batch:
-            self._pending.append(self._executor.submit(self._write_batch, batch))
+            self._hand_on(partial(self._write_batch, batch))
+
+    def stop(self) -> None:
+        """Begin nothing more of what was submitted."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _hand_on(self, task: Callable[[], None]) -> None:
+        # A task of the executor for each would cost several times as much, in here and in its thread.
+        with self._lock:
+            self._waiting.append(task)
+            if self._working == self._workers:
+                return
+            self._working += 1
+        self._pending.append(self._executor.submit(self._work))
+
+    def _work(self) -> None:
+        """Do what waits, until nothing does."""
+        try:
+            while (task := self._next()) is not None:
+                task()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._working -= 1
+            return None
 
     def _write_batch(self, batch: Sequence[SlotBox]) -> None:
         names: list[tuple[str, str]] = []
@@ -130,15 +169,16 @@ class SlotWriter:
 
 
 def _pieces(one: SlotBox) -> Iterable[ChunkPiece]:
-    _, place, box, data = one
-    if place.grid.count == 1 and data.shape == place.grid.shape:
-        return (ChunkPiece(place, 0, None, raw_bytes(data, place.dtype)),)
-    return (_piece(one, chunk) for chunk in place.grid.chunks_for(box))
+    if one.place.grid.count == 1:
+        return (_piece(one, 0),)
+    return (_piece(one, chunk) for chunk in one.place.grid.chunks_for(one.box))
 
 
 def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
     """What a box of a slot has of a chunk."""
     _, place, box, data = one
+    if place.grid.count == 1 and data.shape == place.grid.shape:
+        return ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
     chunk_box = place.grid.box_at(chunk)
     part = chunk_box.intersect(box)
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
