@@ -1,8 +1,16 @@
-"""Makes the suite importable from the checkout, installed or not."""
+"""Makes the suite importable from the checkout, installed or not, and leaves its drivers unmeasured."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "conformance"))
+
+
+@pytest.fixture(autouse=True)
+def drivers_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of processes that hold nothing of the library would each start coverage, and leave a file."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
