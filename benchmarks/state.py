@@ -12,7 +12,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 from numpy.typing import NDArray
 
-__all__ = ["Array", "TrainingState", "filled"]
+__all__ = ["Array", "TrainingState", "aligned", "filled"]
 
 Array = NDArray[Any]
 
@@ -68,8 +68,8 @@ class TrainingState:
         return None
 
 
-def filled(shape: tuple[int, ...], dtype: np.dtype[Any], values: Any) -> Array:
-    """An array of these values that begins at 64 bytes, as those of torch and JAX do.
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array without values that begins at 64 bytes, as those of torch and JAX do.
 
     Large ones of numpy begin 16 bytes behind a page. What lies at the beginning of a page, as segments do, is copied
     there at half the speed on recent processors: its place within the page is too near (sourceware.org/bugzilla/30994).
@@ -77,7 +77,12 @@ def filled(shape: tuple[int, ...], dtype: np.dtype[Any], values: Any) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    array: Array = memory[start : start + nbytes].view(dtype).reshape(shape)
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def filled(shape: tuple[int, ...], dtype: np.dtype[Any], values: Any) -> Array:
+    """An array of these values, as `aligned` makes it."""
+    array = aligned(shape, dtype)
     array[...] = values
     return array
 

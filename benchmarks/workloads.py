@@ -8,7 +8,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from benchmarks.state import Array, TrainingState, filled
+from benchmarks.state import Array, TrainingState, aligned, filled
 
 __all__ = ["WORKLOADS", "gpt_shapes", "workload"]
 
@@ -78,9 +78,10 @@ class _Values:
         self._random = np.random.default_rng(16)
 
     def float32(self, shape: Shape) -> Array:
-        return filled(
-            shape, np.dtype(np.float32), self._random.random(shape, dtype=np.float32) + np.float32(0.5)
-        )
+        array = aligned(shape, np.dtype(np.float32))
+        self._random.random(dtype=np.float32, out=array)  # in place: one tensor may fill most of the memory
+        array += np.float32(0.5)
+        return array
 
     def bfloat16(self, shape: Shape) -> Array:
         return filled(shape, np.dtype(ml_dtypes.bfloat16), self.float32(shape))
