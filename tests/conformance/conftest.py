@@ -12,5 +12,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "conformance"))
 
 @pytest.fixture(autouse=True)
 def drivers_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of processes that hold nothing of the library would each start coverage, and leave a file."""
+    """Each of thousands of processes, of which few hold the library, would start coverage, and leave a file."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)

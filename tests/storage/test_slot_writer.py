@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.declared import SlotSpec, slot_place
+from tests.builders import bits, guillotine, region
+from tests.geometry.strategies import shapes
+from ucpformat.declared import AtomSpec, SlotSpec, slot_place
+from ucpformat.geometry import Box
+from ucpformat.model.dtype import DTYPES
+from ucpformat.reader import open_checkpoint
 from ucpformat.storage.chunk_writer import ChunkPiece, PlainChunkWriter, StoredChunk
 from ucpformat.storage.ledger import Ledger
 from ucpformat.storage.slot_writer import SlotBox, SlotWriter
+from ucpformat.validate import validate
+from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,6 +93,29 @@ def test_every_chunk_is_written_once_by_no_more_threads_than_there_are(
     assert sorted((name, chunk) for name, chunk, _ in ledger.entries) == sorted(
         ((f"a{key[1:]}", "value"), chunk) for key, chunk, _ in expected
     )
+
+
+@given(st.data())
+def test_submitted_boxes_make_the_tensor(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Gathered, or one by one; those without elements, as ranks have that hold nothing of a slot, as well."""
+    shape = data.draw(shapes(max_elements=400))
+    tensor = bits(data.draw(st.integers(0, 99)), shape, DTYPES["int8"])
+    boxes = data.draw(guillotine(Box.whole(shape), data.draw(st.integers(0, 8))))
+    boxes += [Box(box.offset, (0, *box.shape[1:])) for box in boxes if shape]
+    path = tmp_path_factory.mktemp("submitted") / "c"
+    spec = AtomSpec("a", {"value": SlotSpec("int8", shape)})
+    chunk_bytes = data.draw(st.sampled_from([64, 1024]))
+    with (
+        patch("ucpformat.storage.slot_writer._BATCH_BYTES", data.draw(st.sampled_from([1, 8, 1 << 20]))),
+        CheckpointWriter(path, [spec], chunk_bytes=chunk_bytes, workers=2, durability="none") as writer,
+    ):
+        for box in data.draw(st.permutations(boxes)):
+            writer.submit("a", "value", tensor[region(box)], offset=box.offset)
+    assert validate(path, workers=2) == []
+    with open_checkpoint(path, workers=1) as checkpoint:
+        assert checkpoint["a"]["value"].read().tobytes() == tensor.tobytes()
 
 
 def test_after_an_error_nothing_more_is_begun() -> None:

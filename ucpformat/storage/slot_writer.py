@@ -82,9 +82,7 @@ class SlotWriter:
             for chunk in chunks:
                 self._write_chunk(one, chunk)
             return
-        futures = [self._executor.submit(self._write_chunk, one, chunk) for chunk in chunks]
-        for future in futures:
-            future.result()
+        _await([self._executor.submit(self._write_chunk, one, chunk) for chunk in chunks])
 
     def submit(self, one: SlotBox) -> None:
         """Write a box of a slot in the background: its data must not change before `drain` returns."""
@@ -99,12 +97,9 @@ class SlotWriter:
             self._send_batch()
 
     def drain(self) -> None:
-        """Wait for everything submitted; raises an error of a background write, after which few more were begun."""
+        """Wait for everything submitted; raises the first error of a background write, after which none is begun."""
         self._send_batch()
-        # At once: who waits for each in turn is woken by each, and takes the interpreter from the writers.
-        wait(self._pending, return_when=FIRST_EXCEPTION)
-        for future in self._pending:
-            future.result()
+        _await(self._pending)
         self._pending.clear()
         self._chunks.settle()
 
@@ -168,8 +163,15 @@ class SlotWriter:
                 self._progress(piece.data.nbytes)
 
 
+def _await(futures: Sequence[Future[None]]) -> None:
+    """Wait for them all at once: who waits for each in turn is woken by each, and keeps writers waiting."""
+    wait(futures, return_when=FIRST_EXCEPTION)
+    for future in futures:
+        future.result()
+
+
 def _pieces(one: SlotBox) -> Iterable[ChunkPiece]:
-    if one.place.grid.count == 1:
+    if one.place.grid.count == 1 and one.data.size:
         return (_piece(one, 0),)
     return (_piece(one, chunk) for chunk in one.place.grid.chunks_for(one.box))
 
