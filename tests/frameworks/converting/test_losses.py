@@ -16,7 +16,8 @@ from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.losses import without
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.kinds.foreign import Lost
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
+from ucpformat.frameworks.kinds.registry import registry
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -81,6 +82,28 @@ def test_what_an_importer_cannot_carry_is_refused_or_allowed() -> None:
         without(lossy, ())
     _, lost = without(lossy, ["callbacks/*"])
     assert lost == (Lost("callbacks/early", "--drop callbacks/*"),)
+
+
+def test_what_no_job_would_miss_is_reported_and_refuses_nothing() -> None:
+    script = Lost("files/zero_to_fp32.py", "a script", matters=False)
+    found, lost = without(replace(job(), dropped=[script]), ())
+    assert lost == (script,)
+    assert names(found) == names(job())
+    _, lost = without(replace(job(), dropped=[script]), ["files/*"])
+    assert lost == (Lost("files/zero_to_fp32.py", "--drop files/*"),)
+
+
+def test_minor_losses_of_an_export_are_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_checkpoint(tmp_path / "a.ucp")
+    minor, major = Lost("values/scale", "none is used", matters=False), Lost("values/data", "no place")
+    plan, kinds = ExportPlan(0, lambda: None, dropped=[minor]), registry()
+    found = replace(kinds.kind("deepspeed"), export=lambda content, path, options: plan)
+    monkeypatch.setattr(kinds, "kind", lambda name: found)
+    report = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed")
+    assert report.dropped == (minor,)
+    plan = replace(plan, dropped=[minor, major])
+    with pytest.raises(UcpError, match=r"cannot hold values/data \(no place\); allow"):
+        convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed")
 
 
 @pytest.mark.parametrize(("first", "second"), [("1", "3"), ("3", "1"), ("2", "2")])

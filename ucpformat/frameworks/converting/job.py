@@ -45,7 +45,8 @@ class SlotSource:
 class Job:
     """Everything that a checkpoint is to hold. ``blobs``: name to media type and bytes.
 
-    ``dropped`` names what the source has and the job cannot carry: it is run only where each is allowed to be lost.
+    ``dropped`` names what the source has and the job cannot carry: it is run only where each that matters is allowed
+    to be lost.
     """
 
     atoms: Sequence[AtomSpec]

@@ -48,14 +48,18 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
     """The job without what the globs match, and what that is; ``*`` matches any characters, ``/`` too.
 
     Raises:
-        MismatchError: ``UCP-E-MISMATCH`` for a glob that matches nothing, and for something that the importer itself
-            has to leave out and no glob allows.
+        MismatchError: ``UCP-E-MISMATCH`` for a glob that matches nothing, and for something that matters, that the
+            importer itself has to leave out, and that no glob allows.
     """
     if not globs and not job.dropped:
         return job, ()
     found = _Globs(globs)
     for loss in job.dropped:
-        if not found.drops(loss.what):
+        if found.drops(loss.what):
+            continue
+        if not loss.matters:
+            found.lost.append(loss)
+        else:
             raise error(
                 "UCP-E-MISMATCH",
                 f"{loss.what} would be lost: {loss.why}; allow it with --drop '{loss.what}'",

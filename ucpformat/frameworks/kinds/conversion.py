@@ -35,7 +35,8 @@ Kind = str
 class ConversionReport:
     """What a conversion carried, or would: tensors, their logical bytes, other values; the root digest of a ucp result.
 
-    ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was allowed to be.
+    ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was
+    allowed to be, or does not matter (`Lost`).
     """
 
     tensors: int
@@ -130,7 +131,7 @@ def convert_checkpoint(
             raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
         check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
         plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
-        _refuse_losses(plan.dropped, kind.name)
+        _refuse_losses([loss for loss in plan.dropped if loss.matters], kind.name)
         if plan.files is None and options.resume:
             raise error(
                 "UCP-E-MISMATCH",
@@ -154,7 +155,13 @@ def convert_checkpoint(
                 progress=progress,
             ).run()
         return ConversionReport(
-            len(job.sources), job.nbytes, plan.objects, None, plan.renamed, opened.dropped, plan.cast
+            len(job.sources),
+            job.nbytes,
+            plan.objects,
+            None,
+            plan.renamed,
+            (*opened.dropped, *plan.dropped),
+            plan.cast,
         )
 
 

@@ -35,10 +35,12 @@ class Lost:
     """Something of a source that does not reach the destination, and why.
 
     ``what`` is ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME``, or what the source calls it.
+    What ``matters`` has to be allowed (``--drop``); the rest, which no job would miss, is reported alone.
     """
 
     what: str
     why: str
+    matters: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class ExportPlan:
     (`of_files`); ``write`` writes them one after another.
     ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
     where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
-    allows each loss (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data type that its
-    elements are rounded to, because a setting asks for that.
+    allows each loss that matters (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data
+    type that its elements are rounded to, because a setting asks for that.
     """
 
     objects: int
