@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ucpformat
 from tests.builders import BLOSC, GZIP, Forgery, State, Tensor, bits, compressors, save, states
-from ucpformat.comparison import Difference, compare
+from ucpformat.comparison import Comparison, Difference, compare
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
@@ -25,7 +25,7 @@ STORAGES = st.sampled_from(["plain", "packed"])
 
 def differences(first: str | Path, second: str | Path) -> list[Difference]:
     with ucpformat.open(first) as a, ucpformat.open(second) as b:
-        return list(compare(a, b))
+        return list(compare(a, b).differences)
 
 
 def stored(state: State, **options: Any) -> str:
@@ -143,6 +143,39 @@ def test_damage_is_an_error_and_not_a_difference(tmp_path: Path) -> None:
     with pytest.raises(UcpError) as caught:
         differences(first, second)
     assert caught.value.code == "UCP-E-CHECKSUM"
+
+
+def test_a_flipped_byte_is_found_where_bytes_are_compared(tmp_path: Path) -> None:
+    """Recorded digests say nothing about damage that came later, and the comparison says what it went by."""
+    first = weight(tmp_path / "a", np.arange(64, dtype=np.int16))
+    second = weight(tmp_path / "b", np.arange(64, dtype=np.int16))
+    with ucpformat.open(first) as a, ucpformat.open(second) as b:
+        assert compare(a, b, by="bytes") == Comparison((), 0, 1)
+    pack = next((second / "packs").iterdir())
+    content = bytearray(pack.read_bytes())
+    content[0] ^= 1
+    pack.write_bytes(content)
+    with ucpformat.open(first) as a, ucpformat.open(second) as b:
+        assert compare(a, b) == Comparison((), 1, 0)
+        with pytest.raises(UcpError) as caught:
+            compare(a, b, by="bytes")
+    assert (caught.value.code, caught.value.path) == ("UCP-E-CHECKSUM", str(second))
+
+
+def test_blobs_are_read_where_bytes_are_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with CheckpointWriter(tmp_path / name, []) as writer:
+            writer.add_blob("b", b"1", "text/plain")
+    (blob,) = (tmp_path / "b" / "blobs").iterdir()
+    blob.write_bytes(b"2")
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+    with (
+        ucpformat.open(tmp_path / "a") as a,
+        ucpformat.open(tmp_path / "b") as b,
+        pytest.raises(UcpError) as caught,
+    ):
+        compare(a, b, by="bytes")
+    assert caught.value.code == "UCP-E-DIGEST"
 
 
 def test_types_shapes_slots_and_aliases(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from ucpformat.jsonio import equal
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.reader import Checkpoint
-    from ucpformat.views import SlotView
+    from ucpformat.views import AtomView, SlotView
 
-__all__ = ["Difference", "compare"]
+__all__ = ["Comparison", "Difference", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +28,95 @@ class Difference:
     detail: str = ""
 
 
-def compare(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
-    """Differences in atoms, slots, logical bytes, aliases, values, optimizers and blobs.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing two checkpoints, and how slots were compared: by recorded digests, or by their bytes."""
+
+    differences: tuple[Difference, ...]
+    slots_by_digest: int
+    slots_by_bytes: int
+
+
+def compare(
+    first: Checkpoint, second: Checkpoint, *, by: Literal["digests", "bytes"] = "digests"
+) -> Comparison:
+    """Compare atoms, slots, logical bytes, aliases, values, optimizers and blobs.
 
     A weight that is tied in one checkpoint and stored apart in the other is an alias there and an atom here.
-    Slots whose content digests are both recorded are compared by them; others are read, chunk by chunk.
+    By ``digests``, slots whose content digests are both recorded are compared by these, and damage to their stored
+    bytes is not seen; other slots are read. By ``bytes``, every slot and blob is read and verified, chunk by chunk.
 
     Raises:
-        UcpError: what reading raises.
+        UcpError: what reading raises, such as ``UCP-E-CHECKSUM`` for bytes that do not match their checksum.
     """
-    # Names of atoms alone: looking up a mapping finds aliases as well.
-    ours, theirs = set(first), set(second)
-    for name in sorted(ours | theirs):
-        path = f"atoms/{name}"
-        if name not in theirs:
-            yield Difference("removed", path)
-        elif name not in ours:
-            yield Difference("added", path)
-        else:
-            yield from _compare_atoms(first, second, name, path)
-    for member in ("values", "optimizers", "blobs"):
-        yield from _compare_objects(_state_member(first, member), _state_member(second, member), member)
+    return _Comparing(first, second, reads_all=by == "bytes").run()
+
+
+class _Comparing:
+    """One comparison under way."""
+
+    def __init__(self, first: Checkpoint, second: Checkpoint, *, reads_all: bool) -> None:
+        self._first = first
+        self._second = second
+        self._reads_all = reads_all
+        self._by_digest = 0
+        self._by_bytes = 0
+
+    def run(self) -> Comparison:
+        found = tuple(self._differences())
+        return Comparison(found, self._by_digest, self._by_bytes)
+
+    def _differences(self) -> Iterator[Difference]:
+        # Names of atoms alone: looking up a mapping finds aliases as well.
+        ours, theirs = set(self._first), set(self._second)
+        for name in sorted(ours | theirs):
+            path = f"atoms/{name}"
+            if name not in theirs:
+                yield Difference("removed", path)
+            elif name not in ours:
+                yield Difference("added", path)
+            else:
+                yield from self._atoms(self._first[name], self._second[name], path)
+        if self._reads_all:
+            for checkpoint in (self._first, self._second):
+                for name in checkpoint.state.blobs:
+                    checkpoint.blob(name)  # which checks it; the digests tell whether two are equal
+        for member in ("values", "optimizers", "blobs"):
+            a, b = (_state_member(checkpoint, member) for checkpoint in (self._first, self._second))
+            yield from _compare_objects(a, b, member)
+
+    def _atoms(self, a: AtomView, b: AtomView, path: str) -> Iterator[Difference]:
+        if set(a.aliases) != set(b.aliases):
+            yield Difference("changed", f"{path}/aliases", f"{list(a.aliases)} to {list(b.aliases)}")
+        for slot in sorted({*a, *b}):
+            here = f"{path}/{slot}"
+            if slot not in b:
+                yield Difference("removed", here)
+            elif slot not in a:
+                yield Difference("added", here)
+            else:
+                yield from self._slots(a[slot], b[slot], here)
+
+    def _slots(self, a: SlotView, b: SlotView, path: str) -> Iterator[Difference]:
+        if (a.dtype.name, a.shape) != (b.dtype.name, b.shape):
+            yield Difference(
+                "changed", path, f"{a.dtype.name}{list(a.shape)} to {b.dtype.name}{list(b.shape)}"
+            )
+            return
+        known = (a.stored.slot.content, b.stored.slot.content)
+        if None not in known and not self._reads_all:
+            self._by_digest += 1
+            if known[0] != known[1]:
+                yield Difference("changed", path, "other bytes")
+            return
+        self._by_bytes += 1
+        grid = a.stored.grid
+        changed = 0
+        for chunk in range(grid.count):
+            box = grid.box_at(chunk)
+            changed += not np.array_equal(_bits(a, box), _bits(b, box))
+        if changed:
+            yield Difference("changed", path, f"other bytes in {changed} of {grid.count} chunks")
 
 
 def _state_member(checkpoint: Checkpoint, member: str) -> Mapping[str, JsonValue]:
@@ -60,38 +128,6 @@ def _state_member(checkpoint: Checkpoint, member: str) -> Mapping[str, JsonValue
         }
     found = checkpoint.state.to_json()[member]
     return found if isinstance(found, dict) else {}
-
-
-def _compare_atoms(first: Checkpoint, second: Checkpoint, name: str, path: str) -> Iterator[Difference]:
-    a, b = first[name], second[name]
-    if set(a.atom.aliases) != set(b.atom.aliases):
-        yield Difference("changed", f"{path}/aliases", f"{list(a.atom.aliases)} to {list(b.atom.aliases)}")
-    for slot in sorted({*a, *b}):
-        here = f"{path}/{slot}"
-        if slot not in b:
-            yield Difference("removed", here)
-        elif slot not in a:
-            yield Difference("added", here)
-        else:
-            yield from _compare_slots(a[slot], b[slot], here)
-
-
-def _compare_slots(a: SlotView, b: SlotView, path: str) -> Iterator[Difference]:
-    if (a.dtype.name, a.shape) != (b.dtype.name, b.shape):
-        yield Difference("changed", path, f"{a.dtype.name}{list(a.shape)} to {b.dtype.name}{list(b.shape)}")
-        return
-    known = (a.stored.slot.content, b.stored.slot.content)
-    if None not in known:
-        if known[0] != known[1]:
-            yield Difference("changed", path, "other bytes")
-        return
-    grid = a.stored.grid
-    changed = 0
-    for chunk in range(grid.count):
-        box = grid.box_at(chunk)
-        changed += not np.array_equal(_bits(a, box), _bits(b, box))
-    if changed:
-        yield Difference("changed", path, f"other bytes in {changed} of {grid.count} chunks")
 
 
 def _bits(slot: SlotView, box: Box) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
 
 __all__ = [
     "REGISTRY",
@@ -17,6 +21,7 @@ __all__ = [
     "UcpError",
     "UnsupportedError",
     "error",
+    "naming",
 ]
 
 Severity = Literal["error", "warning"]
@@ -48,27 +53,59 @@ class UcpError(Exception):
     """Base of every error this library raises on purpose.
 
     ``code`` is a registry code, ``at`` the place (see `Problem`), ``message`` says what is wrong and what to do.
+    ``path`` is the checkpoint, directory or file that was worked on, as the user named it, where that is known
+    (`naming`).
     """
 
-    def __init__(self, code: str, message: str, *, at: str = "") -> None:
+    def __init__(self, code: str, message: str, *, at: str = "", path: str = "") -> None:
         if code not in REGISTRY:
             raise AssertionError(f"{code} is not in the error registry")
         self.code = code
         self.at = at
         self.message = message
-        super().__init__(f"{code} at {at}: {message}" if at else f"{code}: {message}")
+        self.path = path
+        super().__init__(code, message, at)
+
+    def __str__(self) -> str:
+        return f"{self.code}{self.where}: {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive the way back from a worker process with code and place intact."""
-        return (_rebuild, (type(self), self.code, self.message, self.at))
+        """Survive the way back from a worker process with code, place and path intact."""
+        return (_rebuild, (type(self), self.code, self.message, self.at, self.path))
+
+    @property
+    def where(self) -> str:
+        """`` in PATH at PLACE``, with what of both is known and says more than the other."""
+        at, path = self.at, self.path.rstrip("/")
+        names_it = at == path or at.startswith((f"{path}/", f"{path}#")) or at.endswith(f"/{path}")
+        where = f" in {path}" if path and not names_it else ""
+        return f"{where} at {at}" if at else where
 
     def problem(self) -> Problem:
         """The same finding as data."""
         return Problem(self.code, self.at, self.message)
 
 
-def _rebuild(kind: type[UcpError], code: str, message: str, at: str) -> UcpError:
-    return kind(code, message, at=at)
+def _rebuild(kind: type[UcpError], code: str, message: str, at: str, path: str) -> UcpError:
+    return kind(code, message, at=at, path=path)
+
+
+class naming:  # noqa: N801 - used as a function, and a class because it surrounds every read
+    """Give ``path`` to the errors that are raised within, unless they have one: the innermost knows best."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(value, UcpError) and not value.path:
+            value.path = str(self._path)
 
 
 class InvalidCheckpointError(UcpError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from ucpformat.collector import paused
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.geometry import Box, Layout, lower
 from ucpformat.jsonio import loads
 from ucpformat.model.features import READ_FEATURES
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import BufferPlace, Coordinate
+    from ucpformat.jsonio import JsonValue
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
@@ -57,16 +58,19 @@ class Checkpoint(Mapping[str, AtomView]):
     Safe to use from several threads. Close it, or use it as a context manager, to release file handles.
     """
 
-    def __init__(self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None) -> None:
+    def __init__(
+        self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None, url: str = ""
+    ) -> None:
         self.store = store
         self.root = root
+        self.url = url or store.url
         self._lock = threading.RLock()
         self._executor = ThreadPoolExecutor(
             worker_count(workers, store.calls.at_once), thread_name_prefix="ucp-read"
         )
         self._reads = CountedReads(store)
         self._reader = BoxReader(
-            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers
+            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers, path=self.url
         )
         self._parts: dict[int, StoredPart] = {}
         self._packs: tuple[Pack, ...] | None = None
@@ -88,6 +92,28 @@ class Checkpoint(Mapping[str, AtomView]):
         self.store.close()
 
     @property
+    def digest(self) -> str:
+        """The root digest, which names this checkpoint and everything in it: ``sha256:`` and 64 digits."""
+        return self.root.digest
+
+    @property
+    def step(self) -> int | None:
+        """How many optimizer steps were done when it was saved, if it says so."""
+        return None if self.root.progress is None else self.root.progress.step
+
+    @property
+    def annotations(self) -> Mapping[str, JsonValue]:
+        """The notes that it was saved with (``annotations=`` of `save`), by reversed domain name."""
+        return self.root.envelope.annotations
+
+    @property
+    def producer(self) -> str | None:
+        """Name and version of the software that wrote it, if it says so."""
+        return (
+            None if self.root.producer is None else f"{self.root.producer.name} {self.root.producer.version}"
+        )
+
+    @property
     def fetched(self) -> int:
         """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are."""
         return self._reads.nbytes
@@ -95,7 +121,7 @@ class Checkpoint(Mapping[str, AtomView]):
     @property
     def packs(self) -> tuple[Pack, ...] | None:
         """The pack list; None in storage plain."""
-        with self._lock:
+        with self._lock, naming(self.url):
             if self._packs is None and self.root.packs is not None:
                 reference = self.root.packs
                 value = loads(read_document(self.store, reference), at=reference.key)
@@ -105,7 +131,7 @@ class Checkpoint(Mapping[str, AtomView]):
     @property
     def state(self) -> StateDocument:
         """What is not a tensor, still encoded; empty if the checkpoint has none."""
-        with self._lock:
+        with self._lock, naming(self.url):
             if self._state is None:
                 reference = self.root.state
                 if reference is None:
@@ -117,12 +143,14 @@ class Checkpoint(Mapping[str, AtomView]):
 
     def value(self, name: str) -> object:
         """One decoded value; KeyError if there is none."""
-        return decode(self.state.values[name], at=f"values/{name}")
+        with naming(self.url):
+            return decode(self.state.values[name], at=f"values/{name}")
 
     def blob(self, name: str) -> bytes:
         """The opaque bytes of a blob, checked; KeyError if there is none. Never execute or unpickle them."""
         reference = self.state.blobs[name].object
-        return read_document(self.store, reference, limit=reference.length)
+        with naming(self.url):
+            return read_document(self.store, reference, limit=reference.length)
 
     def part(self, index: int) -> StoredPart:
         """One index part with its table, read and checked on first use."""
@@ -162,13 +190,15 @@ class Checkpoint(Mapping[str, AtomView]):
             yield self.part(index)
 
     def _index_of(self, index: int) -> bytes:
-        return read_document(self.store, self.root.parts[index].index)
+        with naming(self.url):
+            return read_document(self.store, self.root.parts[index].index)
 
     def _table_of(self, index: int) -> bytes:
-        return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
+        with naming(self.url):
+            return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
 
     def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
-        with self._lock, paused():
+        with self._lock, paused(), naming(self.url):
             if index not in self._parts:
                 entry = self.root.parts[index]
                 value = loads(index_document, at=entry.index.key)
@@ -343,6 +373,7 @@ def open_checkpoint(
     Raises:
         UcpError: as procedure 17.1 of the specification says.
     """
-    store = open_store(url)
-    root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
-    return Checkpoint(store, root, verify=verify, workers=workers)
+    with naming(url):
+        store = open_store(url)
+        root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
+    return Checkpoint(store, root, verify=verify, workers=workers, url=str(url))

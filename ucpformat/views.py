@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import BufferPlace, Layout
+    from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
     from ucpformat.storage.box_reader import BoxReader
     from ucpformat.storage.part import StoredPart, StoredSlot
@@ -91,6 +92,11 @@ class SlotView:
     def place(self) -> BufferPlace | None:
         """Where that job had the tensor in its buffer, if the layout has a `Concat`."""
         return self._stored.slot.place
+
+    @property
+    def annotations(self) -> Mapping[str, JsonValue]:
+        """Notes about this slot, such as an importer's on where it came from."""
+        return self._stored.slot.annotations
 
     def __getitem__(self, selection: object) -> NDArray[np.generic]:
         """A basic selection: integers, slices with step 1 or more, an ellipsis. Integers drop their dimension.
@@ -182,6 +188,21 @@ class AtomView(Mapping[str, SlotView]):
         self._layouts = layouts
         self._part = part
         self.atom = part.index.atoms[position]
+
+    @property
+    def name(self) -> str:
+        """The name of the parameter or buffer."""
+        return self.atom.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Its other names, as of tied weights."""
+        return self.atom.aliases
+
+    @property
+    def annotations(self) -> Mapping[str, JsonValue]:
+        """Notes about this atom, such as an importer's on where it came from."""
+        return self.atom.annotations
 
     def __getitem__(self, slot: str) -> SlotView:
         stored = self._part.find(self.atom.name, slot)

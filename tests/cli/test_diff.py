@@ -14,9 +14,29 @@ def test_equal_content_in_another_storage_is_equal(ucp: Ucp, checkpoint: Path, t
     copy = tmp_path / "copy"
     convert_checkpoint(checkpoint, copy, source_kind="ucp", destination_kind="ucp", storage="plain")
     result = ucp("diff", checkpoint, copy)
-    assert (result.exit_code, result.stdout) == (0, "equal\n")
+    told = "equal, by recorded digests of 3 tensors; --bytes reads and verifies every byte\n"
+    assert (result.exit_code, result.stdout) == (0, told)
+    result = ucp("diff", checkpoint, copy, "--bytes")
+    assert (result.exit_code, result.stdout) == (0, "equal, by every byte\n")
     result = ucp("diff", "--format", "json", checkpoint, copy)
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"equal": True, "differences": []})
+    assert (result.exit_code, json.loads(result.stdout)) == (
+        0,
+        {"equal": True, "slots_by_digest": 3, "slots_by_bytes": 0, "differences": []},
+    )
+
+
+def test_a_flipped_byte_is_found_by_reading_bytes(ucp: Ucp, checkpoint: Path, make: Make) -> None:
+    """The default says what it went by; with --bytes the error names the checkpoint that is damaged."""
+    other = make("other")
+    (pack,) = (other / "packs").iterdir()
+    content = bytearray(pack.read_bytes())
+    content[100] ^= 1
+    pack.write_bytes(content)
+    assert "by recorded digests" in ucp("diff", checkpoint, other).stdout
+    for order in ((checkpoint, other), (other, checkpoint)):
+        result = ucp("diff", *order, "--bytes")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error UCP-E-CHECKSUM in {other} at packs/{pack.name}")
 
 
 def test_differences(ucp: Ucp, checkpoint: Path, make: Make) -> None:
@@ -28,7 +48,7 @@ def test_differences(ucp: Ucp, checkpoint: Path, make: Make) -> None:
         "~ atoms/layer.[bold]w[/bold]/value: other bytes",
         "~ optimizers/optim",
         "~ blobs/extra",
-        "4 differences",
+        "4 differences, by recorded digests of 3 tensors; --bytes reads and verifies every byte",
     ]
     report = json.loads(ucp("diff", checkpoint, other, "--format", "json").stdout)
     assert not report["equal"]

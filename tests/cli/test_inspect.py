@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ucpformat
 from tests.cli.conftest import Make, Ucp
 from ucpformat.cli.inspect import brief_layout
 from ucpformat.cli.report import human_bytes
 from ucpformat.geometry import Blocks, Flatten, Join, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.reader import open_checkpoint
+from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 
 def test_the_table(ucp: Ucp, checkpoint: Path) -> None:
@@ -44,9 +47,37 @@ def test_aliases_are_shown(ucp: Ucp, make: Make) -> None:
 
 def test_a_choice_of_atoms(ucp: Ucp, checkpoint: Path) -> None:
     assert ucp("inspect", checkpoint, "--atoms", "xxx*").stdout.splitlines()[2] == "1 atoms, 1 slots, 0 B"
-    report = json.loads(ucp("inspect", checkpoint, "--atoms", "none", "--format", "json").stdout)
-    assert report["atoms"] == []
-    assert ucp("inspect", checkpoint, "--atoms", "none").exit_code == 0
+    refused = ucp("inspect", checkpoint, "--atoms", "none")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "none of the 2 atoms matches --atoms 'none'" in refused.stderr
+
+
+def test_annotations_are_shown(ucp: Ucp, tmp_path: Path) -> None:
+    ucpformat.save(tmp_path / "a", {"w": np.ones(2)}, annotations={"org.example": {"run": 7}})
+    with open_checkpoint(tmp_path / "a") as opened:
+        assert opened.annotations == {"org.example": {"run": 7}}
+        assert (opened.step, opened.digest, opened.url) == (None, opened.root.digest, str(tmp_path / "a"))
+        assert opened.producer == f"ucpformat {ucpformat.__version__}"
+        assert (opened["w"].name, opened["w"].aliases, opened["w"].annotations) == ("w", (), {})
+        assert isinstance(opened["w"]["value"].annotations, dict)
+    assert 'annotation org.example = {"run": 7}' in ucp("inspect", tmp_path / "a").stdout.splitlines()
+    report = json.loads(ucp("inspect", tmp_path / "a", "--format", "json").stdout)
+    assert report["annotations"] == {"org.example": {"run": 7}}
+
+
+def test_annotations_of_atoms_and_slots_are_shown(ucp: Ucp, tmp_path: Path) -> None:
+    slot = SlotSpec("int8", (1,), annotations={"org.example": "of the slot"})
+    atom = AtomSpec("w", {"value": slot}, annotations={"org.example": "of the atom"})
+    with CheckpointWriter(tmp_path / "a", [atom]) as writer:
+        writer.write("w", "value", np.ones(1, np.int8))
+    with open_checkpoint(tmp_path / "a") as opened:
+        assert opened["w"].annotations == {"org.example": "of the atom"}
+        assert opened["w"]["value"].annotations == {"org.example": "of the slot"}
+    shown = ucp("inspect", tmp_path / "a").stdout
+    assert "1 atoms and 1 slots have annotations, which --format json shows" in shown
+    (found,) = json.loads(ucp("inspect", tmp_path / "a", "--format", "json").stdout)["atoms"]
+    assert found["annotations"] == {"org.example": "of the atom"}
+    assert found["slots"]["value"]["annotations"] == {"org.example": "of the slot"}
 
 
 def test_json(ucp: Ucp, checkpoint: Path) -> None:
@@ -69,7 +100,13 @@ def test_json(ucp: Ucp, checkpoint: Path) -> None:
         "chunk_shape": [16, 64],
         "chunks": 4,
         "layout": 0,
+        "place": None,
+        "annotations": {},
     }
+    assert report["meshes"] == [{"axes": [{"name": "tp", "size": 2}]}]
+    assert report["layouts"] == [
+        {"mesh": 0, "steps": [{"kind": "shard", "axis": "tp", "dim": 0, "rule": "even"}]}
+    ]
     assert report["values"] == {"epoch": 3, "long": "y" * 200}
     assert report["optimizers"]["optim"]["groups"][0]["options"]["lr"] == 0.1
     assert report["blobs"]["extra"]["object"]["length"] == 1

@@ -123,7 +123,8 @@ def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path, storage: Stor
     found = result_or_refusal(lambda: read_everything(path))
     assert isinstance(found, UcpError)
     assert found.code == "UCP-E-LINK"
-    assert validate(room)[0].code == "UCP-E-LINK"
+    (problem,) = validate(room)  # which is a file itself, and no checkpoint
+    assert (problem.code, problem.at) == ("UCP-E-NOT-FOUND", str(room))
 
 
 def test_links_and_special_files_that_nothing_reaches_are_reported(tmp_path: Path) -> None:

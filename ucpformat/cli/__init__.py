@@ -48,9 +48,9 @@ class _Group(click.Group):
             return super().invoke(context)
         except UcpError as refusal:
             if wants_json(context):
-                click.echo(json.dumps({"problems": [refusal.problem().to_json()]}, indent=2))
-            place = f" at {refusal.at}" if refusal.at else ""
-            click.echo(printable(f"error {refusal.code}{place}: {refusal.message}"), err=True)
+                problem = {**refusal.problem().to_json(), "path": refusal.path}
+                click.echo(json.dumps({"problems": [problem]}, indent=2))
+            click.echo(printable(f"error {refusal}"), err=True)
             context.exit(1)
 
 

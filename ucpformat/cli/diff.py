@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from ucpformat.cli.report import format_option, printable
-from ucpformat.comparison import Difference, compare
+from ucpformat.comparison import Comparison, Difference, compare
 from ucpformat.reader import open_checkpoint
 
 __all__ = ["diff"]
@@ -17,25 +17,50 @@ __all__ = ["diff"]
 @click.command()
 @click.argument("first")
 @click.argument("second")
+@click.option(
+    "--bytes",
+    "reads",
+    is_flag=True,
+    help="Read and verify every byte of both, instead of comparing the digests that they record.",
+)
 @format_option
 @click.pass_context
-def diff(context: click.Context, first: str, second: str, output: str) -> None:
-    """Compare two checkpoints: names, shapes, types, every logical byte, and values. Exit code 1 if they differ.
+def diff(context: click.Context, first: str, second: str, reads: bool, output: str) -> None:
+    """Compare what two checkpoints hold: names, shapes, types, tensors and values. Exit code 1 if they differ.
 
-    Storage, chunks, compression and layouts do not count: they say how, not what.
+    Tensors are compared by the digests of their content that were recorded when they were saved: this takes no time,
+    and does not see damage that came later. --bytes sees it. Storage, chunks, compression and layouts do not count:
+    they say how, not what.
     """
     with open_checkpoint(first) as a, open_checkpoint(second) as b:
-        differences = list(compare(a, b))
+        found = compare(a, b, by="bytes" if reads else "digests")
     if output == "json":
-        click.echo(
-            json.dumps({"equal": not differences, "differences": [asdict(d) for d in differences]}, indent=2)
-        )
+        report = {
+            "equal": not found.differences,
+            "slots_by_digest": found.slots_by_digest,
+            "slots_by_bytes": found.slots_by_bytes,
+            "differences": [asdict(difference) for difference in found.differences],
+        }
+        click.echo(json.dumps(report, indent=2))
     else:
-        for difference in differences:
+        for difference in found.differences:
             click.echo(printable(_line(difference)))
-        click.echo("equal" if not differences else f"{len(differences)} differences")
-    if differences:
+        verdict = "equal" if not found.differences else f"{len(found.differences)} differences"
+        click.echo(f"{verdict}{_basis(found, reads=reads)}")
+    if found.differences:
         context.exit(1)
+
+
+def _basis(found: Comparison, *, reads: bool) -> str:
+    """How tensors were compared, in words."""
+    if reads:
+        return ", by every byte"
+    ways = []
+    if found.slots_by_digest:
+        ways.append(f"recorded digests of {found.slots_by_digest} tensors")
+    if found.slots_by_bytes:
+        ways.append(f"the bytes of {found.slots_by_bytes}")
+    return f", by {' and '.join(ways)}; --bytes reads and verifies every byte" if ways else ""
 
 
 def _line(difference: Difference) -> str:

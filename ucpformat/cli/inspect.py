@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, table
+from ucpformat.errors import error
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
+from ucpformat.model.place import place_to_json
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ def inspect(checkpoint: str, atoms: str, output: str) -> None:
     """Show what CHECKPOINT holds: documents are read, data are not."""
     with open_checkpoint(checkpoint) as opened:
         chosen = [view for name, view in opened.items() if fnmatchcase(name, atoms)]
+        if not chosen and atoms != "*":
+            raise error(
+                "UCP-E-MISMATCH",
+                f"none of the {len(opened)} atoms matches --atoms {atoms!r}; leave it out to see all names",
+                at=checkpoint,
+            )
         if output == "json":
             click.echo(json.dumps(_as_json(opened, chosen), indent=2))
         else:
@@ -39,6 +47,7 @@ def inspect(checkpoint: str, atoms: str, output: str) -> None:
 
 def _as_json(opened: Checkpoint, atoms: list[AtomView]) -> dict[str, object]:
     root = opened.root
+    meshes_and_layouts = root.to_json()
     return {
         "format_version": root.envelope.format_version,
         "digest": root.digest,
@@ -47,12 +56,16 @@ def _as_json(opened: Checkpoint, atoms: list[AtomView]) -> dict[str, object]:
         "read_features": list(root.envelope.read_features),
         "write_features": list(root.envelope.write_features),
         "producer": None if root.producer is None else root.producer.to_json(),
-        "step": None if root.progress is None else root.progress.step,
+        "step": opened.step,
+        "annotations": dict(opened.annotations),
+        "meshes": meshes_and_layouts["meshes"],
+        "layouts": meshes_and_layouts["layouts"],
         "atoms": [
             {
-                "name": view.atom.name,
+                "name": view.name,
                 "key": view.atom.key,
-                "aliases": list(view.atom.aliases),
+                "aliases": list(view.aliases),
+                "annotations": dict(view.annotations),
                 "slots": {
                     name: {
                         "dtype": slot.dtype.name,
@@ -61,6 +74,8 @@ def _as_json(opened: Checkpoint, atoms: list[AtomView]) -> dict[str, object]:
                         "chunk_shape": list(slot.chunk_shape),
                         "chunks": slot.stored.grid.count,
                         "layout": slot.stored.slot.layout,
+                        "place": None if slot.place is None else place_to_json(slot.place),
+                        "annotations": dict(slot.annotations),
                         "content": slot.stored.slot.content,
                     }
                     for name, slot in view.items()
@@ -82,16 +97,21 @@ def _print(opened: Checkpoint, atoms: list[AtomView]) -> None:
 def _lines(opened: Checkpoint, atoms: list[AtomView]) -> Iterator[str]:
     root = opened.root
     slots = [slot for view in atoms for slot in view.values()]
-    producer = "" if root.producer is None else f", by {root.producer.name} {root.producer.version}"
-    step = "" if root.progress is None else f", step {root.progress.step}"
+    producer = "" if opened.producer is None else f", by {opened.producer}"
+    step = "" if opened.step is None else f", step {opened.step}"
     yield f"universal checkpoint, version {root.envelope.format_version}, {root.storage}{step}{producer}"
     yield f"digest {root.digest}"
     yield f"{len(atoms)} atoms, {len(slots)} slots, {human_bytes(sum(slot.nbytes for slot in slots))}"
     headings = ("atom", "slot", "dtype", "shape", "layout", "size", "chunks")
     yield from table(headings, list(_rows(atoms)), right=frozenset({"size", "chunks"}))
+    for name, note in opened.annotations.items():
+        yield f"annotation {name} = {_brief(note)}"
     for view in atoms:
-        if view.atom.aliases:
-            yield f"{view.atom.name} is also {', '.join(view.atom.aliases)}"
+        if view.aliases:
+            yield f"{view.name} is also {', '.join(view.aliases)}"
+    noted = sum(bool(view.annotations) for view in atoms), sum(bool(slot.annotations) for slot in slots)
+    if any(noted):
+        yield f"{noted[0]} atoms and {noted[1]} slots have annotations, which --format json shows"
     for name, optimizer in opened.state.optimizers.items():
         for number, group in enumerate(optimizer.groups):
             options = ", ".join(f"{key}={_brief(value)}" for key, value in group.options.items())
@@ -106,7 +126,7 @@ def _rows(atoms: list[AtomView]) -> Iterator[tuple[str, ...]]:
     for view in atoms:
         for position, (name, slot) in enumerate(view.items()):
             yield (
-                view.atom.name if position == 0 else "",
+                view.name if position == 0 else "",
                 name,
                 slot.dtype.name,
                 "x".join(map(str, slot.shape)) or "scalar",

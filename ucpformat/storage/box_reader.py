@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from awscrt.checksums import crc32c
 
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.storage.byte_runs import ByteRun, byte_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
@@ -61,7 +61,10 @@ _OddChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.g
 
 
 class BoxReader:
-    """Reads boxes of slots from a store, which has ``calls``; ``verify`` False leaves the checksums alone."""
+    """Reads boxes of slots from a store, which has ``calls``; ``verify`` False leaves the checksums alone.
+
+    Errors name ``path``, where the checkpoint is.
+    """
 
     def __init__(
         self,
@@ -71,8 +74,10 @@ class BoxReader:
         calls: Calls,
         verify: bool = True,
         workers: int | None = None,
+        path: str = "",
     ) -> None:
         self._store = store
+        self._path = path
         self._executor = executor
         self._workers = worker_count(workers, calls.at_once)
         self._verify = verify
@@ -127,7 +132,8 @@ class BoxReader:
         calls = reads.calls(gap=gap, window=window, most=self._call_runs)
         fetches = (partial(self._fetch, reads, edges) for edges in calls)
         others = (partial(self._read_odd, *chunk) for chunk in odd)
-        in_parallel(chain(fetches, others), self._executor, self._workers)
+        with naming(self._path):
+            in_parallel(chain(fetches, others), self._executor, self._workers)
 
     def _chunks(
         self, targets: PartTargets, runs: list[ByteRun], blocks: list[Blocks]
@@ -258,9 +264,10 @@ class BoxReader:
                 yield chunk_box, np.broadcast_to(np.zeros((), kind), chunk_box.shape)
             for segment, held, _ in stored.meeting(chunk, segments, chunk_box):
                 key = stored.object_key(chunk, segment)
-                data = self._store.mapped(key, segment.offset, segment.offset + segment.covered)
-                if self._verify:
-                    verify_blocks([data], segment.checksums, 0, key)
+                with naming(self._path):
+                    data = self._store.mapped(key, segment.offset, segment.offset + segment.covered)
+                    if self._verify:
+                        verify_blocks([data], segment.checksums, 0, key)
                 # The padding of an edge chunk lies behind what it has.
                 yield held, np.frombuffer(data, kind, held.size).reshape(held.shape)
 

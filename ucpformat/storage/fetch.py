@@ -21,15 +21,14 @@ def read_root(store: Store) -> bytes:
     """The bytes of the root document.
 
     Raises:
-        UcpError: ``UCP-E-NOT-FOUND`` without one, ``UCP-E-LIMIT`` for one over 1 MiB.
+        UcpError: ``UCP-E-NOT-FOUND`` without one, which says what lies there instead; ``UCP-E-LIMIT`` for one over
+            4 MiB.
     """
     data = store.head(ROOT_KEY, MAX_ROOT_BYTES + 1)
     if data is None:
-        raise error(
-            "UCP-E-NOT-FOUND",
-            "there is no ucp.json: this is not a checkpoint, or it was never committed",
-            at=store.url,
-        )
+        from ucpformat.storage.not_a_checkpoint import not_a_checkpoint
+
+        raise error("UCP-E-NOT-FOUND", not_a_checkpoint(store.url), at=store.url)
     if len(data) > MAX_ROOT_BYTES:
         raise error("UCP-E-LIMIT", f"the root document has more than {MAX_ROOT_BYTES} bytes", at=ROOT_KEY)
     return data

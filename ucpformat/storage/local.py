@@ -95,6 +95,10 @@ class LocalStore:
                 status = self._locate(key).lstat()
             except FileNotFoundError:
                 return None
+            except NotADirectoryError:
+                if self._root.is_dir():
+                    raise
+                return None
             self._require_regular(status.st_mode, key)
             return status.st_size
 
@@ -141,6 +145,10 @@ class LocalStore:
                     size = min(most, os.fstat(descriptor).st_size)
                     return self.read(key, 0, size) if size > _ONE_CALL else os.pread(descriptor, size, 0)
             except FileNotFoundError:
+                return None
+            except NotADirectoryError:
+                if self._root.is_dir():
+                    raise
                 return None
 
     def read(self, key: str, start: int, stop: int) -> bytes:

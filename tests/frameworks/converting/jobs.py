@@ -53,7 +53,7 @@ def rewrite(source: Path, out: Path, storage: Any = "packed", **options: Any) ->
 def assert_same(source: Path, out: Path) -> None:
     assert ucpformat.validate(out) == []  # nor anything that the root does not reach
     with ucpformat.open(source) as first, ucpformat.open(out) as second:
-        assert list(compare(first, second)) == []
+        assert compare(first, second).differences == ()
         assert second.root.progress is not None
         assert second.root.progress.step == 9
 
