@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
+import datetime
+import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from tests.frameworks.torch_dcp.cases import DcpCase
 from ucpformat.errors import UcpError
@@ -109,3 +121,88 @@ def test_a_version_that_never_ends_is_not_spelled(dcp_case: DcpCase) -> None:
     with pytest.raises(UcpError) as caught:
         read_metadata(pickle.dumps(metadata), ".metadata")
     assert (caught.value.code, caught.value.at) == ("UCP-E-PICKLE", ".metadata")
+
+
+CLASSES = (
+    Metadata,
+    TensorStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    _StorageInfo,
+    TensorProperties,
+)
+
+
+def pickled_members(value: Any) -> dict[str, Any]:
+    """The members of one of torch's objects by name; those of `TensorProperties` as it pickles them."""
+    if isinstance(value, TensorProperties):
+        names = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory", "strides")
+        return dict(zip(names, value.__getstate__(), strict=False))
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def repickled(metadata: Any, reduce: Callable[[Any], Any]) -> bytes:
+    """The metadata, its objects pickled as ``reduce`` has them: as by a torch of another day."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 2)
+    pickler.dispatch_table = copyreg.dispatch_table | dict.fromkeys(CLASSES, reduce)
+    pickler.dump(metadata)
+    return out.getvalue()
+
+
+def new(value: Any, state: Any) -> Any:
+    return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
+
+
+def changed(value: Any, **members: Any) -> Any:
+    """Only the properties are changed, and pickled by name."""
+    return new(value, pickled_members(value) | (members if isinstance(value, TensorProperties) else {}))
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "members by name, and more": lambda value: new(
+        value, {"new": [1], **pickled_members(value), "other": None}
+    ),
+    "a class with slots": lambda value: new(value, (None, pickled_members(value))),
+    "slots below a plain class": lambda value: new(value, ({"new": 1}, pickled_members(value))),
+    "members in order, and more": lambda value: new(value, [*pickled_members(value).values(), "new", (2, 1)]),
+    "a named tuple": lambda value: (
+        copyreg.__newobj__,  # type: ignore[attr-defined]
+        (type(value), *pickled_members(value).values()),
+    ),
+    "properties in another order": lambda value: (
+        new(value, (5, *reversed(pickled_members(value).values())))
+        if isinstance(value, TensorProperties)
+        else new(value, pickled_members(value))
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_classes_may_gain_members_and_pickle_them_otherwise(dcp_case: DcpCase, form: str) -> None:
+    content = (dcp_case("odd").path / ".metadata").read_bytes()
+    again = repickled(pickle.loads(content), FORMS[form])
+    assert again != content
+    assert read_metadata(again, ".metadata") == read_metadata(content, ".metadata")
+
+
+@pytest.mark.parametrize(
+    ("members", "code", "text"),
+    [
+        ({"dtype": None}, "UCP-E-PICKLE", "has no data type"),
+        ({"second": torch.int8}, "UCP-E-PICKLE", "has no data type"),
+        ({"dtype": torch.complex32}, "UCP-E-DTYPE", "complex32 is not supported"),
+        ({"layout": torch.sparse_coo}, "UCP-E-DTYPE", r"torch.sparse_coo; save it dense \(to_dense\(\)\)"),
+        (
+            {"new": io.StringIO},
+            "UCP-E-PICKLE",
+            "_io.StringIO, which is not on the allow-list; nothing was run",
+        ),
+        ({"new": datetime.tzinfo}, "UCP-E-PICKLE", "datetime.tzinfo, which is not on the allow-list"),
+    ],
+)
+def test_what_a_member_must_not_be(dcp_case: DcpCase, members: dict[str, Any], code: str, text: str) -> None:
+    metadata = pickle.loads((dcp_case("odd").path / ".metadata").read_bytes())
+    with pytest.raises(UcpError, match=text) as caught:
+        read_metadata(repickled(metadata, lambda value: changed(value, **members)), ".metadata")
+    assert (caught.value.code, caught.value.at) == (code, ".metadata")

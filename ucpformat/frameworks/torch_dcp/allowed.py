@@ -260,25 +260,19 @@ def _timezone(arguments: tuple[Any, ...]) -> object:
 
 def _instance(kind: str) -> Constructor:
     def call(arguments: tuple[Any, ...]) -> object:
-        if arguments:
-            raise ValueError(f"{kind} takes no arguments")
-        return Instance(kind)
+        return Instance(kind, arguments or None)  # a class that is made of its members, as named tuples are
 
     return Constructor(kind, call)
 
 
-def _memory_format(arguments: tuple[Any, ...]) -> object:
-    (code,) = arguments
-    if code not in (0, 1, 2):
-        raise ValueError("an unknown memory format")
-    return code
+def _enum(kind: str) -> Constructor:
+    def call(arguments: tuple[Any, ...]) -> object:
+        (code,) = arguments
+        if type(code) is not int:
+            raise ValueError(f"{kind} is a number")
+        return code
 
-
-def _write_item_type(arguments: tuple[Any, ...]) -> object:
-    (code,) = arguments
-    if type(code) is not int:
-        raise ValueError("an unknown type of item")
-    return code
+    return Constructor(kind, call)
 
 
 def _python_globals() -> dict[tuple[str, str], object]:
@@ -346,10 +340,8 @@ def _metadata_globals() -> dict[tuple[str, str], object]:
     # Megatron-core 0.13 to 0.15 adds a member to the metadata and the plans, under classes of its own.
     table["megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"] = _instance("Metadata")
     table["megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"] = _instance("SavePlan")
-    encoding = ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
-    table[encoding] = Constructor("_MEM_FORMAT_ENCODING", _memory_format)
-    item_type = ("torch.distributed.checkpoint.planner", "WriteItemType")
-    table[item_type] = Constructor("WriteItemType", _write_item_type)
+    for module, name in (("metadata", "_MEM_FORMAT_ENCODING"), ("planner", "WriteItemType")):
+        table[f"torch.distributed.checkpoint.{module}", name] = _enum(name)
     return table
 
 

@@ -1,26 +1,37 @@
 """Reading DCP's ``.metadata`` pickle into a catalogue.
 
 Source: torch/distributed/checkpoint/metadata.py, filesystem.py (`_StorageInfo`) and default_planner.py of
-PyTorch 2.13. The planner's data map each key to the path that it had in the nested state dict.
+PyTorch 2.6 to 2.15. The planner's data map each key to the path that it had in the nested state dict.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.torch_dcp.allowed import METADATA_GLOBALS
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, KeyPath, Location
 from ucpformat.frameworks.torch_dcp.numpy_values import extents_of
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, refused
-from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype, TorchSize
+from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchSize
+from ucpformat.frameworks.torch_dcp.records import DENSE, data_type, layout, members
 from ucpformat.frameworks.torch_dcp.unpickle import unpickle
 from ucpformat.model.atom import MAX_NDIM
 
 __all__ = ["METADATA_LIMITS", "read_metadata"]
 
 METADATA_LIMITS = Limits(pickle_bytes=2 << 30)
+
+# The members of torch's classes, for a torch that pickles them one after another and not by name.
+_ORDER: Final = {
+    "Metadata": ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"),
+    "TensorStorageMetadata": ("properties", "size", "chunks"),
+    "ChunkStorageMetadata": ("offsets", "sizes"),
+    "MetadataIndex": ("fqn", "offset", "index"),
+    "_StorageInfo": ("relative_path", "offset", "length", "transform_descriptors"),
+}
 
 _Places = dict[tuple[str, tuple[int, ...] | None], Location]
 
@@ -84,13 +95,8 @@ class _Reader:
                 raise error("UCP-E-SOURCE", f"{key!r:.200} is noted and not listed", at=self._at)
         return found
 
-    def _tensor(self, key: str, path: KeyPath | None, state: dict[str, Any], places: _Places) -> DcpTensor:
-        properties = self._fields(state.get("properties"), "TensorProperties")
-        dtype = properties[0] if isinstance(properties, tuple) and len(properties) == 5 else None
-        if not isinstance(dtype, TorchDtype):
-            raise refused(f"{key!r} has no data type", self._at)
-        if dtype.name not in TORCH_DTYPES:
-            raise error("UCP-E-DTYPE", f"{key!r}: torch's {dtype.name} is not supported", at=self._at)
+    def _tensor(self, key: str, path: KeyPath | None, state: Mapping[Any, Any], places: _Places) -> DcpTensor:
+        dtype = self._data_type(key, state.get("properties"))
         shape = self._size(state.get("size"))
         chunks = state.get("chunks")
         if type(chunks) is not list:
@@ -105,7 +111,26 @@ class _Reader:
             if math.prod(extent):
                 place = self._place(places, key, offset)
                 fragments[(offset, extent)] = Fragment(offset, extent, place, "torch")
-        return DcpTensor(key, path, TORCH_DTYPES[dtype.name][0], shape, tuple(fragments.values()))
+        return DcpTensor(key, path, dtype, shape, tuple(fragments.values()))
+
+    def _data_type(self, key: str, properties: object) -> str:
+        """The data type of a dense tensor, in Zarr's spelling."""
+        self._check_kind(properties, "TensorProperties")
+        try:
+            found, kept_as = data_type(properties), layout(properties)
+        except TypeError:
+            found, kept_as = None, DENSE
+        if found is None:
+            raise refused(f"{key!r} has no data type", self._at)
+        if found.name not in TORCH_DTYPES:
+            raise error("UCP-E-DTYPE", f"{key!r}: torch's {found.name} is not supported", at=self._at)
+        if kept_as != DENSE:
+            raise error(
+                "UCP-E-DTYPE",
+                f"{key!r} has the layout {kept_as.name:.50}; save it dense (to_dense())",
+                at=self._at,
+            )
+        return TORCH_DTYPES[found.name][0]
 
     def _places(self, storage: dict[Any, Any]) -> _Places:
         places: _Places = {}
@@ -148,13 +173,16 @@ class _Reader:
             raise refused("an offset or a shape is malformed", self._at)
         return tuple(value)
 
-    def _fields(self, value: object, kind: str) -> object:
+    def _check_kind(self, value: object, kind: str) -> None:
         if not isinstance(value, Instance) or value.kind != kind:
             raise refused(f"expected a {kind}", self._at)
-        return value.state
 
-    def _state(self, value: object, kind: str) -> dict[str, Any]:
-        return self._dict(self._fields(value, kind))
+    def _state(self, value: object, kind: str) -> Mapping[Any, Any]:
+        self._check_kind(value, kind)
+        try:
+            return members(value, _ORDER[kind])
+        except TypeError:
+            raise refused(f"a {kind} has no members", self._at) from None
 
     def _dict(self, value: object) -> dict[Any, Any]:
         if type(value) is not dict:

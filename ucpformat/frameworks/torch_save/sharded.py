@@ -1,7 +1,8 @@
 """torch's ``ShardedTensor`` in a file of ``torch.save``: what FSDP1 gives under ``SHARDED_STATE_DICT``, as plain data.
 
 A rank's file has the shards of that rank, and where in the tensor the shards of all ranks lie
-(torch/distributed/_shard/sharded_tensor/api.py, ``__getstate__``, PyTorch 2.13). Its classes come in as inert records.
+(torch/distributed/_shard/sharded_tensor/api.py, ``__getstate__``, PyTorch 2.6 to 2.15).
+Its classes come in as inert records.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ucpformat.frameworks.deepspeed.sources import window
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.torch_dcp.cover import cover_problem
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
-from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchDtype
+from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
+from ucpformat.frameworks.torch_dcp.records import data_type, members
 from ucpformat.frameworks.torch_dcp.strided import element_view
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
@@ -70,8 +72,8 @@ def _member(arguments: tuple[Any, ...]) -> object:
 
 def _memory_format(arguments: tuple[Any, ...]) -> object:
     (code,) = arguments
-    if code not in (0, 1, 2):
-        raise ValueError("an unknown memory format")
+    if type(code) is not int:
+        raise ValueError("a memory format is a number")
     return code
 
 
@@ -80,7 +82,7 @@ def _typed(arguments: tuple[Any, ...]) -> object:
     if arguments[:2] != (_WRAPPER, _CLASS):
         return _PLAIN_TYPED.call(arguments)
     _, _, _, state = arguments
-    if not isinstance(state, tuple) or len(state) != 5:
+    if not isinstance(state, tuple) or len(state) < 3:
         raise ValueError("a ShardedTensor of another form")
     return Instance(SHARDED, tuple(state[:3]))
 
@@ -119,14 +121,14 @@ class Sharded:
         """
         try:
             shards, metadata, group = instance.state
-            described = _fields(metadata)
-            kind = _fields(described["tensor_properties"])[0]
-            if not isinstance(kind, TorchDtype) or kind.name not in TORCH_DTYPES:
+            described = members(metadata)
+            kind = data_type(described["tensor_properties"])
+            if kind is None or kind.name not in TORCH_DTYPES:
                 raise error("UCP-E-DTYPE", f"{name!r:.200} is of no type that is known", at=at)
             dtype = TORCH_DTYPES[kind.name][0]
-            boxes = tuple(_box(_fields(entry)) for entry in described["shards_metadata"])
-            held = tuple(_held(_fields(shard), dtype) for shard in shards)
-            world = _fields(group).get("global_world_size")
+            boxes = tuple(_box(members(entry)) for entry in described["shards_metadata"])
+            held = tuple(_held(members(shard), dtype) for shard in shards)
+            world = members(group).get("global_world_size")
             return cls(dtype, _extents(described["size"]), boxes, held, world if type(world) is int else None)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
             raise error(
@@ -136,16 +138,6 @@ class Sharded:
             ) from None
 
 
-def _fields(record: object) -> Any:
-    """The members of an inert record: a dict, or the tuple that its class gives."""
-    state = record.state if isinstance(record, Instance) else None
-    if isinstance(state, tuple) and len(state) == 2 and state[0] is None:
-        state = state[1]  # of a class with slots
-    if not isinstance(state, Mapping | tuple):
-        raise TypeError("a part of it has no members")
-    return state
-
-
 def _extents(value: object) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or not all(type(item) is int and item >= 0 for item in value):
         raise ValueError("an extent is no integer >= 0")
@@ -153,14 +145,14 @@ def _extents(value: object) -> tuple[int, ...]:
 
 
 def _box(entry: Mapping[str, Any]) -> tuple[Box, int | None]:
-    placement = _fields(entry["placement"]) if entry.get("placement") is not None else {}
+    placement = members(entry["placement"]) if entry.get("placement") is not None else {}
     rank = placement.get("_rank")
     box = Box(_extents(entry["shard_offsets"]), _extents(entry["shard_sizes"]))
     return box, rank if type(rank) is int else None
 
 
 def _held(shard: Mapping[str, Any], dtype: str) -> tuple[Box, StoredTensor]:
-    box, _ = _box(_fields(shard["metadata"]))
+    box, _ = _box(members(shard["metadata"]))
     stored = shard["tensor"]
     if not isinstance(stored, StoredTensor) or stored.shape != box.shape or stored.dtype != dtype:
         raise ValueError("a shard is not of the shape and type that it is described with")
