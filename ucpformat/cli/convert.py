@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
+from ucpformat.frameworks.converting.losses import grouped
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.ranks import together
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
@@ -119,7 +120,13 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     "--drop",
     metavar="GLOB",
     multiple=True,
-    help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME; repeatable.",
+    help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME, files/NAME; repeatable.",
+)
+@click.option(
+    "--expand",
+    type=_Size(),
+    help="Bytes that the tensors of SOURCE may have together: 64G. Views that repeat elements, and compressed chunks, "
+    "can have far more than the files. [default: 64 times the files, at least 256M]",
 )
 @click.option(
     "--memory",
@@ -165,6 +172,7 @@ def convert(
     source_settings: dict[str, str],
     destination_settings: dict[str, str],
     drop: tuple[str, ...],
+    expand: int | None,
     memory: int,
     workers: int | None,
     pool: str | None,
@@ -192,6 +200,7 @@ def convert(
                 compressor=None if compressor is None else _COMPRESSORS[compressor],
                 foreign_objects=cast("ForeignObjects", foreign_objects),
                 shard_count=shards,
+                expand=expand,
                 settings=theirs,
                 source_settings=ours,
                 drop=drop,
@@ -223,8 +232,8 @@ def convert(
         f"{source} ({kind}) -> {destination} ({target}): {report.tensors} tensors, "
         f"{human_bytes(report.nbytes)}, {report.objects} values" + (", nothing written" if dry_run else "")
     )
-    for loss in report.dropped:
-        click.echo(printable(f"dropped {loss.what}: {loss.why}"))
+    for group in grouped(report.dropped):
+        click.echo(printable(f"dropped {group}"))
     for kind_of_cast, count in Counter(report.cast.values()).items():
         click.echo(f"cast {count} tensors to {kind_of_cast}")
     if dry_run:  # afterwards the destination shows its names itself, and --format json has them

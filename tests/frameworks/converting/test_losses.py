@@ -13,7 +13,7 @@ from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job, SlotSource
-from ucpformat.frameworks.converting.losses import without
+from ucpformat.frameworks.converting.losses import grouped, remedy, told, without
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
@@ -78,7 +78,7 @@ def test_a_glob_that_matches_nothing_is_refused() -> None:
 
 def test_what_an_importer_cannot_carry_is_refused_or_allowed() -> None:
     lossy = replace(job(), dropped=[Lost("callbacks/early", "it is code")])
-    with pytest.raises(UcpError, match=r"callbacks/early would be lost: it is code; allow it with --drop"):
+    with pytest.raises(UcpError, match=r"callbacks/early \(it is code\) would be lost; allow it with --drop"):
         without(lossy, ())
     _, lost = without(lossy, ["callbacks/*"])
     assert lost == (Lost("callbacks/early", "--drop callbacks/*"),)
@@ -189,3 +189,19 @@ def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "out").exists()
     wet = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind)
     assert dry == wet
+
+
+def test_losses_of_one_reason_are_one_line_with_a_glob_that_names_no_more() -> None:
+    lost = [Lost(f"{name}/exp_avg", "no place") for name in ("a", "b", "c.d")]
+    lost += [Lost("values/x", "text alone"), Lost("values/y", "text alone"), Lost("w/odd[0]", "no place")]
+    parts = ["a/value", "values/x", "values/kept", *(one.what for one in lost)]
+    assert [group.glob for group in grouped(lost)] == ["*/exp_avg", "values/*", "w/odd[[]0]"]
+    assert [group.glob for group in grouped(lost, parts)] == [
+        "*/exp_avg",
+        "values/x",
+        "values/y",
+        "w/odd[[]0]",
+    ]
+    assert told(lost).startswith("*/exp_avg (3: no place); values/* (2: text alone); ")
+    assert remedy(lost[:3]) == "allow it with --drop '*/exp_avg'"
+    assert remedy([Lost(f"x{n}/{n}", "no") for n in range(9)]).endswith("and 4 more")

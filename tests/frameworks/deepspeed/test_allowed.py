@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor
 
 
 def tree_of(folder: Path, value: object) -> Any:
     torch.save(value, folder / "file.pt")
-    return TorchFile(CheckpointFiles(folder), "file.pt").tree
+    return TorchFile(SourceFiles(folder), "file.pt").tree
 
 
 def test_attributes_are_no_part_of_a_tensor(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.revive import tensor_from_bytes
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 
@@ -38,7 +38,7 @@ def exported(folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]], deg
 def loaded(folder: Path, rank: int) -> dict[str, Any]:
     """What a rank's optimizer file holds, DeepSpeed's own objects left out, which reading does not need."""
     name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-    file = TorchFile(CheckpointFiles(folder), name)
+    file = TorchFile(SourceFiles(folder), name)
 
     def plain(value: Any) -> Any:
         if isinstance(value, StoredTensor):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.megatron.enums import EnumMember, NamingPickle
 from ucpformat.frameworks.megatron.torch_dist import COMMON_GLOBALS
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.model.values import NamedValue
 
 BACKEND = "megatron.core.transformer.enums.AttnBackend"
@@ -21,7 +21,7 @@ BACKEND = "megatron.core.transformer.enums.AttnBackend"
 
 def written(folder: Path, tree: object) -> TorchFile:
     torch.save(tree, folder / "file.pt", pickle_module=NamingPickle)
-    return TorchFile(CheckpointFiles(folder), "file.pt", COMMON_GLOBALS)
+    return TorchFile(SourceFiles(folder), "file.pt", COMMON_GLOBALS)
 
 
 def test_members_come_back_as_they_were(tmp_path: Path) -> None:
@@ -63,5 +63,5 @@ def test_a_member_takes_a_number_or_a_string(tmp_path: Path) -> None:
 
     torch.save({"odd": Odd()}, tmp_path / "file.pt", pickle_module=pickle)
     with pytest.raises(UcpError) as refusal:
-        TorchFile(CheckpointFiles(tmp_path), "file.pt", COMMON_GLOBALS)
+        TorchFile(SourceFiles(tmp_path), "file.pt", COMMON_GLOBALS)
     assert refusal.value.code == "UCP-E-PICKLE"

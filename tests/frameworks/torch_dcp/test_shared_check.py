@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tests.frameworks.torch_dcp.test_torch_zip import saved
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.byte_source import ByteSource, MemoryRange
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource, MemoryRange
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.shared_check import (
     PIECE_BYTES,
     SharedCheck,
@@ -246,7 +246,7 @@ def test_no_thread_gets_elements_of_a_damaged_storage(tmp_path: Path, large: byt
     if byte is not None:
         data[place_of(large, "data/0")[0] + byte] ^= 1
     (tmp_path / "f.pt").write_bytes(data)
-    file = TorchFile(CheckpointFiles(tmp_path), "f.pt")
+    file = TorchFile(SourceFiles(tmp_path), "f.pt")
     assert isinstance(file.tree, dict)
     stored = file.tree["large"]
     assert isinstance(stored, StoredTensor)

@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from tests.frameworks.torch_dcp.strategies import shapes, tilings
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange, decompressed
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.byte_source import MemoryRange, decompressed
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.items import check_covers
 from ucpformat.frameworks.torch_dcp.metadata import read_metadata
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
@@ -95,7 +95,7 @@ def test_a_shared_list_of_pieces_is_counted_each_time() -> None:
 def header(tmp_path: Path, document: object, data: bytes) -> Any:
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return read_header(CheckpointFiles(tmp_path), "x.safetensors")
+    return read_header(SourceFiles(tmp_path), "x.safetensors")
 
 
 def entry(start: int, stop: int, **changes: object) -> dict[str, object]:
@@ -142,11 +142,11 @@ def test_headers_with_other_problems(tmp_path: Path) -> None:
     assert caught.value.code == "UCP-E-DTYPE"
     (tmp_path / "x.safetensors").write_bytes(b"\xff" * 7 + b"\x00" * 9)
     with pytest.raises(UcpError) as caught:
-        read_header(CheckpointFiles(tmp_path), "x.safetensors")
+        read_header(SourceFiles(tmp_path), "x.safetensors")
     assert caught.value.code == "UCP-E-LIMIT"
     (tmp_path / "x.safetensors").write_bytes(b"1234")
     with pytest.raises(UcpError):
-        read_header(CheckpointFiles(tmp_path), "x.safetensors")
+        read_header(SourceFiles(tmp_path), "x.safetensors")
 
 
 def squeezed(data: bytes) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from tests.frameworks.torch_dcp.strategies import boxes_of, index_of, shapes
+from ucpformat.frameworks.converting.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp import strided
-from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides, element_view, read_strided, slabs
 
 

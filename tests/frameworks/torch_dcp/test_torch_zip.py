@@ -15,7 +15,7 @@ from hypothesis import given
 from tests.frameworks.torch_dcp.make import odd_objects
 from tests.frameworks.torch_dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange
+from ucpformat.frameworks.converting.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.revive import revive
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.objects import TorchDtype
 from ucpformat.frameworks.torch_save.sharded import Sharded, joined
@@ -26,7 +26,7 @@ def file_of(folder: Path) -> TorchFile:
     """Rows 0 to 2 and 3 to 4 of a tensor."""
     whole = torch.arange(15.0).reshape(SHAPE)
     torch.save({"a": whole[:3].clone(), "b": whole[3:].clone()}, folder / "x.pt")
-    return TorchFile(CheckpointFiles(folder), "x.pt")
+    return TorchFile(SourceFiles(folder), "x.pt")
 
 
 def described(offset: object, sizes: object, rank: object = 0) -> Instance:

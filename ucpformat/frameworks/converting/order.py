@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from ucpformat.collector import paused
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.admission import admitted
 from ucpformat.frameworks.converting.losses import without
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
 from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_job
+from ucpformat.frameworks.converting.source_files import watched
+from ucpformat.frameworks.converting.unread import unread_files
 from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.model.compression_rule import compressor_of
@@ -70,8 +73,11 @@ class Recipe:
             raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
         check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
         refuse_unfinished(self.source)
-        with paused():
-            opened = self._opened(kind.plan(self.source, self.options))
+        with paused(), watched() as seen:
+            plan = kind.plan(self.source, self.options)
+            unread = unread_files(self.source, seen, plan.dropped)
+            job = admitted(replace(plan, dropped=[*plan.dropped, *unread]), self.source, self.options.expand)
+            opened = self._opened(job)
         yield opened
 
     def _opened(self, whole: Job) -> Opened:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles
 
 __all__ = ["DeepSpeedDirectory", "detect"]
 
@@ -37,7 +37,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_tag(root: Path) -> bool:
-    return any(_MODEL.fullmatch(name) or _MODEL_3.fullmatch(name) for name in CheckpointFiles(root).names())
+    return any(_MODEL.fullmatch(name) or _MODEL_3.fullmatch(name) for name in SourceFiles(root).names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class DeepSpeedDirectory:
     ``experts``: by (layer, expert, model-parallel rank).
     """
 
-    files: CheckpointFiles
+    files: SourceFiles
     tag: str
     model: Mapping[tuple[int, int], str]
     optimizer: Mapping[tuple[int, int], str]
@@ -69,7 +69,7 @@ class DeepSpeedDirectory:
                 and files of ZeRO-3 beside others.
         """
         root = _tag_directory(Path(path))
-        files = CheckpointFiles(root)
+        files = SourceFiles(root)
         names = files.names()
         model = {(0, rank): name for (rank,), name in _by_place(names, _MODEL).items()}
         model_3 = _pairs(names, _MODEL_3)
@@ -79,6 +79,8 @@ class DeepSpeedDirectory:
                 f"{model[min(model)]} and {model_3[min(model_3)]} are from two saves: ZeRO-3 beside another stage",
                 at=str(root),
             )
+        for name in (*model.values(), *model_3.values()):
+            files.size(name)  # of two forms for loaders of either stage, one is read
         found = cls(
             files,
             root.name,
@@ -160,7 +162,7 @@ def _tag_directory(root: Path) -> Path:
     latest = root / _LATEST
     if _is_tag(root) or not latest.is_file():
         return root
-    tag = CheckpointFiles(root).read(_LATEST, _MAX_TAG).decode("utf-8", "replace").strip()
+    tag = SourceFiles(root).read(_LATEST, _MAX_TAG).decode("utf-8", "replace").strip()
     if not tag or tag in (".", "..") or "/" in tag or "\\" in tag or "\0" in tag:
         raise error(
             "UCP-E-KEY", f"the tag {tag[:100]!r} is no name of a directory in this one", at=str(latest)

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.states import Shapes
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.model.dtype import dtype
@@ -28,7 +28,7 @@ class ExpertStacks:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for stacks that are not of whole experts.
     """
 
-    def __init__(self, files: CheckpointFiles, shapes: Shapes) -> None:
+    def __init__(self, files: SourceFiles, shapes: Shapes) -> None:
         counts: dict[str, int] = {}
         for name in shapes:
             if found := expert_name(name):
@@ -51,7 +51,7 @@ class ExpertStacks:
         return [found[rank] for rank in range(degree) for found in held if rank < len(found)]
 
 
-def _degree(files: CheckpointFiles, name: str, shape: tuple[int, ...]) -> int:
+def _degree(files: SourceFiles, name: str, shape: tuple[int, ...]) -> int:
     file = TorchFile(files, f"zero/{name}/fp32.pt")
     tree = file.tree
     count = tree.get("ep_num_experts") if isinstance(tree, dict) and tree.get("is_expert_param") else None

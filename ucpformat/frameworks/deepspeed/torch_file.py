@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.byte_source import FileRange, open_range
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS, instance_state
-from ucpformat.frameworks.torch_dcp.byte_source import FileRange, open_range
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, item_size
 from ucpformat.frameworks.torch_dcp.shared_check import SharedChecks, record_steps
@@ -41,7 +41,7 @@ class TorchFile:
     Raises ``UCP-E-SOURCE``, ``UCP-E-PICKLE``, ``UCP-E-LIMIT``, ``UCP-E-LINK``, naming the file. Nothing in it is run.
     """
 
-    def __init__(self, files: CheckpointFiles, name: str, allowed: Globals = DEEPSPEED_GLOBALS) -> None:
+    def __init__(self, files: SourceFiles, name: str, allowed: Globals = DEEPSPEED_GLOBALS) -> None:
         self.name = name
         self._files = files
         self._size = files.size(name)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.job import Job
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.expert_stacks import ExpertStacks, parts_of
@@ -27,7 +28,6 @@ from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.universal import universal_folder
 from ucpformat.frameworks.deepspeed.universal_stages import UniversalStages, low_dtype
 from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.model.dtype import dtype
@@ -54,7 +54,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     directory = DeepSpeedDirectory.open(root, is_universal=True)
     if directory.experts:
         raise error("UCP-E-SOURCE", "files of experts, which are not read here", at=str(root))
-    files = CheckpointFiles(root)
+    files = SourceFiles(root)
     models = _models(directory)
     optimizer = TorchFile(files, "zero/optimizer_state.pt")
     tree = mapping(optimizer.tree, "the file", optimizer.name)
@@ -170,7 +170,7 @@ def _number(tree: Mapping[str, Any]) -> object:
 
 def _add_parameter(
     draft: Draft,
-    files: CheckpointFiles,
+    files: SourceFiles,
     name: str,
     shape: tuple[int, ...] | None,
     model: ModelStates,
@@ -227,7 +227,7 @@ def _add_whole(draft: Draft, models: Sequence[ModelStates], trained: set[str]) -
             )
 
 
-def _master(files: CheckpointFiles, shapes: Shapes, name: str) -> tuple[ReadBox, str] | None:
+def _master(files: SourceFiles, shapes: Shapes, name: str) -> tuple[ReadBox, str] | None:
     """What ``zero`` has of a parameter."""
     if name not in shapes:
         return None

@@ -11,6 +11,7 @@ from ucpformat.errors import error
 from ucpformat.frameworks.converting.content import Content
 from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.exporting import Export
+from ucpformat.frameworks.converting.losses import parts_of, remedy, told
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Recipe, url_of
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
@@ -22,6 +23,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
@@ -87,6 +89,7 @@ def convert_checkpoint(
     compressor: Compression | None = None,
     foreign_objects: ForeignObjects = "refuse",
     shard_count: int | None = None,
+    expand: int | None = None,
     settings: Mapping[str, str] | None = None,
     source_settings: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
@@ -98,9 +101,10 @@ def convert_checkpoint(
     """Convert a checkpoint; the destination must not exist.
 
     ``settings`` are those of the destination's kind, ``source_settings`` those of the source's (`Setting`).
-    ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME`` and ``blobs/NAME``: what they match is
-    left out. A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is written
-    (its storage is ``storage``).
+    ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME``: what
+    they match is left out. ``expand`` is how many bytes the source's tensors may have together (`ImportOptions`).
+    A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is written (its
+    storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
     Raises:
@@ -110,7 +114,7 @@ def convert_checkpoint(
     recipe = Recipe(
         url_of(source),
         source_kind,
-        ImportOptions(foreign_objects, shard_count, dict(source_settings or {})),
+        ImportOptions(foreign_objects, shard_count, expand, dict(source_settings or {})),
         tuple(drop),
         compressor,
         is_rewritten=destination_kind == UCP,
@@ -131,7 +135,7 @@ def convert_checkpoint(
             raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
         check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
         plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
-        _refuse_losses([loss for loss in plan.dropped if loss.matters], kind.name)
+        _refuse_losses(job, plan.dropped, kind.name)
         if plan.files is None and options.resume:
             raise error(
                 "UCP-E-MISMATCH",
@@ -192,16 +196,8 @@ def convert_together(
     return together(group_of(group), convert)
 
 
-def _refuse_losses(lost: Sequence[Lost], kind: Kind) -> None:
-    if not lost:
-        return
-    named = "; ".join(f"{one.what} ({one.why})" for one in lost[:_NAMED])
-    rest = f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-    raise error(
-        "UCP-E-MISMATCH",
-        f"{kind} cannot hold {named}{rest}; allow what may be lost with --drop GLOB, such as "
-        f"--drop '{lost[0].what}'",
-    )
-
-
-_NAMED = 5
+def _refuse_losses(job: Job, lost: Sequence[Lost], kind: str) -> None:
+    refused = [one for one in lost if one.matters]
+    if refused:
+        names = list(parts_of(job))
+        raise error("UCP-E-MISMATCH", f"{kind} cannot hold {told(refused, names)}; {remedy(refused, names)}")

@@ -45,10 +45,15 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What a caller may say about a source. ``settings`` are those that the kind declares, as text."""
+    """What a caller may say about a source. ``settings`` are those that the kind declares, as text.
+
+    ``expand`` is how many logical bytes the tensors may have together; left out, 64 times what the files of the source
+    have, and at least 256 MiB.
+    """
 
     foreign_objects: ForeignObjects = "refuse"
     shard_count: int | None = None
+    expand: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
 

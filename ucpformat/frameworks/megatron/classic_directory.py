@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ucpformat.errors import error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles
 
 __all__ = ["MODEL", "OPTIMIZER", "ClassicDirectory", "detect", "directory_name"]
 
@@ -39,7 +39,7 @@ def _has_ranks(root: Path) -> bool:
 class ClassicDirectory:
     """``ranks``: the name of each directory, by the numbers in it; ``optimizers``: those with a distributed one."""
 
-    files: CheckpointFiles
+    files: SourceFiles
     ranks: Mapping[tuple[int, ...], str]
     optimizers: frozenset[tuple[int, ...]]
 
@@ -67,7 +67,7 @@ class ClassicDirectory:
             if not (root / name / MODEL).is_file():
                 raise error("UCP-E-SOURCE", "the file is missing", at=f"{name}/{MODEL}")
         optimizers = frozenset(rank for rank, name in ranks.items() if (root / name / OPTIMIZER).is_file())
-        return cls(CheckpointFiles(root), ranks, optimizers)
+        return cls(SourceFiles(root), ranks, optimizers)
 
 
 def directory_name(rank: tuple[int, ...]) -> str:
@@ -80,7 +80,7 @@ def _iteration(root: Path) -> Path:
     latest = root / _LATEST
     if _has_ranks(root) or not latest.is_file():
         return root
-    text = CheckpointFiles(root).read(_LATEST, _MAX_LATEST).decode("utf-8", "replace").strip()
+    text = SourceFiles(root).read(_LATEST, _MAX_LATEST).decode("utf-8", "replace").strip()
     if text == "release":
         return root / text
     if not text.isdecimal() or not text.isascii():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.map_choice import apply_maps
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.foreign import Lost
@@ -43,7 +44,6 @@ from ucpformat.frameworks.megatron.torch_dist import (
 )
 from ucpformat.frameworks.state.origins import slot_annotations, state_annotations
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, ForeignObjects, TensorSource, grid_layout
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.streams import STREAM_GLOBALS
@@ -85,7 +85,7 @@ def import_torch_dist(
             and ``UCP-E-OBJECT`` for objects that are not plain data. ``foreign_objects`` ``opaque`` carries a
             ShardedObject as its bytes instead; modules' extra states that are streams of bytes always are.
     """
-    files = CheckpointFiles(Path(path))
+    files = SourceFiles(Path(path))
     check_configuration(files)
     directory = DcpDirectory.open(path, flattened="list")
     common = TorchFile(files, COMMON, COMMON_GLOBALS)

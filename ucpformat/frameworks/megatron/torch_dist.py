@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.megatron.enums import enum_globals, is_enum
 from ucpformat.frameworks.state.names import Assignment
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
 from ucpformat.jsonio import loads
@@ -56,7 +56,7 @@ _MASTERS: Final = ("param", "fp32_param")
 
 def detect(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` looks like a ``torch_dist`` checkpoint; runs nothing and never raises."""
-    files = CheckpointFiles(Path(path))
+    files = SourceFiles(Path(path))
     if not {CONFIG, COMMON} <= set(files.names()):
         return False
     try:
@@ -66,7 +66,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def check_configuration(files: CheckpointFiles) -> None:
+def check_configuration(files: SourceFiles) -> None:
     """Refuse what is not ``torch_dist``, version 1, with a common part by torch: ``UCP-E-SOURCE``."""
     try:
         found = loads(files.read(CONFIG, _CONFIG_BYTES), at=CONFIG)

@@ -20,8 +20,8 @@ from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
 from ucpformat.geometry import Layout, Mesh, MeshAxis, lower, named_sharding_steps
 
 if TYPE_CHECKING:
+    from ucpformat.frameworks.converting.source_files import SourceFiles
     from ucpformat.frameworks.state.paths import StatePath
-    from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 
 __all__ = [
     "ARRAYS",
@@ -77,7 +77,7 @@ class OrbaxTree:
     use_zarr3: bool
 
 
-def read_tree(files: CheckpointFiles, item: str) -> OrbaxTree:
+def read_tree(files: SourceFiles, item: str) -> OrbaxTree:
     """The tree of the item in the folder ``item``.
 
     Raises:
@@ -122,7 +122,7 @@ def _leaf(entry: object, at: str) -> OrbaxLeaf:
     return OrbaxLeaf(tuple(path), name, kind)
 
 
-def random_keys(files: CheckpointFiles, item: str) -> dict[str, str]:
+def random_keys(files: SourceFiles, item: str) -> dict[str, str]:
     """The names of arrays that are JAX's typed random keys, with the implementation that they are of."""
     found: dict[str, str] = {}
     for file in files.names(f"{item}{ARRAYS}"):
@@ -137,7 +137,7 @@ def random_keys(files: CheckpointFiles, item: str) -> dict[str, str]:
     return found
 
 
-def sharding_layouts(files: CheckpointFiles, item: str) -> dict[str, Any]:
+def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
     """What ``_sharding`` says of each array, by name, still as Orbax has it; empty where there is no such file."""
     if SHARDING not in files.names(item):
         return {}

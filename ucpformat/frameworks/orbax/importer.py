@@ -12,6 +12,7 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.orbax.arrays import Arrays
 from ucpformat.frameworks.orbax.documents import (
@@ -29,7 +30,6 @@ from ucpformat.frameworks.orbax.documents import (
 )
 from ucpformat.frameworks.state.origins import SOURCE, state_annotations
 from ucpformat.frameworks.state.paths import dotted, path_to_json
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
 from ucpformat.geometry import Box
 from ucpformat.model.state import StateDocument
@@ -107,7 +107,7 @@ def import_orbax(path: str | os.PathLike[str], *, settings: Mapping[str, str]) -
                 "UCP-E-SOURCE", f"there is no finished step {wanted!r:.40}; there are {there}", at=str(root)
             )
         root = steps[int(wanted)]
-    files = CheckpointFiles(root)
+    files = SourceFiles(root)
     found = _Found()
     if METADATA in files.names():
         _add_tree(found, files, "", ())
@@ -116,7 +116,7 @@ def import_orbax(path: str | os.PathLike[str], *, settings: Mapping[str, str]) -
     return _job(found, root)
 
 
-def _add_items(found: _Found, files: CheckpointFiles) -> None:
+def _add_items(found: _Found, files: SourceFiles) -> None:
     """The items of a step: trees, JSON, and others, which are not read."""
     document = parse_object(files.read(STEP_METADATA, _LIMIT), STEP_METADATA)
     handlers = document.get("item_handlers")
@@ -141,7 +141,7 @@ def _add_items(found: _Found, files: CheckpointFiles) -> None:
     found.dropped += [Lost(f"files/{name}", "not Orbax's") for name in files.names() if name not in known]
 
 
-def _add_tree(found: _Found, files: CheckpointFiles, item: str, at: StatePath) -> None:
+def _add_tree(found: _Found, files: SourceFiles, item: str, at: StatePath) -> None:
     tree = read_tree(files, item)
     stored = {leaf.name: leaf for leaf in tree.leaves if leaf.kind in (*ARRAY_TYPES, SCALAR)}
     arrays = Arrays(files.root / item, item, use_ocdbt=tree.use_ocdbt, use_zarr3=tree.use_zarr3).open(stored)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.hugging_face import SHARDING_INFO
 from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object, read_header
 
@@ -39,7 +39,7 @@ _OTHER_WEIGHTS: Final = re.compile(
 class Weights:
     """The files that hold the weights with their headers, in order, and what the index says beside ``weight_map``."""
 
-    files: CheckpointFiles
+    files: SourceFiles
     headers: Mapping[str, SafetensorsHeader]
     index: str | None
     index_metadata: Mapping[str, JsonValue]
@@ -51,7 +51,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
     try:
         if place.is_file():
             return place.name.endswith(SUFFIX)
-        return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in CheckpointFiles(place).names())
+        return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in SourceFiles(place).names())
     except (OSError, ValueError):
         return False
 
@@ -64,9 +64,9 @@ def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
     """
     place = Path(path)
     if place.is_file():
-        files, chosen = CheckpointFiles(place.parent), place.name
+        files, chosen = SourceFiles.beside(place)
     else:
-        files = CheckpointFiles(place)
+        files = SourceFiles(place)
     names = [name for name in files.names() if name.endswith((SUFFIX, INDEX_SUFFIX))]
     if chosen:
         if chosen not in names:
@@ -96,7 +96,7 @@ def _refused(message: str, at: str) -> UcpError:
     return error("UCP-E-SOURCE", message, at=at)
 
 
-def _indexed(files: CheckpointFiles, index: str) -> Weights:
+def _indexed(files: SourceFiles, index: str) -> Weights:
     document = parse_object(files.read(index, _MAX_INDEX), index)
     weight_map = document.pop("weight_map", None)
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):

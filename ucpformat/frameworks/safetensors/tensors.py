@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ucpformat.frameworks.torch_dcp.items import Location
+from ucpformat.frameworks.converting.byte_source import Location
 from ucpformat.frameworks.torch_dcp.strided import contiguous_strides, element_view, read_strided
 from ucpformat.geometry import Box, runs
 from ucpformat.model.dtype import dtype
@@ -18,8 +18,8 @@ from ucpformat.model.dtype import dtype
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.torch_dcp.byte_source import FileRange
-    from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+    from ucpformat.frameworks.converting.byte_source import FileRange
+    from ucpformat.frameworks.converting.source_files import SourceFiles
 
 __all__ = ["FOUR_BITS", "STORED_NAMES", "StoredTensor", "packed_nibbles"]
 
@@ -54,7 +54,7 @@ STORED_NAMES: Final = {
 class StoredTensor:
     """A tensor in a file as a source of boxes: ``dtype`` is ours."""
 
-    files: CheckpointFiles
+    files: SourceFiles
     location: Location
     dtype: str
     shape: tuple[int, ...]

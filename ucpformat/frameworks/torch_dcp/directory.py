@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.byte_source import Location
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.cover import intersection
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.fragment_reader import FragmentReader
 from ucpformat.frameworks.torch_dcp.hugging_face import SHARDING_INFO, is_shard, is_whole, read_hugging_face
-from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Location, check_covers
+from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, check_covers
 from ucpformat.frameworks.torch_dcp.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
@@ -35,7 +36,7 @@ _METADATA = ".metadata"
 
 def detect(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` looks like a directory that torch DCP wrote; runs nothing and never raises."""
-    files = CheckpointFiles(Path(path))
+    files = SourceFiles(Path(path))
     names = files.names()
     if _METADATA in names or rank_files(names) or any(map(is_shard, [*names, *files.names("sharded")])):
         return True
@@ -82,7 +83,7 @@ class DcpDirectory:
         root = Path(path)
         if not root.is_dir():
             raise error("UCP-E-SOURCE", "not a directory", at=str(root))
-        files = CheckpointFiles(root)
+        files = SourceFiles(root)
         reader = FragmentReader(files)
         catalogue = _catalogue(files, reader, shard_count)
         if catalogue.flattened and flattened == "refuse":
@@ -199,7 +200,7 @@ class DcpDirectory:
         ]
 
 
-def _catalogue(files: CheckpointFiles, reader: FragmentReader, shard_count: int | None) -> Catalogue:
+def _catalogue(files: SourceFiles, reader: FragmentReader, shard_count: int | None) -> Catalogue:
     names = files.names()
     ranks = rank_files(names)
     if _METADATA in names:

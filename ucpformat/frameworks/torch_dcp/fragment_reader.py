@@ -11,9 +11,9 @@ from typing import Any
 import numpy.typing as npt
 
 from ucpformat.errors import error
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource, decompressed
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
-from ucpformat.frameworks.torch_dcp.items import Fragment, Location
+from ucpformat.frameworks.converting.byte_source import ByteSource, Location, decompressed
+from ucpformat.frameworks.converting.source_files import SourceFiles
+from ucpformat.frameworks.torch_dcp.items import Fragment
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.shared_check import Step
@@ -29,7 +29,7 @@ _ARCHIVE_OVERHEAD = 1 << 20  # bytes that torch.save may add to a tensor
 class FragmentReader:
     """Reads fragments; remembers where each archive keeps its tensor, and the last item it decompressed."""
 
-    def __init__(self, files: CheckpointFiles) -> None:
+    def __init__(self, files: SourceFiles) -> None:
         self._files = files
         self._stored: dict[Location, StoredTensor] = {}
         self._last: tuple[Location, ByteSource] | None = None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpTensor, Fragment, check_covers
 from ucpformat.frameworks.torch_dcp.safetensors_header import (
     SafetensorsEntry,
@@ -46,7 +46,7 @@ def is_shard(name: str) -> bool:
     return _SHARD.fullmatch(name) is not None
 
 
-def read_hugging_face(files: CheckpointFiles, shard_count: int | None) -> Catalogue:
+def read_hugging_face(files: SourceFiles, shard_count: int | None) -> Catalogue:
     """Return the tensors of the directory, checked; ``shard_count`` is the number of ranks that saved it.
 
     Raises ``UCP-E-SOURCE`` where files are missing, damaged or not provably all.
@@ -66,7 +66,7 @@ def read_hugging_face(files: CheckpointFiles, shard_count: int | None) -> Catalo
     return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
 
 
-def _header(files: CheckpointFiles, name: str) -> SafetensorsHeader:
+def _header(files: SourceFiles, name: str) -> SafetensorsHeader:
     header = read_header(files, name)
     for key, entry in header.entries.items():
         if entry.packed:
@@ -78,7 +78,7 @@ def _refused(message: str, at: str) -> UcpError:
     return error("UCP-E-SOURCE", message, at=at)
 
 
-def _whole_tensors(files: CheckpointFiles, names: Sequence[str]) -> dict[str, DcpTensor]:
+def _whole_tensors(files: SourceFiles, names: Sequence[str]) -> dict[str, DcpTensor]:
     _check_numbers([(match[1], match[2]) for name in names if (match := _WHOLE.fullmatch(name))], names[0])
     tensors: dict[str, DcpTensor] = {}
     places: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _whole_tensors(files: CheckpointFiles, names: Sequence[str]) -> dict[str, Dc
     return tensors
 
 
-def _check_index(files: CheckpointFiles, places: Mapping[str, str]) -> None:
+def _check_index(files: SourceFiles, places: Mapping[str, str]) -> None:
     if _INDEX not in files.names():
         return
     weight_map = parse_object(files.read(_INDEX, _MAX_INDEX), _INDEX).get("weight_map")
@@ -108,7 +108,7 @@ def _check_index(files: CheckpointFiles, places: Mapping[str, str]) -> None:
 
 
 def _shard_tensors(
-    files: CheckpointFiles,
+    files: SourceFiles,
     names: Sequence[str],
     whole: Mapping[str, DcpTensor] | None,
     shard_count: int | None,
@@ -125,8 +125,8 @@ def _shard_tensors(
     if whole is None and shard_count is None:
         raise _refused(
             "shards do not say how many there are, so a missing last one could not be seen: give the"
-            " number of ranks that saved them (shard_count), or keep them in `sharded` beside the"
-            " consolidated files",
+            " number of ranks that saved them (--shards N, in Python shard_count=N), or keep them in `sharded`"
+            " beside the consolidated files",
             names[0],
         )
     pieces: dict[str, list[tuple[tuple[int, ...], SafetensorsEntry]]] = {}

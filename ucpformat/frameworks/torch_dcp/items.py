@@ -7,20 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.byte_source import Location
 from ucpformat.frameworks.state.paths import KeyPath
 from ucpformat.frameworks.torch_dcp.cover import cover_problem
 
-__all__ = ["Catalogue", "DcpObject", "DcpTensor", "Fragment", "KeyPath", "Location", "check_covers"]
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A range of bytes of a file, ``file`` relative to the directory, and the transforms to undo."""
-
-    file: str
-    start: int
-    length: int
-    transforms: tuple[str, ...] = ()
+__all__ = ["Catalogue", "DcpObject", "DcpTensor", "Fragment", "KeyPath", "check_covers"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.byte_source import Location
 from ucpformat.frameworks.torch_dcp.allowed import METADATA_GLOBALS
-from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, KeyPath, Location
+from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, KeyPath
 from ucpformat.frameworks.torch_dcp.numpy_values import extents_of
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TorchSize

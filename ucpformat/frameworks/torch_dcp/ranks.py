@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.fragment_reader import FragmentReader
 from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor, Fragment, check_covers
 from ucpformat.frameworks.torch_dcp.metadata import METADATA_LIMITS, read_metadata
@@ -35,7 +35,7 @@ def rank_files(names: Sequence[str]) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _METADATA.fullmatch(name))}
 
 
-def read_ranks(files: CheckpointFiles, names: Sequence[str], reader: FragmentReader) -> Catalogue:
+def read_ranks(files: SourceFiles, names: Sequence[str], reader: FragmentReader) -> Catalogue:
     """Return all ranks' items as one checked catalogue. Raises ``UCP-E-SOURCE`` and as `read_metadata`."""
     metadata = rank_files(names)
     data = {int(match[1]) for name in names if (match := _DATA.fullmatch(name))}

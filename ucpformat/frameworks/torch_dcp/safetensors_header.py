@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
-from ucpformat.frameworks.torch_dcp.items import Location
+from ucpformat.frameworks.converting.byte_source import Location
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.torch_dcp.objects import item_size
 
 __all__ = ["SafetensorsEntry", "SafetensorsHeader", "read_header"]
@@ -69,11 +69,11 @@ class SafetensorsHeader:
     metadata: dict[str, str]
 
 
-def read_header(files: CheckpointFiles, name: str) -> SafetensorsHeader:
+def read_header(files: SourceFiles, name: str) -> SafetensorsHeader:
     """Return the header of the file ``name``.
 
     Raises ``UCP-E-SOURCE`` for a damaged or truncated file, ``UCP-E-LIMIT``, ``UCP-E-DTYPE`` and as
-    `CheckpointFiles.size`.
+    `SourceFiles.size`.
     """
     size = files.size(name)
     if size < 8:

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from awscrt.checksums import combine_crc32
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
+from ucpformat.frameworks.converting.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.zip_records import (
     ZipRecord,
     crc_of,

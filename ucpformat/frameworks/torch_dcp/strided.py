@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
+from ucpformat.frameworks.converting.byte_source import ByteSource
 
 __all__ = ["contiguous_strides", "element_view", "read_strided", "slabs"]
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.allowed import OBJECT_GLOBALS, StorageKind
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
 from ucpformat.frameworks.torch_dcp.numpy_values import extents_of
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, check_tree, refused
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, TorchDtype, item_size

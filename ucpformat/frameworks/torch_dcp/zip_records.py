@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zlib_ng import zlib_ng
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.torch_dcp.byte_source import ByteSource
+from ucpformat.frameworks.converting.byte_source import ByteSource
 from ucpformat.storage.scratch import Scratch
 
 __all__ = ["ZipRecord", "check_crc", "crc_of", "read_record", "record_start", "require_crc", "zip_records"]

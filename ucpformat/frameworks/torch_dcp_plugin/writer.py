@@ -20,11 +20,11 @@ from torch.futures import Future
 
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.byte_source import MemoryRange
 from ucpformat.frameworks.live.local_tensors import local_tensor
 from ucpformat.frameworks.state.documents import state_document
 from ucpformat.frameworks.state.names import recognise
 from ucpformat.frameworks.state.origins import slot_annotations
-from ucpformat.frameworks.torch_dcp.byte_source import MemoryRange
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.tagged import encode

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.safetensors.tensors import StoredTensor as RawTensor
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.importer import PICKLE, TensorSource
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
 from ucpformat.frameworks.torch_dcp.tagged import encode
@@ -50,7 +50,7 @@ _MAX_BLOB: Final = 64 << 20
 def detect(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` is a directory that one of these saved; reads nothing and never raises."""
     try:
-        names = CheckpointFiles(Path(path)).names()
+        names = SourceFiles(Path(path)).names()
     except (OSError, ValueError):
         return False
     return (
@@ -72,7 +72,7 @@ def import_directory(
             ``UCP-E-PICKLE`` and ``UCP-E-OBJECT`` for what is not plain data; each names the file.
     """
     root = Path(path)
-    files = CheckpointFiles(root)
+    files = SourceFiles(root)
     leaves = Leaves()
     ranks = sorted(int(match[1]) for name in files.names() if (match := _RANDOM.fullmatch(name)))
     missing = sorted(set(range(len(ranks))) - set(ranks))
@@ -108,7 +108,7 @@ def import_directory(
     return leaves.job(KIND, order=order)
 
 
-def _add_model(leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath) -> None:
+def _add_model(leaves: Leaves, files: SourceFiles, name: str, at: StatePath) -> None:
     if any(path[: len(at)] == at for path in leaves.tensors):
         raise error("UCP-E-SOURCE", "a second file of the same model: keep one of them", at=name)
     if not name.endswith(".safetensors"):
@@ -123,7 +123,7 @@ def _add_model(leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath)
 
 
 def _add_state(
-    leaves: Leaves, files: CheckpointFiles, name: str, at: StatePath, foreign_objects: ForeignObjects
+    leaves: Leaves, files: SourceFiles, name: str, at: StatePath, foreign_objects: ForeignObjects
 ) -> None:
     try:
         file = TorchFile(files, name, TORCH_SAVE_GLOBALS)
@@ -163,7 +163,7 @@ def _add_dcp(leaves: Leaves, folder: Path, name: str, foreign_objects: ForeignOb
             leaves.blobs[".".join(map(str, at))] = (PICKLE, directory.read_object_bytes(key))
 
 
-def _add_other(leaves: Leaves, files: CheckpointFiles, name: str) -> None:
+def _add_other(leaves: Leaves, files: SourceFiles, name: str) -> None:
     if name.endswith((".json", ".txt", ".md", ".jinja", ".model")) and files.size(name) <= _MAX_BLOB:
         leaves.blobs[name] = ("application/octet-stream", files.read(name, _MAX_BLOB))
     else:

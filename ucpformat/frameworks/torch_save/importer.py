@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError
+from ucpformat.frameworks.converting.byte_source import open_range
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
-from ucpformat.frameworks.torch_dcp.byte_source import open_range
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
 from ucpformat.frameworks.torch_dcp.zip_records import zip_records
 from ucpformat.frameworks.torch_save.leaves import Leaves
@@ -74,8 +74,8 @@ def import_torch_save(path: str | os.PathLike[str], *, order: str = "") -> Job:
         ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, of the old format or no state dict, ``UCP-E-PICKLE``
             and ``UCP-E-OBJECT`` for what is not plain data; each names the file.
     """
-    place = Path(path)
-    file = TorchFile(CheckpointFiles(place.parent), place.name, TORCH_SAVE_GLOBALS)
+    files, name = SourceFiles.beside(Path(path))
+    file = TorchFile(files, name, TORCH_SAVE_GLOBALS)
     leaves = Leaves()
     leaves.add_file(file, file.tree)
     leaves.models.update(dict.fromkeys(models_in(file.tree)))

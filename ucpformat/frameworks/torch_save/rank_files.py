@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.converting.byte_source import open_range
+from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.state.paths import StatePath, dotted, flatten
-from ucpformat.frameworks.torch_dcp.byte_source import open_range
-from ucpformat.frameworks.torch_dcp.files import CheckpointFiles
 from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
@@ -43,7 +43,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` is a directory of ranks' files that name a `ShardedTensor`; runs nothing and never raises."""
     root = Path(path)
     try:
-        rows = _rows(CheckpointFiles(root).names()) if root.is_dir() else {}
+        rows = _rows(SourceFiles(root).names()) if root.is_dir() else {}
         return any(_names_sharded(root / next(iter(row.values()))) for row in rows.values())
     except (OSError, ValueError, UcpError):
         return False
@@ -79,7 +79,7 @@ def import_rank_files(path: str | os.PathLike[str], *, order: str = "", replicas
     if replicas not in ("", "equal", "first"):
         raise error("UCP-E-MISMATCH", f"replicas is equal or first, not {replicas!r:.40}")
     root = Path(path)
-    files = CheckpointFiles(root)
+    files = SourceFiles(root)
     rows = _rows(files.names())
     if not rows:
         raise refusal("there are no files of ranks, such as model-rank0.pt", str(root))

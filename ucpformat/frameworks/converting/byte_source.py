@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ucpformat.errors import error
 
-__all__ = ["ByteSource", "FileRange", "MemoryRange", "decompressed", "open_range"]
+__all__ = ["ByteSource", "FileRange", "Location", "MemoryRange", "decompressed", "open_range"]
 
 _BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A range of bytes of a file, ``file`` relative to the directory, and the transforms to undo."""
+
+    file: str
+    start: int
+    length: int
+    transforms: tuple[str, ...] = ()
 
 
 class ByteSource(Protocol):
