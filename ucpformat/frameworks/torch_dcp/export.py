@@ -1,15 +1,13 @@
 """Writing a DCP directory that stock ``torch.distributed.checkpoint.load`` reads.
 
-Items are ``torch.save`` archives one after another in ``__0_<n>.distcp``; ``.metadata`` is a pickle of torch's
-own classes and appears last. Source: torch/distributed/checkpoint/filesystem.py and metadata.py of
-PyTorch 2.13.
+Items are ``torch.save`` archives one after another in ``__0_<n>.distcp``; ``.metadata`` appears last (`metadata_out`).
+Source: torch/distributed/checkpoint/filesystem.py of PyTorch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +22,8 @@ from ucpformat.frameworks.converting.blocks import slot_blocks
 from ucpformat.frameworks.converting.exporting import write_files
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
-from ucpformat.frameworks.torch_dcp.items import KeyPath
+from ucpformat.frameworks.torch_dcp.items import KeyPath, Location
+from ucpformat.frameworks.torch_dcp.metadata_out import ListedBox, ListedTensor, metadata_pickle
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.revive import revive
 from ucpformat.frameworks.torch_dcp.strided import slabs
@@ -183,39 +182,21 @@ def _write_metadata(
     notes: Mapping[str, Any],
     stream: IO[bytes],
 ) -> None:
-    import torch
-    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        BytesStorageMetadata,
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-
-    # One object for each key, so that the same content gives the same pickle, resumed or not.
-    keys = {key: key for key in paths}
-    listed: dict[str, Any] = {}
-    chunks: dict[str, list[Any]] = {}
-    places: dict[Any, Any] = {}
+    objects: dict[str, Location] = {}
+    boxes: dict[str, list[ListedBox]] = {key: [] for key in tensors}
     for file in sorted(notes, key=lambda name: (len(name), name)):  # in order of number
-        for noted, box, start, length in notes[file]:
-            key = keys[noted]
+        for key, box, start, length in notes[file]:
+            location = Location(file, start, length)
             if box is None:
-                listed[key] = BytesStorageMetadata()
-                places[MetadataIndex(key)] = _StorageInfo(file, start, length)
-                continue
-            found = chunks.setdefault(key, [])
-            offset, shape = map(torch.Size, box)
-            places[MetadataIndex(key, offset, len(found))] = _StorageInfo(file, start, length)
-            found.append(ChunkStorageMetadata(offset, shape))
-    for key, tensor in tensors.items():
-        properties = TensorProperties(dtype=getattr(torch, _TORCH_NAMES[tensor.dtype][0]))
-        listed[key] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks[key])
-    metadata = Metadata(listed, dict(paths), places, StorageMeta(), CURRENT_DCP_VERSION)
-    pickle.dump(metadata, stream)
+                objects[key] = location
+            else:
+                offset, shape = map(tuple, box)
+                boxes[key].append(ListedBox(offset, shape, location))
+    stored = {
+        key: ListedTensor(_TORCH_NAMES[tensor.dtype][0], tensor.shape, boxes[key])
+        for key, tensor in tensors.items()
+    }
+    stream.write(metadata_pickle(stored, objects, paths))
 
 
 def _paths(
