@@ -188,14 +188,6 @@ def test_what_is_to_be_refused_is_known() -> None:
     assert refusal_of(PLAN) is None
 
 
-def test_examples_of_the_protocol_meet_their_schemas() -> None:
-    text = (CONFORMANCE / "PROTOCOL.md").read_text(encoding="utf-8")
-    examples = re.findall(r"^```json schema=([a-z-]+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(examples) >= 6
-    for name, example in examples:
-        protocol_validator(name).validate(json.loads(example))
-
-
 @pytest.mark.wheel
 @pytest.mark.xdist_group("wheel")
 def test_the_wheel_runs_alone(tmp_path: Path) -> None:

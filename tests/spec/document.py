@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.documentation.markdown import ROOT as ROOT
+from tests.documentation.markdown import Block, page
+
 REQUIREMENT = re.compile(r"\*\*\[(UCP-[DRWVS]-[0-9]{3})\]\*\* (.+)")
 _NAMED = re.compile(r"UCP-([DRWVS])-([0-9]{3})(?: to UCP-\1-([0-9]{3}))?")
-
-
-@dataclass(frozen=True)
-class Fence:
-    """A fenced block: the words after the backticks, the text, and the line it starts in, from 1."""
-
-    info: tuple[str, ...]
-    text: str
-    line: int
-
-    def option(self, name: str) -> str | None:
-        """The value of ``name=value`` among the words."""
-        return next((word.partition("=")[2] for word in self.info if word.startswith(f"{name}=")), None)
 
 
 @cache
@@ -30,22 +17,8 @@ def lines() -> tuple[str, ...]:
     return tuple((ROOT / "SPEC.md").read_text(encoding="utf-8").splitlines())
 
 
-@cache
-def fences() -> tuple[Fence, ...]:
-    found: list[Fence] = []
-    start = None
-    for number, line in enumerate(lines()):
-        if not line.startswith("```"):
-            continue
-        if start is None:
-            start = number
-        else:
-            info = tuple(lines()[start].removeprefix("```").split())
-            found.append(Fence(info, "\n".join(lines()[start + 1 : number]) + "\n", start + 1))
-            start = None
-    if start is not None:
-        raise AssertionError(f"the fence in line {start + 1} is not closed")
-    return tuple(found)
+def fences() -> tuple[Block, ...]:
+    return page("SPEC.md").blocks
 
 
 @cache
