@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ucpformat
+import ucpformat.distributed.group
 from ucpformat import Flatten, Held, Layout, Mesh, MeshAxis, Shard, UcpError
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import BufferPlace, Concat, Pad
@@ -44,7 +45,8 @@ def test_a_part_is_asked_for(path: Path) -> None:
     assert state["model"]["w"].tolist() == [1, 2]
     chosen: tuple[str | list[str] | Callable[[str], bool], ...] = (
         "*.lora",
-        ["*.lora", "none"],
+        ["*.lora", "model.l*"],
+        "model.lora",
         lambda name: name.endswith("lora"),
     )
     for only in chosen:
@@ -65,6 +67,128 @@ def test_entries_are_renamed(path: Path) -> None:
         path, {"model": {"w": zeros(), "lora": zeros(), "x": zeros()}}, rename={"model.x": "no"}
     )
     assert message == "the state does not fit the checkpoint; nothing was changed: model.x: missing (as 'no')"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"only": "model.lroa*"}, "only= fits no entry: 'model.lroa*'; did you mean 'model.lora'?"),
+        ({"only": ["model.w", "modl.*"]}, "only= fits no entry: 'modl.*'; did you mean 'model.*'?"),
+        ({"only": "lora"}, "only= fits no entry: 'lora'; did you mean 'model.lora'?"),
+        ({"only": "zzz"}, "only= fits no entry: 'zzz'"),
+        ({"only": []}, "only= takes no entry of the state"),
+        ({"only": lambda _: False}, "only= takes no entry of the state"),
+        (
+            {"rename": {"model.lroa": "model.lora"}},
+            "rename= renames no entry of the state: 'model.lroa'; did you mean 'model.lora'?",
+        ),
+        (
+            {"rename": {"odel": "model"}},
+            "rename= renames no entry of the state: 'odel'; did you mean 'model'?",
+        ),
+        (
+            {"layouts": {"model.ww": Held(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
+            "layouts= names no tensor of the state: 'model.ww'; did you mean 'model.w'?",
+        ),
+        (
+            {"per_rank": {"epoch": "keep"}},
+            "per_rank= names no value of each rank's own (ucp.PerRank): 'epoch'",
+        ),
+        ({"per_rank": "kepe"}, "per_rank= takes refuse, keep, resplit, reseed or a function, not 'kepe'"),
+        ({"read_once": "yes"}, "read_once= is True, False or \"auto\", not 'yes'"),
+        (
+            {"tensors": "torch"},
+            "tensors= says what to make without a state: the tensors of this one are filled",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_an_option_without_effect_is_an_error(path: Path, options: dict[str, Any], said: str) -> None:
+    state: dict[str, Any] = {"model": {"w": zeros(), "lora": zeros()}, "epoch": 0}
+    assert mismatch(path, state, **options).removeprefix("nothing was loaded: ") == said
+    assert (state["model"]["lora"].tolist(), state["epoch"]) == ([0, 0], 0)
+
+
+def test_an_empty_state_is_an_error(path: Path) -> None:
+    assert "the state is empty" in mismatch(path, {})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"cast": True},
+        {"rename": {"a": "b"}},
+        {"strict": False},
+        {"layouts": {"a": Held(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
+        {"per_rank": "keep"},
+        {"read_once": True},
+        {"report": print},
+        {"group": ucpformat.distributed.group.OneProcess()},
+    ],
+    ids=lambda option: str(next(iter(option))),
+)
+def test_options_that_need_a_state_are_refused_without_one(path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UcpError, match=f"{next(iter(option))}= says how to fill a state, and there is none"):
+        ucpformat.load(path, **option)
+
+
+def test_a_part_is_asked_for_without_a_state(path: Path) -> None:
+    assert ucpformat.load(path, only="model.w")["model"].keys() == {"w"}
+    assert ucpformat.load(path, only=["epoch", "optim"]).keys() == {"optim", "epoch"}
+    assert ucpformat.load(path, only=lambda name: name == "epoch") == {"epoch": 7}
+    for only, said in (
+        ("lor?", "did you mean 'model.lor?'"),
+        ([], "takes no entry"),
+        ("zz*", "fits no entry"),
+    ):
+        with pytest.raises(UcpError, match=said.replace("?", r"\?")) as caught:
+            ucpformat.load(path, only=only)
+        assert caught.value.code == "UCP-E-MISMATCH"
+    with pytest.raises(UcpError, match='tensors= is "numpy" or "torch"'):
+        ucpformat.load(path, tensors="jax")  # type: ignore[arg-type]
+
+
+def test_whole_components_are_renamed(path: Path) -> None:
+    state: dict[str, Any] = {"net": {"w": zeros(), "adapter": zeros()}, "epoch": 0}
+    ucpformat.load(path, state, rename={"net": "model", "net.adapter": "model.lora"})
+    assert (state["net"]["w"].tolist(), state["net"]["adapter"].tolist(), state["epoch"]) == (
+        [1, 2],
+        [3, 4],
+        7,
+    )
+    assert "model.lora: unexpected" in mismatch(path, {"net": {"w": zeros()}}, rename={"net": "model"})
+    assert "net_.w: missing" in mismatch(path, {"net_": {"w": zeros()}, "net": 1}, rename={"net": "epoch"})
+
+
+def test_either_side_may_have_more(path: Path) -> None:
+    """As with torch's strict=False: LoRA's new tensors stay as they were, and the report has their names."""
+    said: list[Any] = []
+    state: dict[str, Any] = {"model": {"w": zeros(), "new": zeros() - 1}, "cfg": {"rank": 8}, "epoch": 0}
+    assert "model.new: missing" in mismatch(path, state)
+    ucpformat.load(path, state, strict=False, report=said.append)
+    assert (state["model"]["w"].tolist(), state["model"]["new"].tolist()) == ([1, 2], [-1, -1])
+    assert (state["cfg"], state["epoch"]) == ({"rank": 8}, 7)
+    assert (said[0].missing, said[0].unexpected) == (("model.new", "cfg.rank"), ("model.lora",))
+    assert "float32[3], the checkpoint has float32[2]" in mismatch(
+        path, {"model": {"w": zeros(3), "new": zeros()}}, strict=False
+    )
+    assert "has nothing that the checkpoint has" in mismatch(path, {"net": {"w": zeros()}}, strict=False)
+
+
+def test_what_fits_on_another_rank_is_not_without_effect(path: Path) -> None:
+    names = {"other.lora": "model.lora", "mine": "model"}
+
+    def load(group: ThreadGroup, only: list[str]) -> list[float]:
+        state: dict[str, Any] = {"mine": {"w": zeros()}} if group.rank == 0 else {"other": {"lora": zeros()}}
+        ucpformat.load(path, state, group=group, rename=names, only=only)
+        found: list[float] = next(iter(next(iter(state.values())).values())).tolist()
+        return found
+
+    assert run_threads(2, lambda group: load(group, ["*.w", "other"])) == [[1, 2], [3, 4]]
+    found = run_threads(2, lambda group: load(group, ["*.w", "ohter"]))
+    assert [str(one) for one in found] == [
+        "UCP-E-MISMATCH: nothing was loaded: only= fits no entry: 'ohter'; did you mean 'other.*'?"
+    ] * 2
 
 
 def test_types_are_cast(path: Path) -> None:

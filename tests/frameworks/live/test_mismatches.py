@@ -41,27 +41,44 @@ def refused(path: Path, state: dict[str, Any], **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "meant", "remedy"),
     [
-        ("model.module.decoder.fc1.weight", "model.decoder.fc1.weight"),
-        ("decoder.fc1.weight", "model.decoder.fc1.weight"),
-        ("net.decoder.fc1.weight", "model.decoder.fc1.weight"),
-        ("model.decoder.fc1.wieght", "model.decoder.fc1.weight"),
+        ("model.module.decoder.fc1.weight", "model.decoder.fc1.weight", {"model.module": "model"}),
+        ("decoder.fc1.weight", "model.decoder.fc1.weight", {"decoder": "model.decoder"}),
+        ("net.decoder.fc1.weight", "model.decoder.fc1.weight", {"net": "model"}),
+        (
+            "model.decoder.fc1.wieght",
+            "model.decoder.fc1.weight",
+            {"model.decoder.fc1.wieght": "model.decoder.fc1.weight"},
+        ),
     ],
     ids=["one component more", "one less", "another at the front", "mistyped"],
 )
-def test_the_name_that_was_meant_is_said(path: Path, name: str, meant: str) -> None:
+def test_the_name_that_was_meant_is_said(path: Path, name: str, meant: str, remedy: dict[str, str]) -> None:
     top, rest = name.split(".", 1)
     state: dict[str, Any] = {"model": {"head.weight": w(3)}}
     state.setdefault(top, {})[rest] = np.zeros(2, np.float32)
     message = refused(path, state)
-    assert f"{name}: missing; the checkpoint has {meant!r}, which rename= would take" in message
-    ucpformat.load(path, state, rename={name: meant}, strict=False)
+    assert f"{name}: missing; the checkpoint has {meant!r}: rename={remedy} takes it" in message
+    ucpformat.load(path, state, rename=remedy, strict=False)
     assert state[top][rest].tolist() == [1, 1]
 
 
 def test_an_unlike_name_has_no_suggestion(path: Path) -> None:
     assert refused(path, {"model": {"encoder": w()}}).endswith("model.encoder: missing")
+
+
+def test_a_rename_is_not_proposed_for_something_of_another_kind(path: Path, tmp_path: Path) -> None:
+    """A dict where there is one value, one value where there is a dict, a value where there is a tensor."""
+    ucpformat.save(tmp_path / "t", {"cfg": {"lr": 0.1, "x": {"y": 1}}, "b": {"a": w()}, "n": 5})
+    assert refused(tmp_path / "t", {"cfg": None}).endswith(
+        "cfg: missing; the checkpoint has a dict here, with 'cfg.lr': give one with the same keys"
+    )
+    assert refused(tmp_path / "t", {"n": {"lr": 1}}).endswith(
+        "n.lr: missing; the checkpoint has no dict but one value here, 'n'"
+    )
+    assert refused(tmp_path / "t", {"b": {"x": 1}}).endswith("b.x: missing")
+    assert refused(path, {"cfg": {"lr": 1}}).endswith("cfg.lr: missing")
 
 
 def test_numbered_parameters_are_explained(path: Path) -> None:

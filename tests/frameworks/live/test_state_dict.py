@@ -235,9 +235,9 @@ def test_everything_that_does_not_fit_is_named_and_nothing_touched(tmp_path: Pat
         "the state does not fit the checkpoint; nothing was changed:",
         "a: is float32[3, 2], the checkpoint has float32[2, 3]",
         "b.c: is int32[], the checkpoint has int64[]; cast=True converts",
+        "k: is a tensor, the checkpoint has a value that is no tensor",
         "b.more: missing",
         "b.value: missing",
-        "k: is a tensor, the checkpoint has a value that is no tensor",
     ]
     assert (state["a"] == 7).all()
     assert state["b"]["n"] == "kept"

@@ -6,7 +6,7 @@ Nothing is read here but the index: a state is compared before any of it is touc
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,9 +14,10 @@ import numpy as np
 
 from ucpformat.distributed.opaque import OPAQUE_MEDIA, opaque_value
 from ucpformat.errors import MismatchError, error
-from ucpformat.frameworks.live.local_tensors import Held, LocalTensor, local_tensor
+from ucpformat.frameworks.live.load_options import Fits, LoadOptions, Named, fits
+from ucpformat.frameworks.live.local_tensors import LocalTensor, local_tensor
 from ucpformat.frameworks.live.objects import WITH_TORCH, WITHOUT_TORCH
-from ucpformat.frameworks.live.per_rank import Ask, PerRank, own_value
+from ucpformat.frameworks.live.per_rank import PerRank, own_value
 from ucpformat.frameworks.live.tensor_parts import DESCRIPTION, taken_apart, told
 from ucpformat.frameworks.live.values import destination_of, is_tensor, to_torch
 from ucpformat.frameworks.state.groups import expand_groups
@@ -32,25 +33,10 @@ if TYPE_CHECKING:
     from ucpformat.reader import Checkpoint
     from ucpformat.views import SlotView
 
-__all__ = ["LoadOptions", "Match", "match_state", "stored_slots", "stored_values"]
+__all__ = ["Match", "Missing", "match_state", "stored_slots", "stored_values"]
 
 _T = TypeVar("_T")
 _EXTRA_STATE: Final = "_extra_state"  # the key that torch.nn.Module gives what get_extra_state returns
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What is asked for beyond filling a state with what has its names, shapes and data types; see `load`."""
-
-    layouts: Mapping[str, Held]
-    only: Callable[[str], bool]
-    rename: Callable[[str], str]
-    cast: bool
-    strict: bool
-    read_once: bool = False
-    place: tuple[int, int] = (0, 1)
-    """This process's position in the group, and the size of that."""
-    per_rank: Callable[[str], Ask | None] = lambda _: None
 
 
 def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
@@ -93,19 +79,34 @@ def stored_values(checkpoint: Checkpoint) -> dict[StatePath, JsonValue]:
     return by_path(found())
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An entry of the state that the checkpoint lacks; ``source`` is the name that it would have there."""
+
+    name: str
+    source: str
+    is_tensor: bool
+
+
 @dataclass(slots=True)
 class Match:
     """What this rank reads and replaces, what does not fit, and what the checkpoint has beyond that.
 
-    ``problems`` are (name in the state, what is wrong, None), or, for what is missing, (name, "", name that the
-    checkpoint would have). ``stored`` are all names of the checkpoint.
+    ``problems`` are (name in the state, what is wrong). ``wanted`` counts the entries that were asked for, ``fits``
+    says whether what was given by name fits any. ``slots`` and ``stored_values`` are all names of the checkpoint.
     """
 
     tensors: list[tuple[str, SlotView, LocalTensor]] = field(default_factory=list)
     values: list[tuple[StatePath, object]] = field(default_factory=list)
-    problems: list[tuple[str, str, str | None]] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    stored: frozenset[str] = frozenset()
+    filled: set[str] = field(default_factory=set)
+    """The top-level entries of the state of which something is read or replaced."""
+    wanted: int = 0
+    fits: Fits = field(default_factory=dict)
+    slots: frozenset[str] = frozenset()
+    stored_values: frozenset[str] = frozenset()
 
 
 def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, options: LoadOptions) -> Match:
@@ -115,31 +116,41 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
         UcpError: for tensors that nothing can be read into, as `local_tensor` and `destination_of`.
     """
     slots_by_path, values_by_path = stored_slots(checkpoint), stored_values(checkpoint)
+    paths = {dotted(path): path for path in (*slots_by_path, *values_by_path)}
     stored = _Stored(
         {dotted(path): slot for path, slot in slots_by_path.items()},
         {dotted(path): value for path, value in values_by_path.items()},
     )
     restore = WITH_TORCH if "torch" in sys.modules else WITHOUT_TORCH
-    match = Match(stored=frozenset((*stored.slots, *stored.values)))
+    match = Match(slots=frozenset(stored.slots), stored_values=frozenset(stored.values))
+    named = Named()
     asked: set[str] = set()
     tops: set[str] = set()
     for path, leaf in flatten(state, is_tensor).items():
         name = dotted(path)
         source = options.rename(name)
+        named.entries.append(name)
         asked.add(source)
+        if is_tensor(leaf):
+            named.tensors.append(name)
         if not options.only(name):
             continue
-        tops.add(dotted(path[:1]))
+        match.wanted += 1
+        tops.add(dotted(paths.get(source, path)[:1]))
+        read = len(match.tensors) + len(match.values)
         if is_tensor(leaf):
             asked.update(_match_tensor(match, stored, path, leaf, source, rank, options))
         else:
-            _match_value(match, stored, path, leaf, source, restore, options)
+            _match_value(match, named, stored, path, leaf, source, restore, options)
+        if len(match.tensors) + len(match.values) > read:
+            match.filled.add(dotted(path[:1]))
     # Whoever leaves out a whole entry asks for a part; whoever leaves out a part of one does not.
     match.unexpected = [
         name
-        for path in (*slots_by_path, *values_by_path)
-        if (name := dotted(path)) not in asked and dotted(path[:1]) in tops and options.only(name)
+        for name, path in paths.items()
+        if name not in asked and dotted(path[:1]) in tops and options.only(name)
     ]
+    match.fits = fits(options, named, paths)
     return match
 
 
@@ -161,6 +172,7 @@ class _Stored:
 
 def _match_value(
     match: Match,
+    named: Named,
     stored: _Stored,
     path: StatePath,
     leaf: object,
@@ -173,16 +185,17 @@ def _match_value(
         encoded = stored.values[source]
         value = decode(encoded, at=name, restore=restore)
         if isinstance(value, PerRankValues) or isinstance(leaf, PerRank):
+            named.own.append(name)
             try:
-                value = own_value(value, encoded, leaf, options.per_rank(name), options.place, at=name)
+                value = own_value(value, encoded, leaf, options.rule(name), options.place, at=name)
             except MismatchError as refusal:
-                match.problems.append((name, refusal.message, None))
+                match.problems.append((name, refusal.message))
                 return
         match.values.append((path, value))
     elif kind := stored.kind_of(source):
-        match.problems.append((name, f"is no tensor, the checkpoint has {kind}", None))
+        match.problems.append((name, f"is no tensor, the checkpoint has {kind}"))
     else:
-        match.problems.append((name, "", source))
+        match.missing.append(Missing(name, source, is_tensor=False))
 
 
 def _match_tensor(
@@ -200,22 +213,20 @@ def _match_tensor(
     described = next(iter(taken.descriptions.values()), None)
     its_own = f"{source}.{DESCRIPTION}"
     if described is None and source not in stored.slots and (kind := stored.kind_of(source)):
-        match.problems.append((name, f"is a tensor, the checkpoint has {kind}", None))
+        match.problems.append((name, f"is a tensor, the checkpoint has {kind}"))
         return [*_below(source, stored)]
     if described is not None and its_own not in stored.values and source in stored.slots:
-        match.problems.append(
-            (name, f"is {told(described)}, the checkpoint has {stored.kind_of(source)}", None)
-        )
+        match.problems.append((name, f"is {told(described)}, the checkpoint has {stored.kind_of(source)}"))
         return []
     if described is not None and its_own in stored.values and not equal(stored.values[its_own], described):
         match.problems.append(
-            (name, f"is {told(described)}, the checkpoint has {told(stored.values[its_own])}", None)
+            (name, f"is {told(described)}, the checkpoint has {told(stored.values[its_own])}")
         )
         return [*_below(source, stored)]
     for one in taken.tensors:
         part, origin = name + one.part, source + one.part
         if origin not in stored.slots:
-            match.problems.append((part, "", origin))
+            match.missing.append(Missing(part, origin, is_tensor=True))
             continue
         slot = stored.slots[origin]
         tensor = local_tensor(one.tensor, rank=rank, held=one.held or options.layouts.get(part), at=part)
@@ -229,7 +240,7 @@ def _match_tensor(
         elif problem is None:
             match.tensors.append((part, slot, tensor))
         else:
-            match.problems.append((part, problem, None))
+            match.problems.append((part, problem))
     return [its_own, *(source + one.part for one in taken.tensors)]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from ucpformat.frameworks.live.matching import Match
+from ucpformat.frameworks.live.load_options import fronts, near
 
-__all__ = ["of_match", "of_unexpected"]
+if TYPE_CHECKING:
+    from ucpformat.frameworks.live.matching import Match, Missing
+
+__all__ = ["of_match", "of_missing", "of_unexpected"]
 
 _MAX_LISTED: Final = 20
 _MAX_COMPARED: Final = 5000
@@ -19,13 +20,25 @@ _NUMBERED: Final = re.compile(r"(?:^|\.)state\.\d+\.")
 _NAMED: Final = re.compile(r"(?:^|\.)state\.(?!\d+\.)")
 
 
-def of_match(match: Match) -> str | None:
-    """What is missing or differs, or None."""
-    problems = [
-        f"{name}: {text}" if source is None else f"{name}: missing{_instead(source, name, match)}"
-        for name, text, source in match.problems
-    ]
+def of_match(match: Match, *, strict: bool) -> str | None:
+    """What differs, and what is missing where ``strict``; or None."""
+    problems = [f"{name}: {text}" for name, text in match.problems]
+    if strict:
+        problems += _missing(match)
     return _listed("does not fit the checkpoint", problems) if problems else None
+
+
+def of_missing(match: Match) -> str:
+    """What is missing, where that is everything."""
+    return _listed("has nothing that the checkpoint has", _missing(match))
+
+
+def _missing(match: Match) -> list[str]:
+    """A line for each; what was meant is looked for only where it will be listed."""
+    return [
+        f"{one.name}: missing{_instead(one, match) if number < _MAX_LISTED else ''}"
+        for number, one in enumerate(match.missing)
+    ]
 
 
 def of_unexpected(names: Sequence[str]) -> str:
@@ -42,31 +55,50 @@ def _listed(what: str, problems: Sequence[str]) -> str:
     return between.join([f"the state {what}; nothing was changed:", *shown])
 
 
-def _instead(source: str, name: str, match: Match) -> str:
-    as_what = f" (as {source!r})" if source != name else ""
-    if _NUMBERED.search(source) and any(map(_NAMED.search, match.stored)):
+def _instead(one: Missing, match: Match) -> str:
+    as_what = f" (as {one.source!r})" if one.source != one.name else ""
+    if _NUMBERED.search(one.source) and any(map(_NAMED.search, match.slots)):
         return (
             f"{as_what}; the state numbers the parameters of an optimizer, the checkpoint names them: "
             "give the module and the optimizer themselves, or get_state_dict's form"
         )
-    found = _near(source, match.unexpected, match.stored)
-    return f"{as_what}; the checkpoint has {found!r}, which rename= would take" if found else as_what
+    stored = match.slots | match.stored_values
+    below = sorted(name for name in stored if name.startswith(f"{one.source}."))
+    if below:
+        return f"{as_what}; the checkpoint has a dict here, with {below[0]!r}: give one with the same keys"
+    above = [front for front in fronts([one.source]) if front in stored]
+    if above:
+        return f"{as_what}; the checkpoint has no dict but one value here, {above[0]!r}"
+    found = _near(one.source, match.unexpected, match.slots if one.is_tensor else match.stored_values)
+    if found is None:
+        return as_what
+    key, name = _differing_fronts(one.name, found)
+    return f"{as_what}; the checkpoint has {found!r}: rename={{{key!r}: {name!r}}} takes it"
+
+
+def _differing_fronts(name: str, other: str) -> tuple[str, str]:
+    """Both names without the components at the end that they have in common; at least one component each."""
+    steps, others = name.split("."), other.split(".")
+    while len(steps) > 1 and len(others) > 1 and steps[-1] == others[-1]:
+        steps.pop()
+        others.pop()
+    return ".".join(steps), ".".join(others)
 
 
 def _near(source: str, unexpected: Sequence[str], stored: Collection[str]) -> str | None:
-    """The name that was probably meant: one component more, less or other at the front, or nearly the same."""
+    """The name that was probably meant, among ``stored``: one component more, less or other at the front, or alike."""
     steps = source.split(".")
-    for place in range(len(steps)):
+    for place in range(len(steps) - 1):
         without = ".".join(steps[:place] + steps[place + 1 :])
         if without in stored:
             return without
-    for other in unexpected[:_MAX_COMPARED]:
+    others = [name for name in unexpected if name in stored]
+    for other in others[:_MAX_COMPARED]:
         theirs = other.split(".")
-        if len(theirs) == len(steps) and theirs[1:] == steps[1:]:
+        if len(steps) > 1 and len(theirs) == len(steps) and theirs[1:] == steps[1:]:
             return other
         if len(theirs) == len(steps) + 1 and any(
-            theirs[:place] + theirs[place + 1 :] == steps for place in range(len(theirs))
+            theirs[:place] + theirs[place + 1 :] == steps for place in range(len(steps))
         ):
             return other
-    close = difflib.get_close_matches(source, unexpected[:_MAX_COMPARED], 1, _ALIKE)
-    return close[0] if close else None
+    return near(source, others, alike=_ALIKE) or None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.values import Extend
 
-__all__ = ["Ask", "AskEach", "PerRank", "asked", "encoded_own", "own_value"]
+__all__ = ["Ask", "AskEach", "PerRank", "encoded_own", "own_value", "require_rule"]
 
 _RANK = "rank"
 
@@ -52,12 +52,11 @@ AskEach = Ask | Mapping[str, Ask] | None
 """One for all, or by dotted path."""
 
 
-def asked(per_rank: AskEach) -> Callable[[str], Ask | None]:
-    """What is asked for under a name."""
-    if isinstance(per_rank, Mapping):
-        by_name = dict(per_rank)
-        return by_name.get
-    return lambda _: per_rank
+def require_rule(ask: Ask | None, *, at: str) -> None:
+    """Refuse what is neither a rule nor a function, by ``UCP-E-MISMATCH``."""
+    if not (ask is None or callable(ask) or ask in ON_RESIZE):
+        message = f"per_rank= takes {', '.join(ON_RESIZE)} or a function, not {ask!r}"
+        raise error("UCP-E-MISMATCH", message, at=at)
 
 
 def encoded_own(leaf: PerRank, *, at: str, extend: Extend) -> tuple[JsonValue, OwnValue]:

@@ -42,12 +42,14 @@ WantedTensor = tuple[str, "SlotView", "LocalTensor"]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a load took, in bytes.
+    """What a load took, in bytes, and what it left.
 
     ``needed`` are the elements that this rank holds, ``read`` what it fetched from the store for its own tensors and
     for others, checksummed blocks whole, documents left out; ``sent`` and ``received`` went between ranks. ``distinct``
     are the elements that all ranks hold, each counted once; None where they did not read once, and do not know.
     ``needed_by_all`` and ``read_by_all`` are sums over ranks.
+    With ``strict=False``, ``missing`` are entries of this rank's state that the checkpoint lacks, which stay as they
+    were, and ``unexpected`` what the checkpoint has in the same top-level entries and no rank asks for.
     """
 
     needed: int
@@ -57,6 +59,8 @@ class LoadReport:
     needed_by_all: int
     read_by_all: int
     distinct: int | None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
     @property
     def amplification(self) -> float | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
-from ucpformat.frameworks.live.loading import LoadOptions, fill_state, stored_slots, stored_values
+from ucpformat.errors import error
+from ucpformat.frameworks.live.load_options import LoadOptions, Only, Rename, without_effect
+from ucpformat.frameworks.live.loading import fill_state
 from ucpformat.frameworks.live.local_tensors import Held
+from ucpformat.frameworks.live.matching import stored_slots, stored_values
 from ucpformat.frameworks.live.objects import WITHOUT_TORCH
-from ucpformat.frameworks.live.per_rank import AskEach, asked
+from ucpformat.frameworks.live.per_rank import AskEach
 from ucpformat.frameworks.live.reading import LoadReport
 from ucpformat.frameworks.live.state import live_state
 from ucpformat.frameworks.live.stateful import unwrapped
@@ -103,7 +105,7 @@ def load(
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     cast: bool = False,
     strict: bool = True,
-    tensors: Literal["numpy", "torch"] = "numpy",
+    tensors: Literal["numpy", "torch"] | None = None,
     verify: bool = True,
     read_once: bool | Literal["auto"] = "auto",
     per_rank: AskEach = None,
@@ -113,34 +115,65 @@ def load(
 
     With ``state``, its tensors are filled, its other entries replaced, and all of them must be in the checkpoint
     with the same logical shape and data type. A whole top-level entry that the state leaves out (``optim``) stays in
-    the checkpoint; a part of one that it leaves out is an error unless ``strict`` is False. Under torch.distributed
-    every rank of ``group`` calls this, with a state and ``layouts`` as for `save`, whatever the job was that saved;
-    each reads what it holds. On request, by dotted path in the state: ``only`` takes the entries that match one of
-    some globs, or a function; ``rename`` gives the name that the checkpoint has for an entry, by a mapping or a
-    function; ``cast`` converts data types.
+    the checkpoint; a part of one that it leaves out is an error. With ``strict=False`` either side may have more, as
+    with torch's ``load_state_dict``: what the checkpoint lacks stays as it was, ``report`` is told the names, and what
+    differs in shape or data type is still an error.
+    Under torch.distributed every rank of ``group`` calls this, with a state and ``layouts`` as for `save`, whatever
+    the job was that saved; each reads what it holds.
+    On request, by dotted path in the state: ``only`` takes the entries that match one of some globs (``*`` also
+    matches dots), with everything below them, or those of which a function says so; ``rename`` gives the name that
+    the checkpoint has for an entry, by a mapping of names, or of whole components at their front, or by a function;
+    ``cast`` converts data types. What is given by name has to fit something, on one rank at least.
     Values that were saved as `PerRank` come back as this rank's own; in a job of another size as their ``on_resize``
     says, or as ``per_rank`` does, which is a rule or a function of `PerRankValues`, position and size, for all of them
     or by dotted path.
     With ``read_once`` ranks that hold the same read a share of it each and send it to one another, so that each
     stored byte is fetched once for all of them; without, each reads all that it holds. ``"auto"`` does so where the
-    checkpoint is at a URL of a remote store, and not at a path. ``report`` is told what was read and sent.
-    Without ``state`` everything is loaded, by this process alone, tensors as ``tensors`` says: tensor subclasses as
-    dicts of their parts, or, with ``torch``, made anew where ``torch.serialization.add_safe_globals`` allows their
-    classes. Returns the state.
+    checkpoint is at a URL of a remote store, and not at a path. ``report`` is told what was read, sent and left.
+    Without ``state`` everything is loaded, or what ``only`` takes, by this process alone, as numpy arrays or as
+    ``tensors="torch"``: tensor subclasses as dicts of their parts, or, with ``torch``, made anew where
+    ``torch.serialization.add_safe_globals`` allows their classes. Options that say how to fill a state are then an
+    error. Without ``verify`` checksums are not looked at. Returns the state.
 
     Raises:
-        MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, on all ranks.
+        MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, and options that
+            would be without effect, on all ranks.
         UcpError: what opening and reading raise.
     """
+    if read_once not in (True, False, "auto"):
+        raise error("UCP-E-MISMATCH", f'read_once= is True, False or "auto", not {read_once!r}')
     if state is None:
+        fills = {
+            "group": group is not None,
+            "layouts": bool(layouts),
+            "rename": bool(rename),
+            "cast": cast,
+            "strict": not strict,
+            "read_once": read_once is True,
+            "per_rank": per_rank is not None,
+            "report": report is not None,
+        }
+        if given := [name for name, is_given in fills.items() if is_given]:
+            message = (
+                f"{given[0]}= says how to fill a state, and there is none: give the state, or leave it out"
+            )
+            raise error("UCP-E-MISMATCH", message)
+        if tensors not in (None, "numpy", "torch"):
+            raise error("UCP-E-MISMATCH", f'tensors= is "numpy" or "torch", not {tensors!r}')
         with open_checkpoint(path, verify=verify) as checkpoint:
-            return _load_new(checkpoint, tensors)
+            return _load_new(checkpoint, Only(only), as_torch=tensors == "torch")
+    if tensors is not None:
+        message = "tensors= says what to make without a state: the tensors of this one are filled"
+        raise error("UCP-E-MISMATCH", message)
     once = is_remote(path) if read_once == "auto" else read_once
     together = group_of(group)
     place = (list(together.ranks).index(together.rank), len(together.ranks))
-    options = LoadOptions(
-        dict(layouts or {}), _chosen(only), _renamed(rename), cast, strict, once, place, asked(per_rank)
-    )
+
+    def options() -> LoadOptions:
+        return LoadOptions(
+            Only(only), Rename(rename), dict(layouts or {}), per_rank, cast, strict, once, place
+        )
+
     done = _load_into(state, path, together, options, verify=verify)
     if report is not None:
         report(done)
@@ -151,55 +184,47 @@ def _load_into(
     state: dict[str, Any],
     path: str | os.PathLike[str],
     group: Group,
-    options: LoadOptions,
+    options: Callable[[], LoadOptions],
     *,
     verify: bool,
 ) -> LoadReport:
     with ExitStack() as stack:
-        begun: list[tuple[Checkpoint, dict[str, Any], dict[str, Callable[[Any], None]]]] = []
+        begun: list[tuple[Checkpoint, dict[str, Any], dict[str, Callable[[Any], None]], LoadOptions]] = []
 
         def begin() -> bytes:
+            chosen = options()
             checkpoint = stack.enter_context(open_checkpoint(path, verify=verify))
             plain, back = unwrapped(state)
-            begun.append((checkpoint, dict(plain), back))
+            begun.append((checkpoint, dict(plain), back, chosen))
             return b""
 
         agreed(group, begin)
-        ((checkpoint, found, back),) = begun
-        report = fill_state(found, checkpoint, group, options)
+        ((checkpoint, found, back, chosen),) = begun
+        report, filled = fill_state(found, checkpoint, group, chosen)
     for key in state:
         if key not in back:
             state[key] = found[key]
-    for key, take in back.items():
-        take(found[key])
+        elif str(key) in filled:
+            back[key](found[key])
     return report
 
 
-def _chosen(only: str | Iterable[str] | Callable[[str], bool] | None) -> Callable[[str], bool]:
-    if callable(only):
-        return only
-    if only is None:
-        return lambda _: True
-    globs = [only] if isinstance(only, str) else list(only)
-    return lambda name: any(fnmatchcase(name, glob) for glob in globs)
-
-
-def _renamed(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str]:
-    if callable(rename):
-        return rename
-    names = dict(rename or {})
-    return lambda name: names.get(name, name)
-
-
-def _load_new(checkpoint: Checkpoint, tensors: Literal["numpy", "torch"]) -> dict[str, Any]:
+def _load_new(checkpoint: Checkpoint, only: Only, *, as_torch: bool) -> dict[str, Any]:
+    slots, values = stored_slots(checkpoint), stored_values(checkpoint)
+    names = [dotted(path) for path in (*slots, *values)]
+    if (fault := without_effect([{"only": only.fits(names)}])) is not None:
+        raise fault
+    if only.is_given and not any(map(only, names)):
+        raise error("UCP-E-MISMATCH", "nothing was loaded: only= takes no entry of the checkpoint")
     make: Callable[[SlotView], Any] = (
-        (lambda slot: to_torch(slot.read(), slot.dtype.name)) if tensors == "torch" else SlotView.read
+        (lambda slot: to_torch(slot.read(), slot.dtype.name)) if as_torch else SlotView.read
     )
-    leaves: dict[StatePath, object] = {path: make(slot) for path, slot in stored_slots(checkpoint).items()}
-    allowed = allowed_types() if tensors == "torch" else {}
-    restore = restore_with(allowed) if tensors == "torch" else WITHOUT_TORCH
+    leaves: dict[StatePath, object] = {path: make(slot) for path, slot in slots.items() if only(dotted(path))}
+    allowed = allowed_types() if as_torch else {}
+    restore = restore_with(allowed) if as_torch else WITHOUT_TORCH
     leaves.update(
         (path, decode(value, at=dotted(path), restore=restore))
-        for path, value in stored_values(checkpoint).items()
+        for path, value in values.items()
+        if only(dotted(path))
     )
     return build(put_together(leaves, allowed))

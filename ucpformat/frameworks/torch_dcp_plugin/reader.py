@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live.loading import stored_slots, stored_values
+from ucpformat.frameworks.live.matching import stored_slots, stored_values
 from ucpformat.frameworks.live.objects import WITH_TORCH
 from ucpformat.frameworks.live.values import destination_of, tensor_dtype, to_torch
 from ucpformat.frameworks.state.origins import key_path
