@@ -11,7 +11,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -44,6 +44,9 @@ test-fast: $(READY)  ## run the tests that start no other processes, with few ex
 
 test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, each in its own environment
 	set -e; for name in $(FRAMEWORKS); do .venv-$$name/bin/python -m pytest -q tests/frameworks_live/$$name; done
+
+test-cuda: $(READY)  ## run the tests that need a CUDA device, where torch finds one
+	$(BIN)/python -m pytest -q tests/frameworks_live/cuda
 
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin

@@ -7,6 +7,7 @@ touched: pageable memory, or pinned for a device, where it waits for the device 
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -140,15 +141,24 @@ def measure(
                 path = Path(name) / f"{contender}-{number}"
                 prepare(ballast)
                 began = time.perf_counter()
-                wait = saves[contender](state, path)
-                stalled = time.perf_counter() - began
-                wait()
+                try:
+                    wait = saves[contender](state, path)
+                    stalled = time.perf_counter() - began
+                    wait()
+                except Exception as problem:
+                    if contender in {_BOUND, "ucp"}:
+                        raise
+                    report(f"{contender} cannot save this here, and is left out: {problem!r}")
+                    for table in (saves, found.stalled, found.whole):
+                        table.pop(contender, None)
+                    continue
                 whole = time.perf_counter() - began
+                shutil.rmtree(path, ignore_errors=True)
                 if number:
                     found.stalled.setdefault(contender, []).append(stalled)
                     found.whole.setdefault(contender, []).append(whole)
         found.arena_bytes = saver.arena_bytes
-    found.stalled = {one: found.stalled[one] for one in CONTENDERS}
+    found.stalled = {one: found.stalled[one] for one in CONTENDERS if one in found.stalled}
     return found
 
 

@@ -50,8 +50,8 @@ class Copy(NamedTuple):
 class Copier(Protocol):
     """Gets elements into the arena."""
 
-    def begin(self, local: LocalState) -> None:
-        """Look at what is to be copied, before memory for it is made."""
+    def begin(self, local: LocalState) -> bool:
+        """Look at what is to be copied; returns whether memory that was allocated before still serves."""
         ...
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
@@ -83,8 +83,9 @@ class HostCopier:
         self._threads = threads or min(8, os.cpu_count() or 1)
         self._executor: ThreadPoolExecutor | None = None
 
-    def begin(self, local: LocalState) -> None:
-        """Nothing depends on it."""
+    def begin(self, local: LocalState) -> bool:
+        """Return True: pageable memory serves every state."""
+        return True
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Pageable memory."""
@@ -135,7 +136,8 @@ class Snapshot:
         self._arena = arena
         self._copier = copier
         self._pieces = list(_cut(saving))
-        copier.begin(saving.local)
+        if not copier.begin(saving.local):
+            arena.close()
         sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
         self.nbytes = sum(sizes)
         self.fits = arena.prepare(extent(sizes))

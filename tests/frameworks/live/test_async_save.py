@@ -198,3 +198,15 @@ def test_tensors_of_a_device_are_copied_in_order(
         wanted = tensor.contiguous().resolve_conj()
         assert found[name].dtype == wanted.dtype
         assert found[name].to(torch.complex128).tolist() == wanted.to(torch.complex128).tolist()
+
+
+def test_memory_is_made_anew_where_the_first_state_of_a_device_comes() -> None:
+    on_host = live_state({"w": torch.ones(3)})
+    on_device = LocalState(on_host.atoms, on_host.arrays, on_host.state, {("w", "value"): torch.ones(3)})
+    copier = DeviceCopier()
+    assert [copier.begin(local) for local in (on_host, on_device, on_device, on_host)] == [
+        True,
+        False,
+        True,
+        True,
+    ]

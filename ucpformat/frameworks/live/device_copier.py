@@ -31,9 +31,12 @@ class DeviceCopier(HostCopier):
         self._pinned = False
         self._streams: dict[Any, Any] = {}
 
-    def begin(self, local: LocalState) -> None:
-        """Pinned memory is dear: it is made where something lies on a device."""
-        self._pinned = bool(local.devices)
+    def begin(self, local: LocalState) -> bool:
+        """Ask for pinned memory, which is expensive, from the first state on that lies on a device."""
+        if self._pinned or not local.devices:
+            return True
+        self._pinned = True
+        return False
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Pinned memory for copies from a device, else pageable."""
