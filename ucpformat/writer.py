@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.collector import paused
@@ -376,4 +376,7 @@ class CheckpointWriter:
 
 @cache
 def _version() -> str:
-    return version("ucpformat")
+    try:
+        return version("ucpformat")
+    except PackageNotFoundError:  # the package is on the path without having been installed
+        return "unknown"

@@ -1,10 +1,12 @@
-"""A snapshot of what a rank has to write: its own parts, copied chunk by chunk into an arena."""
+"""What a rank has to write, copied chunk by chunk into host memory: as a whole snapshot, or batch by batch."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Piece
     from ucpformat.model.dtype import DType
 
-__all__ = ["Batch", "Copier", "Copy", "HostCopier", "Snapshot"]
+__all__ = ["Batch", "Copier", "Copy", "HostCopier", "Snapshot", "double_buffered"]
 
 _BATCH_BYTES: Final = 1 << 26
 _BATCHES_OF_A_RING: Final = 4
@@ -168,8 +170,58 @@ class Snapshot:
     def _copied(self, copies: list[Copy]) -> Batch:
         memory = self._arena.memory
         ready = self._copier.copy(self._local, copies, memory)
-        parts = [Part(copy.name, copy.piece.box.offset, copy.target(memory)) for copy in copies]
-        return Batch(parts, ready)
+        return Batch([Part(copy.name, copy.piece.box.offset, copy.target(memory)) for copy in copies], ready)
+
+
+def double_buffered(saving: Saving, copier: Copier) -> Iterator[list[Part]]:
+    """Give what `Saving.share` says in batches, for `Saving.run`: one is copied while the one before is written.
+
+    Tensors of a device go through two buffers of 64 MiB, or of one part where that is larger; those in host memory
+    are given as they lie there. A batch is valid until the next one is asked for.
+    """
+    local = saving.local
+    copier.begin(local)
+    buffers = cycle([Arena(allocate=copier.allocate), Arena(allocate=copier.allocate)])
+    pieces = deque(_cut(saving))
+    before: Batch | None = None
+    while pieces:
+        batch = _next_batch(pieces, local, copier, next(buffers))
+        if before is not None:
+            before.ready()
+            yield before.parts
+        before = batch
+    if before is not None:
+        before.ready()
+        yield before.parts
+
+
+def _next_batch(
+    pieces: deque[tuple[SlotName, Piece, DType]], local: LocalState, copier: Copier, buffer: Arena
+) -> Batch:
+    """Take the first pieces, as many as come to 64 MiB, and begin to copy those that lie on a device."""
+    name, piece, kind = pieces[0]
+    buffer.prepare(max(_BATCH_BYTES, extent([piece.box.size * kind.item_bytes])))
+    parts: list[Part] = []
+    copies: list[Copy] = []
+    on_host: tuple[SlotName, NDArray[np.generic]] | None = None
+    pending = 0
+    while pieces and pending < _BATCH_BYTES:
+        name, piece, kind = pieces[0]
+        nbytes = piece.box.size * kind.item_bytes
+        if name in local.devices:
+            start = buffer.take(nbytes, block=False) if extent([nbytes]) <= buffer.nbytes else None
+            if start is None:
+                break
+            copies.append(Copy(name, piece, kind, start))
+            part = copies[-1].target(buffer.memory)
+        else:
+            if on_host is None or on_host[0] != name:
+                on_host = name, flat_memory(local.arrays[name]())
+            part = seen_part(on_host[1], piece, at="/".join(name))
+        parts.append(Part(name, piece.box.offset, part))
+        pending += nbytes
+        pieces.popleft()
+    return Batch(parts, copier.copy(local, copies, buffer.memory))
 
 
 def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:

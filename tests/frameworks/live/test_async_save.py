@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import ucpformat as ucp
 from ucpformat.comparison import compare
+from ucpformat.distributed import snapshot
 from ucpformat.distributed.arena import Arena
 from ucpformat.distributed.group import OneProcess
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.save import SaveOptions, prepare_save
-from ucpformat.distributed.snapshot import Snapshot
+from ucpformat.distributed.snapshot import Copy, HostCopier, Snapshot, double_buffered
 from ucpformat.frameworks.live import async_save
 from ucpformat.frameworks.live.device_copier import DeviceCopier
 from ucpformat.frameworks.live.state import live_state
@@ -182,11 +189,9 @@ def test_tensors_of_a_device_are_copied_in_order(
     saving = prepare_save(tmp_path / "a.ucp", lambda: there, OneProcess(), SaveOptions(chunk_bytes=1024))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", pin)
-        snapshot = Snapshot(
-            saving, Arena(allocate=(copier := DeviceCopier(overlap=overlap)).allocate), copier
-        )
+        taken = Snapshot(saving, Arena(allocate=(copier := DeviceCopier(overlap=overlap)).allocate), copier)
     assert pinned == [True]
-    batches = list(snapshot.batches())
+    batches = list(taken.batches())
     waits = [] if overlap else ["the current stream waits"]
     assert events.log == ["after the current stream", "begin", "end", *waits]
     (batch,) = batches
@@ -210,3 +215,41 @@ def test_memory_is_made_anew_where_the_first_state_of_a_device_comes() -> None:
         True,
         True,
     ]
+
+
+class LateCopier(HostCopier):
+    """Copies when it is waited for, as a device may, and spoils what the memory held before."""
+
+    def copy(
+        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        memory[:] = 0xEE
+        copy = partial(super().copy, local, list(copies), memory)
+
+        def ready() -> None:
+            copy()
+
+        return ready
+
+
+@settings(max_examples=30)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 900), st.booleans()), min_size=1, max_size=12),
+    batch=st.sampled_from([1, 512, 2048]),
+    storage=st.sampled_from(["packed", "plain"]),
+)
+def test_while_one_batch_is_written_the_next_is_copied(
+    sizes: list[tuple[int, bool]], batch: int, storage: Any
+) -> None:
+    tensors = {f"t{index:02}": torch.randn(size) for index, (size, _) in enumerate(sizes)}
+    local = live_state(tensors)
+    on_device = {(f"t{index:02}", "value") for index, (_, there) in enumerate(sizes) if there}
+    devices = {name: tensors[name[0]] for name in on_device if name in local.arrays}
+    there = LocalState(local.atoms, local.arrays, local.state, devices)
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "_BATCH_BYTES", batch)
+        path = Path(directory, "a.ucp")
+        saving = prepare_save(path, lambda: there, OneProcess(), SaveOptions(storage, chunk_bytes=1024))
+        saving.run(lambda: double_buffered(saving, LateCopier(1)))
+        found = ucp.load(path, tensors="torch")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
-from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
+from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save
+from ucpformat.distributed.snapshot import double_buffered
 from ucpformat.errors import error
 from ucpformat.frameworks.live.load_options import LoadOptions, Only, Rename, without_effect
 from ucpformat.frameworks.live.loading import fill_state
@@ -92,7 +93,13 @@ def save_state(
     def describe() -> LocalState:
         return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
 
-    return save_together(path, describe, together, options)
+    saving = prepare_save(path, describe, together, options)
+    if not saving.local.devices:
+        return saving.run()
+    from ucpformat.frameworks.live.device_copier import DeviceCopier
+
+    with closing(DeviceCopier()) as copier:
+        return saving.run(lambda: double_buffered(saving, copier))
 
 
 def load(
