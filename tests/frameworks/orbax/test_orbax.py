@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import job_of, whole
+from tests.frameworks_live.sweep import sweep
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.casting import cast_job
 from ucpformat.frameworks.converting.content import Content
@@ -151,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "absolute": (_key(key="/etc/x"), "UCP-E-KEY", "_METADATA"),
     "flag": (_metadata(lambda d: d.update(use_zarr3=1)), "UCP-E-SOURCE", "_METADATA"),
     "another version of Zarr": (_metadata(lambda d: d.update(use_zarr3=False)), "UCP-E-SOURCE", "model.w"),
-    "other storage": (_metadata(lambda d: d.update(use_ocdbt=True)), "UCP-E-SOURCE", "model.w"),
+    "other storage": (_metadata(lambda d: d.update(use_ocdbt=True)), "UCP-E-SOURCE", "manifest.ocdbt"),
     "foreign type": (
         _metadata(lambda d: _first(d)["value_metadata"].update(value_type="Mine")),
         "UCP-E-OBJECT",
@@ -233,7 +234,19 @@ def test_steps_and_items(tmp_path: Path) -> None:
     assert job.step == 4
     assert whole(job)["default.model.w", "value"].tolist() == list(range(6))
     assert job.state.values["about"] == {"a": 1}
-    assert [lost.what for lost in job.dropped] == ["items/mine", "files/notes"]
+    assert [lost.what for lost in job.dropped] == ["items/mine"]
+    report = convert_checkpoint(
+        tmp_path / "run",
+        tmp_path / "run.ucp",
+        source_kind="orbax",
+        destination_kind="ucp",
+        drop=["items/mine"],
+    )
+    assert {lost.what for lost in report.dropped} == {
+        "items/mine",
+        "files/4/notes",
+        "files/4/default/_CHECKPOINT_METADATA",
+    }
     for path, settings in ((tmp_path / "run", {"step": "5"}), (tmp_path / "none", {}), (tmp_path, {})):
         found = outcome(lambda path=path, settings=settings: import_orbax(path, settings=settings))  # type: ignore[misc]
         assert found is not None
@@ -280,3 +293,109 @@ def test_it_is_not_resumed(tmp_path: Path) -> None:
             engine=EngineOptions(resume=True),
         )
     assert not (tmp_path / "b").exists()
+
+
+def manager(root: Path) -> Path:
+    """A manager's directory as Orbax writes it, with metrics, a tree, JSON of two file names, and metadata of all."""
+    for step in (4, 10):
+        folder = root / f"{step}"
+        made(folder / "state", {"ocdbt": "false"})
+        (folder / "state" / "_CHECKPOINT_METADATA").unlink()
+        for item, name, data in (("metrics", "metrics", {"loss": step}), ("cfg", "mine.json", {"a": [step]})):
+            (folder / item).mkdir()
+            (folder / item / name).write_text(json.dumps(data))
+            (folder / item / "commit_success.txt").write_text("Checkpoint commit was successful")
+        handlers = {"state": "x.StandardCheckpointHandler", "metrics": f"x.{JSON}", "cfg": f"x.{JSON}"}
+        document = {
+            "item_handlers": handlers,
+            "custom_metadata": {"note": f"of {step}", "n": [1, {"b": None}]},
+        }
+        (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(document))
+    (root / "metadata").mkdir()
+    (root / "metadata" / "metadata").write_text('{"run": 7}')
+    return root
+
+
+JSON = "JsonCheckpointHandler"
+
+
+def test_metrics_and_metadata_of_a_manager_are_carried(tmp_path: Path) -> None:
+    manager(tmp_path / "run")
+    report = convert_checkpoint(
+        tmp_path / "run", tmp_path / "run.ucp", source_kind="orbax", destination_kind="ucp"
+    )
+    assert [lost.what for lost in report.dropped] == ["files/4/"]
+    job = import_orbax(tmp_path / "run", settings={"step": "4"})
+    values = {name: decode(value, at=name) for name, value in job.state.values.items()}
+    assert values["metrics"] == {"loss": 4}
+    assert values["cfg"] == {"a": [4]}
+    assert values["orbax.custom_metadata"] == {"note": "of 4", "n": [1, {"b": None}]}
+    assert values["orbax.root_metadata"] == {"run": 7}
+    convert_checkpoint(tmp_path / "run.ucp", tmp_path / "back", source_kind="ucp", destination_kind="orbax")
+    written = json.loads((tmp_path / "back" / "_CHECKPOINT_METADATA").read_bytes())
+    assert written["custom_metadata"]["note"] == "of 10"
+
+
+def test_the_last_step_is_not_passed_over(tmp_path: Path) -> None:
+    manager(tmp_path / "run")
+    (tmp_path / "run" / "10" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(UcpError, match=r"at 10: .*--from-set step=4 reads the one before"):
+        import_orbax(tmp_path / "run", settings={})
+    assert import_orbax(tmp_path / "run", settings={"step": "4"}).step == 4
+
+
+@pytest.mark.parametrize("form", [{"ocdbt": "true"}, {"ocdbt": "false"}])
+def test_links_out_of_the_source_are_refused_before_tensorstore_follows_them(
+    tmp_path: Path, form: dict[str, str]
+) -> None:
+    folder = made(tmp_path / "a", form)
+    victim = next(
+        path for path in sorted((folder / ("d" if form["ocdbt"] == "true" else "model.w")).rglob("*"))
+    )
+    victim.rename(tmp_path / "outside")
+    victim.symlink_to(tmp_path / "outside")
+    with pytest.raises(UcpError) as refusal:
+        import_orbax(folder, settings={})
+    assert refusal.value.code == "UCP-E-LINK"
+    assert victim.name in refusal.value.at
+
+
+def test_what_decompresses_to_far_more_is_refused(tmp_path: Path) -> None:
+    """3 GiB of zeros in a few KB: as one array, and as a chunk that is larger than its array."""
+    folder = made(tmp_path / "a", {"ocdbt": "false", "zarr": "2"})
+    place = folder / "model.w" / ".zarray"
+    document = json.loads(place.read_bytes())
+    place.write_text(json.dumps(document | {"shape": [2**40], "chunks": [2**22]}))
+    with pytest.raises(UcpError) as refusal:
+        convert_checkpoint(folder, tmp_path / "b.ucp", source_kind="orbax", destination_kind="ucp")
+    assert (refusal.value.code, refusal.value.at) == ("UCP-E-LIMIT", "model.w/value")
+    place.write_text(json.dumps(document | {"chunks": [3 << 27]}))
+    with pytest.raises(UcpError, match="larger than the array") as refusal:
+        convert_checkpoint(folder, tmp_path / "b.ucp", source_kind="orbax", destination_kind="ucp")
+    assert refusal.value.code == "UCP-E-LIMIT"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_no_file_is_lost_in_silence(tmp_path: Path, form: dict[str, str]) -> None:
+    """Of OCDBT's nodes, TensorStore says to which array they belong, and not their names."""
+    swap = {
+        r".*betas\.0/(0|c) <-> .*": "Zarr keeps no checksum of chunks, and nothing in one says of which array it is"
+    }
+    found = sweep(
+        made(tmp_path / "a", form),
+        tmp_path / "scratch",
+        known_as=lambda name: "in OCDBT database" if name.startswith("d/") else None,
+        blind=swap if form["ocdbt"] == "false" else {},
+    )
+    found.check()
+
+
+def test_no_file_of_a_manager_is_lost_in_silence(tmp_path: Path) -> None:
+    root = manager(tmp_path / "run")
+    shutil.rmtree(root / "4")
+    sweep(
+        root,
+        tmp_path / "scratch",
+        family=lambda name: None,
+        known_as=lambda name: "at cfg/" if "cfg" in name else None,
+    ).check()

@@ -18,8 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ucpformat as ucp
 from tests.frameworks.damage import damaged, outcome, replaced
 from tests.frameworks.jobs import whole
+from tests.frameworks_live.sweep import sweep
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.frameworks.orbax.importer import import_orbax
+from ucpformat.model.values import decode
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -252,3 +254,47 @@ def test_damaged_files_are_refused_or_read(
     replaced(path, data.draw(damaged(path.read_bytes())))
     found = outcome(lambda: import_orbax(folder, settings={}))
     assert found is None or found.code.startswith("UCP-E-")
+
+
+CHUNK = "nothing in a chunk of Zarr's says of which array, or which part of one, it is"
+
+
+@pytest.mark.parametrize(("use_ocdbt", "use_zarr3"), FORMS)
+def test_no_file_is_lost_in_silence(tmp_path: Path, use_ocdbt: bool, use_zarr3: bool) -> None:
+    state = tree(mesh(4, 2)) | {"key": jax.random.key(7)}
+    saved(tmp_path / "a", state, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    found = sweep(
+        tmp_path / "a",
+        tmp_path / "scratch",
+        known_as=lambda name: "in OCDBT database" if "d/" in name else None,
+        blind={} if use_ocdbt else {r"[^_].*/[^/]+ <-> [^_].*": CHUNK},
+    )
+    found.check()
+    print(found.counts)
+
+
+def test_no_file_of_a_manager_is_lost_in_silence(tmp_path: Path) -> None:
+    """With metrics, an item of JSON and custom metadata, two steps of it."""
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, best_fn=lambda metrics: metrics["loss"])
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step in (1, 2):
+            items = ocp.args.Composite(
+                state=ocp.args.StandardSave({"w": jnp.arange(6.0) + step}), extra=ocp.args.JsonSave({"a": 1})
+            )
+            manager.save(step, args=items, metrics={"loss": 2.0 / step}, custom_metadata={"note": step})
+        manager.wait_until_finished()
+    report = convert(tmp_path / "run", tmp_path / "c.ucp", "ucp")
+    assert [lost.what for lost in report.dropped] == ["files/1/"]
+    with ucp.open(tmp_path / "c.ucp") as checkpoint:
+        assert decode(checkpoint.state.values["metrics"], at="") == {"loss": 1.0}
+        assert decode(checkpoint.state.values["orbax.custom_metadata"], at="") == {"note": 2}
+    found = sweep(
+        tmp_path / "run",
+        tmp_path / "scratch",
+        known_as=lambda name: "in OCDBT database" if "d/" in name else None,
+        blind={
+            r"1/(_CHECKPOINT_METADATA|metrics/metrics) <-> 2/.*": "it does not say of which step it is",
+        },
+    )
+    found.check()
+    print(found.counts)

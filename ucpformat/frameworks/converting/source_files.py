@@ -40,8 +40,8 @@ _WATCHED: Final[ContextVar[Watched | None]] = ContextVar("watched", default=None
 
 @contextmanager
 def watched() -> Iterator[Watched]:
-    """Note what `SourceFiles` made in this context look at, as long as the context lasts."""
-    found = Watched()
+    """Note what `SourceFiles` made in this context look at, as long as the context lasts; within another, there too."""
+    found = _WATCHED.get() or Watched()
     token = _WATCHED.set(found)
     try:
         yield found
@@ -153,7 +153,9 @@ class SourceFiles:
         while pending:
             inside = pending.pop()
             self._inside(inside or ".")
-            for entry in os.scandir(self.root / inside):
+            with os.scandir(self.root / inside) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+            for entry in listed:
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 if entry.is_symlink():
                     self._checked(name)

@@ -43,7 +43,7 @@ def unread_files(source: str, seen: Watched, named: Sequence[Lost]) -> list[Lost
     found = []
     for name, is_folder in _entries(root, {str(path) for path in busy}, taken):
         what = f"files/{name}"
-        if name in touched or what in known or what.rstrip("/") in known or _is_told(name, known):
+        if name in touched or _is_told(name, known):
             continue
         if is_folder:
             found.append(Lost(f"{what}/", _FOLDER, matters=False))
@@ -60,8 +60,14 @@ def _within(top: str, path: Path) -> str | None:
 
 
 def _is_told(name: str, known: set[str]) -> bool:
-    """Whether a directory above ``name`` was named, with all that is in it."""
-    return any(f"files/{parent}" in known or f"items/{parent}" in known for parent in Path(name).parents)
+    """Whether an importer has named this, or a directory above; it may have named it from further below."""
+    parts = Path(name).parts
+    return any(
+        f"{scope}/{'/'.join(parts[first:stop])}" in known
+        for scope in ("files", "items")
+        for first in range(len(parts))
+        for stop in range(first + 1, len(parts) + 1)
+    )
 
 
 def _entries(root: Path, busy: set[str], taken: set[str | None]) -> Iterator[tuple[str, bool]]:
@@ -72,7 +78,9 @@ def _entries(root: Path, busy: set[str], taken: set[str | None]) -> Iterator[tup
         folder = pending.pop()
         if folder in taken:
             continue
-        for entry in sorted(os.scandir(root / folder), key=lambda entry: entry.name):
+        with os.scandir(root / folder) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        for entry in listed:
             name = os.path.normpath(f"{folder}/{entry.name}")
             left -= 1
             if not entry.is_dir(follow_symlinks=False):

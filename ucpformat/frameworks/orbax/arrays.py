@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ArraySource", "Arrays", "array_spec", "tensorstore", "translated"]
 
-_MAX_CHUNK: Final = 16 << 30
+_MAX_CHUNK: Final = 64 << 20
+"""What one chunk may have; more, where the array it is of has more."""
 _CACHE: Final = 256 << 20
 
 
@@ -57,7 +58,9 @@ def translated(at: str) -> Iterator[None]:
     ) as problem:
         text = " ".join(str(problem).split())
         raise error(
-            "UCP-E-SOURCE", f"TensorStore cannot read or write the array: {text:.400}", at=at
+            "UCP-E-SOURCE",
+            f"TensorStore cannot read or write the array (in OCDBT as manifest.ocdbt says): {text:.400}",
+            at=at,
         ) from None
 
 
@@ -134,9 +137,12 @@ class Arrays:
             entry = DTYPES.get(source.dtype)
             if entry is None:
                 raise error("UCP-E-DTYPE", f"the data type {source.dtype!r:.40} is not supported", at=at)
-            if math.prod(chunk) * entry.item_bytes > _MAX_CHUNK:
+            whole = math.prod(source.shape)
+            if math.prod(chunk) * entry.item_bytes > max(_MAX_CHUNK, whole * entry.item_bytes):
                 raise error(
-                    "UCP-E-LIMIT", f"a chunk of {list(chunk)} elements is too large to be decoded", at=at
+                    "UCP-E-LIMIT",
+                    f"a chunk of {list(chunk)} elements is larger than the array of {list(source.shape)}",
+                    at=at,
                 )
             found[name] = source
         return found

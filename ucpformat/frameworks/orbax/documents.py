@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ARRAYS",
     "ARRAY_TYPES",
+    "CUSTOM",
     "DICT",
     "EMPTY",
     "METADATA",
+    "ROOT_METADATA",
     "SCALAR",
     "SEQUENCE",
     "SHARDING",
@@ -48,6 +50,10 @@ STEP_METADATA: Final = "_CHECKPOINT_METADATA"
 SHARDING: Final = "_sharding"
 STRINGS: Final = "_strings.json"
 ARRAYS: Final = "array_metadatas"
+CUSTOM: Final = "orbax.custom_metadata"
+"""The value that holds what the user put into the document of the step, or of a checkpoint of one item."""
+ROOT_METADATA: Final = "orbax.root_metadata"
+"""The value that holds the metadata of the manager that kept the step."""
 SEQUENCE, DICT = 1, 2
 """How ``_METADATA`` numbers the kinds of keys."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.orbax.arrays import array_spec, tensorstore, translated
 from ucpformat.frameworks.orbax.documents import (
     ARRAYS,
+    CUSTOM,
     DICT,
     METADATA,
     SCALAR,
@@ -53,6 +55,7 @@ class _Tree:
     texts: dict[str, str] = field(default_factory=dict)
     entries: dict[str, object] = field(default_factory=dict)
     paths: dict[str, StatePath] = field(default_factory=dict)
+    custom: object = field(default_factory=dict)
 
     def claim(self, path: StatePath, kind: str, *, empty: bool = False) -> str:
         """A leaf of ``kind`` at ``path``: its name."""
@@ -109,6 +112,9 @@ def export_orbax(
                 if is_key:
                     keys[leaf] = str(implementation)
     for where, what, value in _values(content):
+        if what == f"values/{CUSTOM}" and _is_json(value):
+            tree.custom = value  # its place is the document of the checkpoint, not the tree
+            continue
         if not _add_value(tree, where, value):
             dropped.append(Lost(what, "a tree of Orbax has no leaves of its type"))
     dropped += [Lost(f"blobs/{name}", "Orbax keeps no bytes in a tree") for name in content.blobs]
@@ -221,7 +227,20 @@ def _write(
     }
     _write_document(root / METADATA, document)
     # Last: it is what makes a directory a finished checkpoint.
-    _write_document(root / STEP_METADATA, {"item_handlers": _HANDLER, "metrics": {}, "custom_metadata": {}})
+    _write_document(
+        root / STEP_METADATA, {"item_handlers": _HANDLER, "metrics": {}, "custom_metadata": tree.custom}
+    )
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value is what JSON has: Orbax's custom metadata are."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)
 
 
 def _write_document(path: Path, document: object) -> None:
