@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ucpformat as ucp
 from tests.builders import GZIP, STORAGES, State, Tensor, guillotine, region, save, states
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.held_boxes import _joined
+from ucpformat.storage.store import Durability
+from ucpformat.validate import validate
 from ucpformat.views import SlotView
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
@@ -68,12 +75,14 @@ def test_boxes_that_several_have_written_are_parts(data: st.DataObject, rows: in
                 writer.write("w", "value", np.ascontiguousarray(whole[region(box)]), box.offset)
         with open_checkpoint(Path(directory, "c")) as checkpoint:
             slot = checkpoint["w"]["value"]
-            assert {box for box, _ in slot.mapped_parts()} == set(boxes)
+            parts = [box for box, _ in slot.mapped_parts()]
+            assert len(parts) <= len(boxes)
+            assert all(any(part.contains(box) for part in parts) for box in boxes)
             assert np.array_equal(assembled(slot), whole)
-            if len(boxes) == 1:
+            if len(parts) == 1:
                 assert np.array_equal(slot.mapped(), whole)
             else:
-                with pytest.raises(UcpError, match=f"lies in {len(boxes)} parts"):
+                with pytest.raises(UcpError, match=f"lies in {len(parts)} parts"):
                     slot.mapped()
 
 
@@ -147,3 +156,108 @@ def test_what_was_mapped_counts_as_fetched(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path / "c") as checkpoint:
         checkpoint["w"]["value"].mapped()
         assert checkpoint.fetched == FLOATS.nbytes
+
+
+WIDE = np.arange(1, (3 << 16) + 1, dtype="<i8").reshape(3, 1 << 15, 2)  # six chunks of 256 KiB
+
+
+def contiguous(slot: SlotView, expected: Any) -> bool:
+    """Whether a slot of several chunks is one part, and is what it should be."""
+    assert slot.stored.grid.count > 1
+    found = slot.mapped()
+    return is_mapped(found) and bool(np.array_equal(found, expected))
+
+
+@pytest.mark.parametrize("how", ["write", "submit", "boxes"])
+@pytest.mark.parametrize(("workers", "durability"), [(1, "none"), (2, "none"), (5, "fsync")])
+def test_a_large_slot_of_one_writer_is_mapped_whole(
+    tmp_path: Path, how: str, workers: int, durability: Durability
+) -> None:
+    """Chunks that several threads write lie one behind the other, between slots of any size."""
+    large = [f"w{number}" for number in range(3)]
+    specs = [AtomSpec(name, {"value": SlotSpec("int64", WIDE.shape)}) for name in large]
+    specs += [AtomSpec(f"s{number}", {"value": SlotSpec("float32", FLOATS.shape)}) for number in range(9)]
+    with (
+        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 18),
+        CheckpointWriter(
+            tmp_path / "c", specs, chunk_bytes=1 << 18, workers=workers, durability=durability
+        ) as writer,
+    ):
+        for spec in sorted(specs, key=lambda spec: spec.name[1]):
+            if spec.name[0] == "s":
+                writer.submit(spec.name, "value", FLOATS)
+            elif how == "write":
+                writer.write(spec.name, "value", WIDE)
+            elif how == "submit":
+                writer.submit(spec.name, "value", WIDE)
+            else:  # as a snapshot is handed over: cut at chunks, and somewhere waited for
+                edges = [0, 1 << 12, 1 << 15] if spec.name == "w1" else [0, 1 << 14, 1 << 15]
+                for first, stop in pairwise(edges):
+                    writer.submit(spec.name, "value", WIDE[:1, first:stop], (0, first, 0))
+                    if spec.name == "w2":
+                        writer.pieces.drain()
+                writer.submit(spec.name, "value", WIDE[1:], (1, 0, 0))
+    assert validate(tmp_path / "c") == []
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert all(contiguous(checkpoint[name]["value"], WIDE) for name in large)
+        assert all(np.array_equal(checkpoint[f"s{number}"]["value"].mapped(), FLOATS) for number in range(9))
+
+
+def test_what_the_readme_saves_is_mapped_whole(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    state = {name: torch.arange(6 << 20, dtype=torch.float32).reshape(-1, 1024) for name in ("a", "b")}
+    ucp.save(tmp_path / "now", state)
+    ucp.async_save(tmp_path / "later", state).wait()
+    for name in ("now", "later"):
+        with open_checkpoint(tmp_path / name) as checkpoint:
+            assert all(contiguous(checkpoint[atom]["value"], state[atom].numpy()) for atom in state)
+
+
+def test_zeros_take_no_room_between_chunks(tmp_path: Path) -> None:
+    """What is zero is not stored, and is a part of its own; a chunk that only begins with zeros is stored."""
+    data = np.ones((6, 1 << 18), "<f8")
+    data[1:3] = 0
+    data[5, : 1 << 17] = 0
+    with CheckpointWriter(
+        tmp_path / "c", [AtomSpec("w", {"value": SlotSpec("float64", data.shape)})], chunk_bytes=1 << 21
+    ) as writer:
+        writer.submit("w", "value", data)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert [pack.length for pack in checkpoint.packs or ()] == [data[1:5].nbytes]
+        slot = checkpoint["w"]["value"]
+        assert [(box.offset[0], box.shape[0]) for box, _ in slot.mapped_parts()] == [(0, 1), (1, 2), (3, 3)]
+        assert np.array_equal(assembled(slot), data)
+
+
+def test_parts_say_why(tmp_path: Path) -> None:
+    spec = AtomSpec("w", {"value": SlotSpec("float32", FLOATS.shape)})
+    for storage, reason in (
+        ("plain", "in storage plain each chunk is a file"),
+        ("packed", "multiples of 4096"),
+    ):
+        path = tmp_path / storage
+        with CheckpointWriter(path, [spec], storage=storage, chunk_bytes=100_000) as writer:  # type: ignore[arg-type]
+            writer.submit("w", "value", FLOATS)
+        with open_checkpoint(path) as checkpoint, pytest.raises(UcpError, match=reason):
+            checkpoint["w"]["value"].mapped()
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))
+def test_boxes_are_joined_where_their_elements_follow_one_another(
+    data: st.DataObject, shape: tuple[int, ...]
+) -> None:
+    cells = np.arange(int(np.prod(shape))).reshape(shape)
+    boxes = data.draw(st.lists(st.sampled_from([*cells_of(shape)]), min_size=2, max_size=2))
+    joined = _joined(boxes[0], boxes[1])
+    run = [*cells[region(boxes[0])].ravel(), *cells[region(boxes[1])].ravel()]
+    fits = [box for box in cells_of(shape) if [*cells[region(box)].ravel()] == run]
+    assert fits == ([] if joined is None else [joined])
+
+
+def cells_of(shape: tuple[int, ...]) -> list[Box]:
+    """All boxes of a small tensor that are not empty."""
+    edges = [[(start, stop) for start in range(n) for stop in range(start + 1, n + 1)] for n in shape]
+    return [
+        Box(tuple(start for start, _ in one), tuple(stop - start for start, stop in one))
+        for one in itertools.islice(itertools.product(*edges), 300)
+    ]

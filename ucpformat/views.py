@@ -120,6 +120,10 @@ class SlotView:
     def mapped(self) -> NDArray[np.generic]:
         """The whole slot where it lies in storage, without a copy: an array that cannot be written.
 
+        A slot of up to ``chunk_bytes`` (16 MiB, unless the writer chose otherwise) is one part. A larger one is one
+        part where one process saved it whole, uncompressed, in storage packed, and its chunks take multiples of 4096
+        bytes; else it may lie in several.
+
         It is checked as any read is, unless the checkpoint was opened with ``verify=False``: then nothing is read
         before somebody looks. It may outlive the checkpoint, and keeps its file open; the process that looks at it
         dies if the file is cut meanwhile.
@@ -130,7 +134,13 @@ class SlotView:
         """
         parts = list(self.mapped_parts())
         if len(parts) > 1:
-            message = f"the slot lies in {len(parts)} parts: read it, or take mapped_parts()"
+            if self._stored.part.packed:
+                reason = (
+                    "saved by several processes, in boxes, or in chunks that are no multiples of 4096 bytes"
+                )
+            else:
+                reason = "since in storage plain each chunk is a file of its own"
+            message = f"the slot lies in {len(parts)} parts, {reason}: read() it, or take mapped_parts()"
             raise error("UCP-E-STORE", message, at=self._stored.label)
         return parts[0][1] if parts else self.read()
 

@@ -40,7 +40,7 @@ def stored(
         store = LocalStore(directory, durability="none")
         store.prepare()
         writer = PackedChunkWriter(store, name="a-0")
-        chunks = [writer.write(*piece) for piece in found]
+        chunks = [writer.write_many([piece])[0] for piece in found]
         writer.finish()
         store.close()
     return chunks, {path.name: path.read_bytes() for path in directory.rglob("*.pack")}

@@ -19,6 +19,7 @@ from ucpformat.errors import error, naming
 from ucpformat.storage.byte_runs import ByteRun, byte_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
+from ucpformat.storage.held_boxes import held_together
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.read_calls import Blocks, as_reads
 from ucpformat.storage.scratch import Scratch
@@ -250,6 +251,8 @@ class BoxReader:
     def mapped(self, stored: StoredSlot) -> Iterator[tuple[Box, NDArray[np.generic]]]:
         """The slot as it lies in storage: boxes, and arrays of their elements that cannot be written and own nothing.
 
+        Segments that lie one behind the other, as what they hold does in the slot, are one array.
+
         Raises:
             UcpError: ``UCP-E-STORE`` for what is compressed, or lies where nothing can be mapped; else as procedure
                 17.3 says.
@@ -257,19 +260,19 @@ class BoxReader:
         if stored.compressor is not None:
             raise error("UCP-E-STORE", "a compressed slot cannot be mapped; read it", at=stored.label)
         kind = stored.dtype.numpy
-        for chunk in range(stored.grid.count):
-            chunk_box = stored.chunk_box(chunk)
-            segments = stored.segments(chunk)
-            if not segments:
-                yield chunk_box, np.broadcast_to(np.zeros((), kind), chunk_box.shape)
-            for segment, held, _ in stored.meeting(chunk, segments, chunk_box):
-                key = stored.object_key(chunk, segment)
-                with naming(self._path):
-                    data = self._store.mapped(key, segment.offset, segment.offset + segment.covered)
-                    if self._verify:
-                        verify_blocks([data], segment.checksums, 0, key)
-                # The padding of an edge chunk lies behind what it has.
-                yield held, np.frombuffer(data, kind, held.size).reshape(held.shape)
+        for held in held_together(stored):
+            if held.key is None:
+                yield held.box, np.broadcast_to(np.zeros((), kind), held.box.shape)
+                continue
+            with naming(self._path):
+                data = self._store.mapped(held.key, held.start, held.stop)
+                if self._verify:
+                    for segment in held.segments:
+                        first = segment.offset - held.start
+                        part = data[first : first + segment.covered]
+                        verify_blocks([part], segment.checksums, 0, held.key)
+            # The padding of an edge chunk lies behind what it has.
+            yield held.box, np.frombuffer(data, kind, held.box.size).reshape(held.box.shape)
 
 
 def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:

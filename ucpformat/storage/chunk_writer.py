@@ -36,6 +36,7 @@ __all__ = [
     "Create",
     "PackedChunkWriter",
     "PlainChunkWriter",
+    "Room",
     "SlotPlace",
     "StoredChunk",
     "segment_alignment",
@@ -74,13 +75,24 @@ class SlotPlace(NamedTuple):
         return f"atoms/{self.key}/{self.slot}"
 
 
+class Room(NamedTuple):
+    """Where a piece of a known length will lie: the number of a pack, and the offset in it."""
+
+    container: int
+    offset: int
+
+
 class ChunkPiece(NamedTuple):
-    """Raw bytes of a chunk, clipped to the shape, or of a box of it in the chunk's coordinates."""
+    """Raw bytes of a chunk, clipped to the shape, or of a box of it in the chunk's coordinates.
+
+    ``room`` is what was reserved for it, if anything was: it is stored as it is then.
+    """
 
     place: SlotPlace
     chunk: int
     box: Box | None
     data: memoryview
+    room: Room | None = None
 
 
 class StoredChunk(NamedTuple):
@@ -104,8 +116,19 @@ class StoredChunk(NamedTuple):
 class ChunkWriter(Protocol):
     """Puts chunks into a store. Safe to use from several threads."""
 
+    lanes: int
+    """How many files are written at once: threads of different lanes do not wait for one another."""
+
     def begin(self, places: Sequence[SlotPlace]) -> None:
         """Write what has to stand before chunks: metadata documents, in storage plain."""
+        ...
+
+    def lane(self) -> int:
+        """The lane of this thread, which it keeps; those of several threads are spread evenly."""
+        ...
+
+    def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
+        """Keep room for pieces of these lengths, one behind the other; None where each goes where it is written."""
         ...
 
     def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
@@ -113,7 +136,10 @@ class ChunkWriter(Protocol):
         ...
 
     def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
-        """Store small pieces, as `write` would one by one; ``keep``: their data do not change before `settle`."""
+        """Store small pieces, as `write` would one by one, or one that has room.
+
+        ``keep``: their data do not change before `settle`.
+        """
         ...
 
     def settle(self) -> None:
@@ -142,8 +168,18 @@ def _is_zero(run: Run, data: memoryview) -> bool:
 class PlainChunkWriter:
     """Storage plain: every chunk a Zarr object with the ``crc32c`` codec's four bytes at its end."""
 
+    lanes = 1
+
     def __init__(self, create: Create) -> None:
         self._create = create
+
+    def lane(self) -> int:
+        """There is one: objects of their own are in nobody's way."""
+        return 0
+
+    def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
+        """None: each chunk is an object."""
+        return None
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
         """Write the hierarchy's metadata documents."""
@@ -191,7 +227,7 @@ class PlainChunkWriter:
 
     def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
         """Store chunk by chunk: each is an object."""
-        return [self.write(*piece) for piece in pieces]
+        return [self.write(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
 
     def settle(self) -> None:
         """Nothing is kept back."""
@@ -251,39 +287,49 @@ def _goes_through(piece: ChunkPiece) -> bool:
 class PackedChunkWriter:
     """Storage packed: segments appended to the packs of this writer.
 
-    Each thread keeps to one of ``packs`` files, so that threads do not wait for one file's lock; files are
-    made when first used, and others begun where one is full.
+    Each lane has one of ``packs`` files, so that threads do not wait for one file's lock; files are made when first
+    used, and others begun where one is full.
     """
 
     def __init__(self, store: Store, *, name: str, packs: int = 1) -> None:
+        self.lanes = packs
         self._store = store
         self._name = name
-        self._limit = packs
         self._threads = 0
         self._packs: list[tuple[str, PackFile]] = []
-        self._current: list[int] = []
+        self._current: dict[int, int] = {}
         self._lock = threading.Lock()
         self._thread = threading.local()
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
         """Nothing stands before segments."""
 
-    def _place(self) -> int:
-        """Which of the files this thread keeps to."""
-        place: int | None = getattr(self._thread, "place", None)
-        if place is None:
+    def lane(self) -> int:
+        """The lane of this thread, to whose pack it appends."""
+        lane: int | None = getattr(self._thread, "lane", None)
+        if lane is None:
             with self._lock:
-                place = self._thread.place = self._threads % self._limit
+                lane = self._thread.lane = self._threads % self.lanes
                 self._threads += 1
-                if place == len(self._current):
-                    self._current.append(self._begin())
-        return place
+        return lane
 
-    def _begin(self) -> int:
-        container = len(self._packs)
-        key = f"packs/{self._name}-{container}.pack"
-        self._packs.append((key, self._store.create_pack(key)))
-        return container
+    def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
+        """Keep room in the pack of a lane; None where the store takes the bytes of a pack in order alone."""
+        if not self._store.packs_have_rooms:
+            return None
+        container = self._pack_of(lane)
+        offsets = self._packs[container][1].reserve(lengths, max(map(segment_alignment, lengths)))
+        return [Room(container, offset) for offset in offsets]
+
+    def _pack_of(self, lane: int, *, full: int | None = None) -> int:
+        """The pack that a lane appends to: not ``full``, of which its thread has heard that it takes no more."""
+        with self._lock:
+            container = self._current.get(lane)
+            if container is None or container == full:
+                container = self._current[lane] = len(self._packs)
+                key = f"packs/{self._name}-{container}.pack"
+                self._packs.append((key, self._store.create_pack(key)))
+            return container
 
     def _stored(
         self,
@@ -294,15 +340,13 @@ class PackedChunkWriter:
         keep: bool,
     ) -> tuple[int, int]:
         """Append to a pack that takes it; its number, and where in it."""
-        place = self._place()
+        lane = self.lane()
+        container = self._pack_of(lane)
         while True:
-            container = self._current[place]
             try:
                 return container, self._packs[container][1].append(buffers, alignment, look, keep=keep)
             except PackFullError:
-                with self._lock:
-                    if self._current[place] == container:
-                        self._current[place] = self._begin()
+                container = self._pack_of(lane, full=container)
 
     def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
         """Append the bytes of a chunk or of a box of it.
@@ -314,17 +358,22 @@ class PackedChunkWriter:
 
     def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
         """Append them all at once."""
-        if len(pieces) == 1 and _goes_through(pieces[0]):
+        if len(pieces) == 1 and (pieces[0].room is not None or _goes_through(pieces[0])):
             return [self._pass_through(pieces[0], keep=keep)]
-        return self._append([_encoded(*piece) for piece in pieces], keep=keep)
+        encoded = [_encoded(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
+        return self._append(encoded, keep=keep)
 
     def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""
-        place, chunk, box, data = piece
+        place, chunk, box, data, room = piece
         start = place.logical_start(chunk)
         first = 0 if box is None else _first_of_run(place, chunk, box)
         checks = RunChecksums(0 if first is None else start + first)
-        container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add, keep=keep)
+        if room is None:
+            container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add, keep=keep)
+        else:
+            container, offset = room
+            self._packs[container][1].write_at(offset, [data], checks.add, keep=keep)
         run = checks.run()
         segment = Segment(container, offset, data.nbytes, box, run.blocks)
         if first is None:

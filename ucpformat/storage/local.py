@@ -49,6 +49,7 @@ class LocalStore:
     # A block fits the processor's cache; alignment leaves gaps of up to 4096 bytes.
     calls = Calls(at_once=None, window=1 << 20, gap=4096)
     packs_at_once = 2
+    packs_have_rooms = True
     upload_bytes = 0
     glimpse_bytes = 1 << 26  # whoever comes back from the system has to wait for other threads of Python
     writers_wait = False  # the page cache takes what they write, and the disk is at work meanwhile

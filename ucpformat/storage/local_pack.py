@@ -30,7 +30,7 @@ class LocalPackFile:
     kept go past it.
 
     The page cache takes what lies between two multiples of 2 MiB as one, if it comes by one call. So calls end there,
-    and what is left at the end of the file waits for the next bytes, where its memory may be kept.
+    and what is left at the end of a write waits for the bytes that follow it, where its memory may be kept.
     """
 
     def __init__(self, key: str, descriptor: int, wrote: Callable[[int], None], *, is_durable: bool) -> None:
@@ -41,21 +41,38 @@ class LocalPackFile:
         self._room = FileRoom(descriptor)
         self._length = 0
         self._lock = threading.Lock()
-        self._held: list[memoryview] = []
-        """What waits; it ends where the pack does."""
-        self._held_from = 0
+        self._held: dict[int, list[memoryview]] = {}
+        """What waits for the bytes that follow it, by where it ends."""
+        self._ends_before: dict[int, int] = {}
+        """Where what lies before a room ends, by the offset of the room, until that is written."""
         self._is_lost = False
+
+    def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
+        """Keep room one behind the other, at multiples of ``alignment``; the gaps read as zeros."""
+        offsets = []
+        with self._lock:
+            for length in lengths:
+                offset = -(-self._length // alignment) * alignment
+                self._ends_before[offset] = self._length
+                self._length = offset + length
+                offsets.append(offset)
+            self._room.reach(self._length)
+        return offsets
 
     def append(
         self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None, *, keep: bool = False
     ) -> int:
         """Write the buffers at the next multiple of ``alignment``; the gap reads as zeros."""
-        size = sum(buffer.nbytes for buffer in buffers)
+        (offset,) = self.reserve([sum(buffer.nbytes for buffer in buffers)], alignment)
+        self.write_at(offset, buffers, look, keep=keep)
+        return offset
+
+    def write_at(
+        self, offset: int, buffers: Sequence[memoryview], look: Look | None = None, *, keep: bool = False
+    ) -> None:
+        """Write the buffers into room that was reserved."""
         with self._lock:
-            offset = -(-self._length // alignment) * alignment
             held, start = self._take_held(offset)
-            self._length = offset + size
-            self._room.reach(self._length)
         with translated(self._key), self._losing(held):
             if self._direct is None or keep:
                 cached = self._write_by_pages(held, start, buffers, look, keep=keep)
@@ -63,14 +80,14 @@ class LocalPackFile:
                 write_all(self._descriptor, held, start)
                 cached = offset - start + self._write_past(self._direct, buffers, offset, look)
         self._wrote(cached)
-        return offset
 
-    def _take_held(self, stop: int) -> tuple[list[memoryview], int]:
-        """What waits, with zeros up to ``stop``, and where it begins; nothing waits then."""
-        if not self._held:
-            return [], stop
-        held, self._held = self._held, []
-        return [*held, memoryview(bytes(stop - self._length))], self._held_from
+    def _take_held(self, offset: int) -> tuple[list[memoryview], int]:
+        """What waits for the bytes at ``offset``, with the zeros before them, and where it begins."""
+        end = self._ends_before.pop(offset, offset)
+        held = self._held.pop(end, None)
+        if held is None:
+            return [], offset
+        return [*held, memoryview(bytes(offset - end))], end - sum(piece.nbytes for piece in held)
 
     @contextmanager
     def _losing(self, held: list[memoryview]) -> Iterator[None]:
@@ -113,10 +130,10 @@ class LocalPackFile:
                 if offset % _HUGE_PAGE == 0:
                     write_all(self._descriptor, waiting, start)
                     waiting, start = [], offset
-        with self._lock:
-            if keep and waiting and self._length == offset:
-                self._held, self._held_from = waiting, start
-                return start - first
+        if keep and offset > start:
+            with self._lock:
+                self._held[offset] = waiting
+            return start - first
         write_all(self._descriptor, waiting, start)
         return offset - first
 
@@ -147,14 +164,15 @@ class LocalPackFile:
             StoreError: ``UCP-E-STORE`` where bytes of a call that has returned could not be written by a later one.
         """
         with self._lock:
-            held, start = self._take_held(self._length)
-        with translated(self._key), self._losing(held):
-            write_all(self._descriptor, held, start)
+            waiting, self._held = self._held, {}
+        for end, held in waiting.items():
+            size = sum(piece.nbytes for piece in held)
+            with translated(self._key), self._losing(held):
+                write_all(self._descriptor, held, end - size)
+            self._wrote(size)
         if self._is_lost:
             message = "bytes that were taken over could not be written; save again"
             raise error("UCP-E-STORE", message, at=self._key)
-        if held:
-            self._wrote(self._length - start)
 
     def close(self) -> int:
         """Write what waits, and close the file; raises as `settle`."""
@@ -179,5 +197,5 @@ class LocalPackFile:
 
     def abort(self) -> None:
         """Close the file; whoever gives an attempt up removes it, or leaves it as debris."""
-        self._held = []
+        self._held = {}
         self._end()

@@ -85,6 +85,7 @@ class RemoteStore:
     # hold 64 MiB together.
     calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
     writers_wait = True
+    packs_have_rooms = False
     glimpse_bytes = 0
 
     def __init__(self, url: str) -> None:

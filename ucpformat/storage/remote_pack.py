@@ -92,6 +92,16 @@ class RemotePackFile(ABC):
             self.close()
         return offset
 
+    def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
+        """Never called: an upload takes its bytes in order."""
+        raise NotImplementedError
+
+    def write_at(
+        self, offset: int, buffers: Sequence[memoryview], look: Look | None = None, *, keep: bool = False
+    ) -> None:
+        """Never called: nothing is reserved."""
+        raise NotImplementedError
+
     def _enter(self, nbytes: int) -> None:
         """Begin an append of at most so many bytes."""
         with self._counting:

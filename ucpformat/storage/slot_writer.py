@@ -1,6 +1,9 @@
 """Slots and boxes of slots to chunks, in several threads (SPEC section 17.4).
 
-Slots that are small are gathered, because a system call and a task for each would cost more than their bytes.
+Slots that are small are gathered, because a system call and a task for each would cost more than their bytes. Chunks of
+one large slot are a `Run`: they lie one behind the other in one pack, whichever threads write them, so that the slot
+can be mapped as a whole. Each thread keeps to a lane, which has a file of its own, and takes what other lanes have
+left when its own has nothing more.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.chunk_writer import ChunkWriter, SlotPlace
+    from ucpformat.storage.chunk_writer import ChunkWriter, Room, SlotPlace
     from ucpformat.storage.ledger import Ledger
 
 __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 
 _BATCH_BYTES: Final = 1 << 22
 _BATCH_SLOTS: Final = 1024
+_LOOKED_AT: Final = 1024
 
 
 class SlotBox(NamedTuple):
@@ -43,6 +47,39 @@ class SlotBox(NamedTuple):
     place: SlotPlace
     box: Box
     data: NDArray[np.generic]
+
+
+class _Run:
+    """Large boxes of one slot, in order, whose chunks are to lie one behind the other."""
+
+    def __init__(self, name: tuple[str, str]) -> None:
+        self.name = name
+        self.lane = 0
+        self.nbytes = 0
+        self.parts: list[tuple[SlotBox, int]] = []
+        self._rooms: dict[int, Room] | None = None
+        self._lock = threading.Lock()
+
+    def add(self, one: SlotBox) -> None:
+        """Put a box behind those that the run has."""
+        self.nbytes += one.data.nbytes
+        self.parts += [(one, chunk) for chunk in one.place.grid.chunks_for(one.box)]
+
+    def piece(self, number: int, chunks: ChunkWriter) -> ChunkPiece:
+        """A part of the run; who is first to ask for any has room reserved for all of them."""
+        with self._lock:
+            if self._rooms is None:
+                self._rooms = self._reserved(chunks)
+        return _piece(*self.parts[number])._replace(room=self._rooms.get(number))
+
+    def _reserved(self, chunks: ChunkWriter) -> dict[int, Room]:
+        """Room for each part, by number; a chunk of zeros takes none, and lengths of what is compressed are unknown."""
+        if self.parts[0][0].place.compressor is not None:
+            return {}
+        stored = [number for number, part in enumerate(self.parts) if not _is_zero_chunk(*part)]
+        lengths = [_elements(*self.parts[number]).nbytes for number in stored]
+        rooms = chunks.reserve(self.lane, lengths) if stored else None
+        return {} if rooms is None else dict(zip(stored, rooms, strict=True))
 
 
 class SlotWriter:
@@ -65,11 +102,17 @@ class SlotWriter:
         self._workers = workers
         self._progress = progress
         self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: list[deque[Callable[[], None]]] = [deque() for _ in range(chunks.lanes)]
+        self._given = [0] * len(self._waiting)
+        """Bytes that each lane was given so far."""
         self._working = 0
+        self._is_stopped = False
         self._pending: list[Future[None]] = []
         self._batch: list[SlotBox] = []
         self._batch_bytes = 0
+        self._run: _Run | None = None
+        """Boxes of a large slot of which more may come."""
+        self._last_run = (("", ""), 0)
 
     def write(self, one: SlotBox) -> None:
         """Write a box of a slot; returns when the bytes are handed to the store. Several threads may call this.
@@ -80,16 +123,23 @@ class SlotWriter:
         chunks = list(one.place.grid.chunks_for(one.box))
         if one.data.nbytes < _BATCH_BYTES or len(chunks) == 1:
             for chunk in chunks:
-                self._write_chunk(one, chunk)
+                self._write_pieces([one.name], [_piece(one, chunk)], keep=False)
             return
-        _await([self._executor.submit(self._write_chunk, one, chunk) for chunk in chunks])
+        run = _Run(one.name)
+        run.add(one)
+        with self._lock:
+            run.lane = self._lane_for(run.nbytes)
+        _await([self._executor.submit(self._write_part, run, number) for number in range(len(run.parts))])
 
     def submit(self, one: SlotBox) -> None:
         """Write a box of a slot in the background: its data must not change before `drain` returns."""
         nbytes = one.data.nbytes
-        if nbytes >= _BATCH_BYTES:
-            for chunk in one.place.grid.chunks_for(one.box):
-                self._hand_on(partial(self._write_chunk, one, chunk, keep=True))
+        if self._run is not None and self._run.name == one.name:
+            self._run.add(one)
+            return
+        self._send_run()
+        if nbytes >= _BATCH_BYTES or one.name == self._last_run[0]:
+            self._begin_run(one)
             return
         self._batch.append(one)
         self._batch_bytes += nbytes
@@ -99,42 +149,85 @@ class SlotWriter:
     def drain(self) -> None:
         """Wait for everything submitted; raises the first error of a background write, after which none is begun."""
         self._send_batch()
+        self._send_run()  # last, since more of its slot may follow
         _await(self._pending)
         self._pending.clear()
         self._chunks.settle()
 
+    def _begin_run(self, one: SlotBox) -> None:
+        self._run = _Run(one.name)
+        first = len(self._batch)
+        while first and self._batch[first - 1].name == one.name:
+            first -= 1
+        before, self._batch = self._batch[first:], self._batch[:first]
+        self._batch_bytes -= sum(box.data.nbytes for box in before)
+        for box in (*before, one):
+            self._run.add(box)
+
+    def _send_run(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        name, lane = self._last_run
+        with self._lock:
+            if name == run.name:  # its beginning was sent by an earlier `drain`
+                run.lane = lane
+                self._given[lane] += run.nbytes
+            else:
+                run.lane = self._lane_for(run.nbytes)
+        self._last_run = run.name, run.lane
+        tasks = [partial(self._write_part, run, number, keep=True) for number in range(len(run.parts))]
+        self._hand_on(tasks, run.lane)
+
     def _send_batch(self) -> None:
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        batch, self._batch, self._batch_bytes, nbytes = self._batch, [], 0, self._batch_bytes
         if batch:
-            self._hand_on(partial(self._write_batch, batch))
+            with self._lock:
+                lane = self._lane_for(nbytes)
+            self._hand_on([partial(self._write_batch, batch)], lane)
+
+    def _lane_for(self, nbytes: int) -> int:
+        """The lane that was given least, which is given so many bytes more."""
+        lane = self._given.index(min(self._given))
+        self._given[lane] += nbytes
+        return lane
 
     def stop(self) -> None:
         """Begin nothing more of what was submitted."""
         with self._lock:
-            self._waiting.clear()
+            self._is_stopped = True
+            for waiting in self._waiting:
+                waiting.clear()
 
-    def _hand_on(self, task: Callable[[], None]) -> None:
+    def _hand_on(self, tasks: Sequence[Callable[[], None]], lane: int) -> None:
         # A task of the executor for each would cost several times as much, in here and in its thread.
         with self._lock:
-            self._waiting.append(task)
-            if self._working == self._workers:
+            if self._is_stopped:
                 return
-            self._working += 1
-        self._pending.append(self._executor.submit(self._work))
+            self._waiting[lane].extend(tasks)
+            begun = range(self._working, min(self._workers, self._working + len(tasks)))
+            self._working += len(begun)
+        self._pending += [self._executor.submit(self._work) for _ in begun]
 
     def _work(self) -> None:
         """Do what waits, until nothing does."""
+        lane = self._chunks.lane()
         try:
-            while (task := self._next()) is not None:
+            while (task := self._next(lane)) is not None:
                 task()
         except BaseException:
             self.stop()
             raise
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self, lane: int) -> Callable[[], None] | None:
         with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
+            own = self._waiting[lane]
+            if not own:
+                # The second half of what another lane has left: either goes on in the order of its file.
+                other = max(self._waiting, key=len)
+                own.extendleft(other.pop() for _ in range(-(-len(other) // 2)))
+            if own:
+                return own.popleft()
             self._working -= 1
             return None
 
@@ -148,8 +241,8 @@ class SlotWriter:
                     pieces.append(piece)
             self._write_pieces(names, pieces, keep=True)
 
-    def _write_chunk(self, one: SlotBox, chunk: int, *, keep: bool = False) -> None:
-        self._write_pieces([one.name], [_piece(one, chunk)], keep=keep)
+    def _write_part(self, run: _Run, number: int, *, keep: bool = False) -> None:
+        self._write_pieces([run.name], [run.piece(number, self._chunks)], keep=keep)
 
     def _write_pieces(
         self, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece], *, keep: bool
@@ -182,11 +275,35 @@ def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
     if place.grid.count == 1 and data.shape == place.grid.shape:
         return ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
     chunk_box = place.grid.box_at(chunk)
-    part = chunk_box.intersect(box)
-    if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
-        raise AssertionError(f"chunk {chunk} has nothing of {box}")
+    part = _part_of(one, chunk)
     inner = None if part == chunk_box else part.relative_to(chunk_box)
     return ChunkPiece(place, chunk, inner, raw_bytes(data[selection(part, box)], place.dtype))
+
+
+def _part_of(one: SlotBox, chunk: int) -> Box:
+    """The box of the slot that is both of the box and of a chunk that has some of it."""
+    part = one.place.grid.box_at(chunk).intersect(one.box)
+    if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
+        raise AssertionError(f"chunk {chunk} has nothing of {one.box}")
+    return part
+
+
+def _elements(one: SlotBox, chunk: int) -> NDArray[np.generic]:
+    """The elements of the box that are the chunk's, without a copy."""
+    return one.data[selection(_part_of(one, chunk), one.box)]
+
+
+def _is_zero_chunk(one: SlotBox, chunk: int) -> bool:
+    """Whether a whole chunk is zeros, of which nothing is stored; boxes of chunks always are."""
+    if _part_of(one, chunk) != one.place.grid.box_at(chunk):
+        return False
+    data = np.atleast_1d(_elements(one, chunk))
+    kind = one.place.dtype
+    # Nearly always a look at two lines tells.
+    lines = (data,) if data.ndim < 2 else (data[(0,) * (data.ndim - 1)], data[(-1,) * (data.ndim - 1)])
+    if any(raw_bytes(line[:_LOOKED_AT], kind).tobytes().strip(b"\0") for line in lines):
+        return False
+    return not np.frombuffer(raw_bytes(data, kind), np.uint8).any()
 
 
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:

@@ -52,6 +52,19 @@ class PackFile(Protocol):
         """
         ...
 
+    def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
+        """Keep room for so many bytes each, one behind the other, at multiples of ``alignment``; return the offsets.
+
+        Whoever reserves room fills all of it by `write_at`. Not for stores without `Store.packs_have_rooms`.
+        """
+        ...
+
+    def write_at(
+        self, offset: int, buffers: Sequence[memoryview], look: Look | None = None, *, keep: bool = False
+    ) -> None:
+        """Write the concatenated buffers into room that was reserved; ``look`` and ``keep`` as with `append`."""
+        ...
+
     def settle(self) -> None:
         """Write what waits for more."""
         ...
@@ -90,6 +103,8 @@ class Store(Protocol):
     """Whether who writes waits until the medium has it."""
     packs_at_once: int
     """How many packs a writer keeps busy at its best."""
+    packs_have_rooms: bool
+    """Whether the bytes of a pack may be written in any order (`PackFile.reserve`)."""
     glimpse_bytes: int
     """How much is looked at by one `glimpse` at best; 0 where nothing is."""
     upload_bytes: int

@@ -173,7 +173,7 @@ class _Copying:
         if nbytes < _SMALL:
             self._gather((source.atom, source.slot), piece)
             return
-        self._done((source.atom, source.slot), piece, self._writer.write(*piece))
+        self._done((source.atom, source.slot), piece, self._writer.write_many([piece])[0])
 
     def _gather(self, name: tuple[str, str], piece: ChunkPiece) -> None:
         self._names.append(name)
