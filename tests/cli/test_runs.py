@@ -58,3 +58,9 @@ def test_what_keeps_others_from_going_is_said(ucp: Ucp, run: Path) -> None:
     assert result.stderr.startswith("error UCP-E-MISSING at step-100.ucp:")
     assert json.loads(ucp("gc", run, "--keep-last", 1, "--format", "json").stdout)["problems"]
     assert ucp("gc", run, "--keep-best", 1).exit_code == 1, "by no metric"
+
+
+def test_a_metric_that_no_checkpoint_has_keeps_all_and_is_an_error(ucp: Ucp, run: Path) -> None:
+    result = ucp("gc", run, "--keep-best", 1, "--metric", "lss")
+    assert (result.exit_code, result.stdout) == (1, "kept 3 checkpoints\n")
+    assert "no checkpoint has a finite metric 'lss' (they have 'loss'), so that all are kept" in result.stderr

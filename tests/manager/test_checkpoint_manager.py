@@ -101,10 +101,11 @@ def test_the_best_are_kept_by_what_the_checkpoints_themselves_say(run: str) -> N
         assert manager.metrics(6) == {"n": 6.0}
 
 
-def test_a_committed_step_is_replaced_on_request_alone(run: str) -> None:
+def test_a_step_of_others_is_replaced_on_request_alone(run: str) -> None:
     with ucp.CheckpointManager(run) as manager:
         manager.save(1, state(1))
-        with pytest.raises(UcpError) as caught:
+    with ucp.CheckpointManager(run) as manager:
+        with pytest.raises(UcpError, match="replace=True replaces it") as caught:
             manager.save(1, state(2))
         assert caught.value.code == "UCP-E-EXISTS"
         manager.save(1, state(2), replace=True, asynchronous=True)
@@ -112,6 +113,98 @@ def test_a_committed_step_is_replaced_on_request_alone(run: str) -> None:
         filled = blank()
         manager.restore(filled)
         assert filled["step"] == 3
+        assert manager.steps() == [1]
+    assert len(entries(run)) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_interval_and_a_request_to_stop_may_fall_on_one_step(run: str, asynchronous: bool) -> None:
+    """What docs/torch.md tells a loop to do; and stopping right after it has resumed."""
+    for restarts in range(3):
+        with ucp.CheckpointManager(run, keep_last=1, asynchronous=asynchronous) as manager:
+            assert manager.resume(blank()) == (5 if restarts else None)
+            manager.save(5, state(50))
+            if not restarts:
+                manager.save(5, state(51 + restarts))
+            assert Path(manager.save(5, state(52 + restarts)).path).name.startswith("step-5.r")
+            manager.wait()
+            filled = blank()
+            assert manager.restore(filled) == 5
+            assert filled["step"] == 52 + restarts
+            assert manager.steps() == [5]
+        assert len(entries(run)) == 1
+
+
+def test_a_run_goes_back_to_an_earlier_step(run: str) -> None:
+    with ucp.CheckpointManager(run) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step))
+    with ucp.CheckpointManager(run) as manager, ucp.CheckpointManager(run) as other:
+        other.resume(blank())
+        filled = blank()
+        manager.restore(filled, 1)
+        manager.save(3, state(3))
+        manager.save(2, state(20))
+        manager.restore(filled, 2)
+        assert filled["step"] == 20
+        with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+            other.save(3, state(30))
+
+
+def test_what_is_replaced_survives_until_the_new_one_is_committed(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ucpformat.storage.piece_writer import PieceWriter
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    def removed_later(*_: object, **__: object) -> Any:
+        raise UcpError("UCP-E-STORE", "not now")
+
+    filled = blank()
+    with ucp.CheckpointManager(run, keep_last=1) as manager:
+        manager.save(1, state(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(PieceWriter, "drain", refuse)
+            with pytest.raises(OSError, match="no space left"):
+                manager.save(1, state(2))
+        assert manager.restore(filled) == filled["step"] == 1
+        with monkeypatch.context() as patch:
+            patch.setattr("ucpformat.manager.checkpoint_manager.collect", removed_later)
+            with pytest.warns(RuntimeWarning, match="not now"):
+                manager.save(1, state(3))
+        assert len(entries(run)) == 2, "committed, and the job died before the earlier one was removed"
+    with ucp.CheckpointManager(run, keep_last=1) as manager:
+        assert manager.restore(filled) == 1
+        assert filled["step"] == 3
+        overwrite(run, f"{Path(manager.path(1)).name}/ucp.json", lambda data: data[:-1])
+        with pytest.raises(UcpError, match="UCP-E-"):
+            manager.collect()
+        assert len(entries(run)) == 2, "nothing makes place for a damaged one"
+    assert (ucp.load(f"{run}/step-1.ucp", blank())["model"]["w"] == 1).all()
+
+
+def test_a_metric_that_is_not_there_is_an_error_and_removes_nothing(run: str) -> None:
+    with ucp.CheckpointManager(run, keep_best=1, metric="eval_los") as manager:
+        with pytest.raises(
+            UcpError, match="'eval_los', which is not among the metrics: 'eval_loss'"
+        ) as caught:
+            manager.save(1, state(1), metrics={"eval_loss": 1.0})
+        assert caught.value.code == "UCP-E-MISMATCH"
+        with pytest.raises(UcpError, match="a metric is a number, not 'low'"):
+            manager.save(1, state(1), metrics={"eval_los": "low"})  # type: ignore[dict-item]
+        assert manager.steps() == []
+    with ucp.CheckpointManager(run) as manager:
+        for step, loss in {1: 0.5, 2: 3.0, 3: 2.0}.items():
+            manager.save(step, state(step), metrics={"eval_loss": loss})
+    with ucp.CheckpointManager(run, keep_best=1, metric="eval_los") as manager:
+        with pytest.warns(RuntimeWarning, match="no checkpoint has a finite metric 'eval_los'.*'eval_loss'"):
+            manager.save(4, state(4))
+        assert manager.steps() == [1, 2, 3, 4]
+    with ucp.CheckpointManager(run, keep_best=1, metric="eval_loss") as manager:
+        manager.save(5, state(5))
+        assert manager.steps() == [1, 5], "without an evaluation it is not among the best"
 
 
 def test_damage_is_passed_over_and_said(run: str) -> None:

@@ -41,6 +41,7 @@ def test_a_step_is_kept_when_a_rule_keeps_it(
     best: int | None,
     mode: Any,
 ) -> None:
+    mode = "min" if best is None else mode
     retention = Retention(last, every, best, None if best is None else "loss", mode)
     kept = retention.kept(steps, {step: {"loss": value, "other": 0.0} for step, value in metrics.items()})
     finite = {step: metrics[step] for step in steps if math.isfinite(metrics.get(step, math.nan))}
@@ -51,7 +52,7 @@ def test_a_step_is_kept_when_a_rule_keeps_it(
             (last, every, best) == (None, None, None)
             or later < (last or 1)
             or (every is not None and step % every == 0)
-            or (best is not None and better < best)
+            or (best is not None and (better < best or not finite))
         )
         assert (step in kept) == wanted, step
     assert kept <= steps
@@ -66,6 +67,7 @@ def test_a_step_is_kept_when_a_rule_keeps_it(
         ({"best": 1}, "UCP-E-MISMATCH"),
         ({"metric": "loss"}, "UCP-E-MISMATCH"),
         ({"mode": "least"}, "UCP-E-MISMATCH"),
+        ({"mode": "max"}, "UCP-E-MISMATCH"),
     ],
 )
 def test_rules_that_say_nothing_are_refused(rules: dict[str, Any], code: str) -> None:

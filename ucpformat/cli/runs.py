@@ -88,6 +88,8 @@ def gc(
     """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept."""
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
     found = collect(open_run(run), retention, debris_age=debris_age, dry=dry_run)
+    if found.unjudged is not None:
+        found.failed[run] = found.unjudged
     if output == "json":
         problems = [problem.problem().to_json() for problem in found.failed.values()]
         click.echo(json.dumps({"kept": found.kept, "removed": found.removed, "problems": problems}, indent=2))

@@ -75,6 +75,7 @@ class CheckpointManager:
         self._overlap = overlap
         self._saver: AsyncSaver | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
+        self._own: set[int] = set()
         self._failed: dict[str, Any] = {}
         self._stop: StopRequest | None = None
         if asynchronous:
@@ -82,7 +83,7 @@ class CheckpointManager:
             self._background()
 
     def path(self, step: int) -> str:
-        """URL of the checkpoint of a step, whether there is one or not."""
+        """URL of the checkpoint of a step; where there is none, that of the first one that will be."""
         return self.run.path(step)
 
     def steps(self) -> list[int]:
@@ -119,8 +120,11 @@ class CheckpointManager:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 
         Returns when it is committed; with ``asynchronous``, when it is copied, as `ucpformat.async_save` does, which
-        also says what ``when_busy`` means. ``metrics`` are those of the first rank. A committed checkpoint of the step
-        is an error, unless ``replace`` has it removed first, or it was found damaged by `restore`.
+        also says what ``when_busy`` means. ``metrics`` are those of the first rank: numbers by name, among them that
+        of `keep_best`, or none where there was no evaluation; such a checkpoint is not among the best.
+        A step that this manager has itself saved or restored, or found damaged, is replaced: the earlier checkpoint
+        stays until the new one is committed. So is one that was there when an earlier step was asked for by `restore`,
+        and any committed one with ``replace``, which is an error without.
 
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
@@ -128,20 +132,22 @@ class CheckpointManager:
         background = self.asynchronous if asynchronous is None else asynchronous
         if not background:
             self.wait()
-        path = self.path(step)
+        may_replace = replace or step in self._own or step in self.damaged
 
         def begin() -> bytes:
-            if (replace or step in self.damaged) and self.run.is_committed(step):
-                self.run.remove(step)
-                self._metrics.pop(step, None)
-            numbers = {name: _finite(value) for name, value in (metrics or {}).items()}
-            return json.dumps({METRICS: numbers} if numbers else {}).encode()
+            numbers = self._numbers(metrics or {})
+            if not may_replace and self.run.is_committed(step):
+                message = "this step is committed already, and not by this manager; replace=True replaces it"
+                raise error("UCP-E-EXISTS", message, at=self.run.path(step))
+            self._metrics.pop(step, None)
+            return json.dumps([self.run.vacant(step), {METRICS: numbers} if numbers else {}]).encode()
 
-        if self._saver is not None and (replace or step in self.damaged):
-            # What is removed may be what the previous save is about to commit.
+        if self._saver is not None and may_replace:
+            # What is replaced may be what the previous save is about to commit.
             self._saver.drain()
-        annotations = json.loads(decided(self._group, begin))
+        path, annotations = json.loads(decided(self._group, begin))
         self.damaged.pop(step, None)
+        self._own.add(step)
         if background:
             saved = self._background().save(
                 path,
@@ -153,7 +159,7 @@ class CheckpointManager:
                 step=step,
                 annotations=annotations,
                 when_busy=when_busy,
-                then=lambda: self._collect_after(step),
+                then=lambda: self._committed(step),
             )
         else:
             options = SaveOptions(storage, chunk_bytes, step, annotations=annotations)
@@ -161,7 +167,7 @@ class CheckpointManager:
                 path, state, options, group=self._group, layouts=layouts, compressor=compressor
             )
             saved = AsyncSave.ended(path, AsyncReport(report.digest, report.nbytes, 0, 0.0, 0.0, 0.0, 0.0))
-            decided(self._group, lambda: self._collect_after(step))
+            decided(self._group, lambda: self._committed(step))
         self._warn(self._failed, "could not be removed, or keeps others from being removed")
         return saved
 
@@ -170,11 +176,29 @@ class CheckpointManager:
             self._saver = AsyncSaver(group=self._group, arena_bytes=self._arena_bytes, overlap=self._overlap)
         return self._saver
 
-    def _collect_after(self, step: int) -> bytes:
-        """On the first rank, when a step is committed; what fails is told later, and tried again next time."""
+    def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float | None]:
+        """Metrics as checkpoints keep them; null for what is not finite."""
+        wanted = self.retention.metric
+        if metrics and wanted is not None and wanted not in metrics:
+            message = f"keep_best goes by {wanted!r}, which is not among the metrics: {', '.join(map(repr, metrics))}"
+            raise error("UCP-E-MISMATCH", message, at="metrics")
+        numbers: dict[str, float | None] = {}
+        for name, value in metrics.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise error("UCP-E-MISMATCH", f"a metric is a number, not {value!r}", at=name) from None
+            numbers[name] = number if math.isfinite(number) else None
+        return numbers
+
+    def _committed(self, step: int) -> bytes:
+        """When a step is committed, the first rank collects; what fails is told later, and tried again next time."""
         if self._first:
             try:
-                self._failed.update(self._collected(step).failed)
+                collected = self._collected(step)
+                self._failed.update(collected.failed)
+                if collected.unjudged is not None:
+                    self._failed["keep_best"] = collected.unjudged
             except Exception as problem:
                 self._failed[self.run.url] = problem
         return b""
@@ -232,39 +256,48 @@ class CheckpointManager:
         self, state: dict[str, Any], step: int | None, check: Level | None, options: Mapping[str, Any]
     ) -> int | None:
         self.wait()
-        candidates = self.steps()[::-1] if step is None else [step]
+        steps = self.steps()
+        candidates = steps[::-1] if step is None else [step]
         passed: dict[int, UcpError] = {}
         for candidate in candidates:
-            fault = self._fault(candidate, check) or self._load(candidate, state, options)
+            path = self._agreed_path(candidate)
+            fault = self._fault(path, check) or self._load(path, state, options)
             if fault is None:
                 self.damaged.update(passed)
                 said = {f"step {one}": problem for one, problem in passed.items()}
                 self._warn(said, f"is damaged and was passed over; resumed from step {candidate}")
+                self._own.add(candidate)
+                if step is not None:
+                    # Whoever goes back to an earlier step comes to the later ones anew.
+                    self._own.update(one for one in steps if one > step)
                 return candidate
             passed[candidate] = fault
         for fault in passed.values():
             raise fault
         return None
 
-    def _fault(self, step: int, level: Level | None) -> UcpError | None:
+    def _agreed_path(self, step: int) -> str:
+        return decided(self._group, lambda: self.run.path(step).encode()).decode()
+
+    def _fault(self, path: str, level: Level | None) -> UcpError | None:
         """What the first rank finds wrong with a checkpoint before it is read."""
 
         def look() -> bytes:
-            fault = first_fault(self.path(step))
+            fault = first_fault(path)
             found = None if fault is None else fault.problem()
             if found is None and level is not None:
-                problems = validate(self.path(step), level)
+                problems = validate(path, level)
                 found = next((one for one in problems if one.severity == "error"), None)
             return json.dumps(None if found is None else [found.code, found.message, found.at]).encode()
 
         found = json.loads(decided(self._group, look))
         return None if found is None else error(found[0], found[1], at=found[2])
 
-    def _load(self, step: int, state: dict[str, Any], options: Mapping[str, Any]) -> UcpError | None:
+    def _load(self, path: str, state: dict[str, Any], options: Mapping[str, Any]) -> UcpError | None:
         """Fill the state; the damage that kept any rank from it, as all ranks agree."""
 
         def fill() -> bytes:
-            load(self.path(step), state, group=self._group, **options)
+            load(path, state, group=self._group, **options)
             return b""
 
         failure = reply_of(fill).failure
@@ -277,7 +310,7 @@ class CheckpointManager:
             return None
         if worst == _DAMAGED and isinstance(failure, UcpError):
             return failure
-        raise failure or error("UCP-E-RANK", "another rank could not load it", at=self.path(step))
+        raise failure or error("UCP-E-RANK", "another rank could not load it", at=path)
 
     def _warn(self, problems: dict[str, Any], what: str) -> None:
         """Tell on the first rank what is not for all to raise; once."""
@@ -328,8 +361,3 @@ class CheckpointManager:
             self._stop.undo()
         if self._saver is not None:
             self._saver.__exit__(kind, value, trace)
-
-
-def _finite(value: float) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.manager.run_directory import RunDirectory, step_name
+from ucpformat.manager.run_directory import RunDirectory, step_name, step_of
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
@@ -27,11 +27,15 @@ DEBRIS_AGE: Final = 86400.0
 
 @dataclass(slots=True)
 class Collected:
-    """What came of a collection: steps that are kept, names that were removed, and by name what could not be."""
+    """What came of a collection: steps that are kept, names that were removed, and by name what could not be.
+
+    ``unjudged`` says why nobody knows which checkpoint is best, where that kept all.
+    """
 
     kept: list[int] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     failed: dict[str, UcpError] = field(default_factory=dict)
+    unjudged: UcpError | None = None
 
 
 def first_fault(url: str) -> UcpError | None:
@@ -91,7 +95,7 @@ def collect(
     metrics: dict[int, Mapping[str, float]] | None = None,
     dry: bool = False,
 ) -> Collected:
-    """Remove what ``retention`` gives up, and debris that is older than ``debris_age`` seconds.
+    """Remove what ``retention`` gives up, what was replaced, and debris that is older than ``debris_age`` seconds.
 
     ``protected`` steps are kept, whatever it says; ``damaged`` ones stay and do not count. ``metrics`` keeps what was
     read, from call to call. Before a good checkpoint goes, the one that it makes place for, the last of those protected
@@ -101,6 +105,7 @@ def collect(
     found = Collected()
     steps = [step for step in run.steps() if step not in damaged]
     known = {} if metrics is None else metrics
+    unknown: set[int] = set()
     if retention.metric is not None:
         for step in steps:
             if step not in known:
@@ -108,7 +113,20 @@ def collect(
                     known[step] = run.metrics(step)
                 except UcpError as problem:
                     found.failed[step_name(step)] = problem
-    kept = retention.kept(steps, known) | set(protected).intersection(steps)
+                    unknown.add(step)
+        if retention.is_unjudged(steps, known):
+            found.unjudged = _unknown_metric(retention.metric, known)
+    replaced = run.replaced()
+    for name, by in replaced.items():
+        if step_of(name) not in damaged:
+            fault = first_fault(run.place.child(by))
+            if fault is None:
+                _remove(run, name, found, dry=dry)
+            else:
+                found.failed[by] = fault
+    # What was replaced would count again, were only the checkpoint removed that has replaced it.
+    unknown.update(step for step in steps if {*run.names(step)} & replaced.keys() - {*found.removed})
+    kept = retention.kept(steps, known) | set(protected).intersection(steps) | unknown.intersection(steps)
     if kept != set(steps):
         newest = max(set(protected).intersection(steps), default=steps[-1])
         fault = first_fault(run.path(newest))
@@ -119,11 +137,18 @@ def collect(
     for step in steps:
         if step not in kept:
             known.pop(step, None)
-            _remove(run, step_name(step), found, dry=dry)
-    for name in [*map(step_name, run.uncommitted()), *run.aside()]:
+            _remove(run, run.name(step) or step_name(step), found, dry=dry)
+    for name in [*run.without_root(), *run.aside()]:
         if _is_debris(run, name, debris_age, found):
             _remove(run, name, found, dry=dry)
     return found
+
+
+def _unknown_metric(metric: str, known: Mapping[int, Mapping[str, float]]) -> UcpError:
+    others = sorted({name for metrics in known.values() for name in metrics})
+    what = f"they have {', '.join(map(repr, others))}" if others else "they have no metrics"
+    message = f"no checkpoint has a finite metric {metric!r} ({what}), so that all are kept"
+    return error("UCP-E-MISMATCH", message, at="metric")
 
 
 def _is_debris(run: RunDirectory, name: str, debris_age: float, found: Collected) -> bool:

@@ -18,10 +18,12 @@ class Retention:
 
     ``last`` newest ones; those whose step is a multiple of ``every``; the ``best`` ones, of which ``metric`` is the
     least (``mode`` ``"min"``) or the greatest (``"max"``), the later one where two are equal. What has no such metric,
-    or one that is not a finite number, is never among the best. The newest one is always kept.
+    or one that is not a finite number, is not among the best where others have it; where none has it, nobody knows
+    which is best, and all are kept. The newest one is always kept.
 
     Raises:
-        UcpError: ``UCP-E-LIMIT`` for numbers below one, ``UCP-E-MISMATCH`` for ``best`` without ``metric``.
+        UcpError: ``UCP-E-LIMIT`` for numbers below one, ``UCP-E-MISMATCH`` for ``best`` without ``metric``, and for
+            ``metric`` or ``mode`` without ``best``.
     """
 
     last: int | None = None
@@ -40,23 +42,42 @@ class Retention:
             raise error("UCP-E-MISMATCH", "`best` and `metric` go together: how many, by what", at="metric")
         if self.mode not in ("min", "max"):
             raise error("UCP-E-MISMATCH", f"the mode is min or max, not {self.mode!r}", at="mode")
+        if self.mode != "min" and self.best is None:
+            raise error(
+                "UCP-E-MISMATCH", "`mode` says what is best by a metric: give `best` as well", at="mode"
+            )
 
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is ever removed."""
         return self.last is None and self.every is None and self.best is None
 
+    def ranked(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """The steps that have a finite metric, the best one first."""
+        if self.metric is None:
+            return []
+        values = {step: metrics.get(step, {}).get(self.metric, math.nan) for step in steps}
+        sign = 1 if self.mode == "min" else -1
+        return [-step for _, step in sorted((sign * v, -s) for s, v in values.items() if math.isfinite(v))]
+
     def kept(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
         """The steps that are kept, of all that are committed."""
         ordered = sorted(steps)
-        if self.keeps_all:
+        if self.keeps_all or self.is_unjudged(ordered, metrics):
             return set(ordered)
+        return self._by_number(ordered) | set(self.ranked(ordered, metrics)[: self.best or 0])
+
+    def is_unjudged(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> bool:
+        """Whether steps are kept only because none has the metric."""
+        ordered = sorted(steps)
+        return (
+            self.best is not None
+            and not self.ranked(ordered, metrics)
+            and self._by_number(ordered) != set(ordered)
+        )
+
+    def _by_number(self, ordered: list[int]) -> set[int]:
         kept = set(ordered[-(self.last or 1) :])
         if self.every is not None:
             kept.update(step for step in ordered if step % self.every == 0)
-        if self.best is not None and self.metric is not None:
-            values = {step: metrics.get(step, {}).get(self.metric, math.nan) for step in ordered}
-            sign = 1 if self.mode == "min" else -1
-            ranked = sorted((sign * value, -step) for step, value in values.items() if math.isfinite(value))
-            kept.update(-step for _, step in ranked[: self.best])
         return kept

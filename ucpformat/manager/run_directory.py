@@ -1,6 +1,8 @@
 """A directory of checkpoints, local or behind a URL: a listing of it is the truth, there is no pointer beside it.
 
-The checkpoint of step N is ``step-N.ucp``, committed when it has a root document. What has another name is not ours.
+The checkpoint of step N is ``step-N.ucp``, committed when it has a root document. One that replaces it is written
+beside it, as ``step-N.r1.ucp`` and so on: of those that are committed the last counts, so that there is one at any
+time, in every store. What has another name is not ours.
 """
 
 from __future__ import annotations
@@ -32,25 +34,31 @@ __all__ = [
 METRICS: Final = "org.ucpformat.metrics"
 """The annotation of a root document that has its metrics: numbers by name, null for what is not finite."""
 
-_STEP: Final = re.compile(r"step-(0|[1-9][0-9]*)\.ucp")
-_DEBRIS: Final = re.compile(r"step-(0|[1-9][0-9]*)\.ucp\.debris-[0-9a-f]{8}")
+_STEP: Final = re.compile(r"step-(0|[1-9][0-9]*)(?:\.r([1-9][0-9]*))?\.ucp")
+_DEBRIS: Final = re.compile(rf"(?:{_STEP.pattern})\.debris-[0-9a-f]{{8}}")
 
 
-def step_name(step: int) -> str:
-    """Name of the checkpoint of a step.
+def step_name(step: int, revision: int = 0) -> str:
+    """Name of the checkpoint of a step, or of the ``revision``-th that has replaced it.
 
     Raises:
         UcpError: ``UCP-E-NAME`` for a negative step.
     """
     if step < 0:
         raise error("UCP-E-NAME", "steps count from 0", at=str(step))
-    return f"step-{step}.ucp"
+    return f"step-{step}.r{revision}.ucp" if revision else f"step-{step}.ucp"
 
 
 def step_of(name: str) -> int | None:
     """The step whose checkpoint has this name."""
     found = _STEP.fullmatch(name)
     return None if found is None else int(found[1])
+
+
+def revision_of(name: str) -> int:
+    """How often the checkpoint of this name was replaced before it; 0 for a name of something else."""
+    found = _STEP.fullmatch(name)
+    return 0 if found is None else int(found[2] or 0)
 
 
 def is_aside(name: str) -> bool:
@@ -105,31 +113,69 @@ class RunDirectory:
         return self.place.url
 
     def path(self, step: int) -> str:
-        """URL of the checkpoint of a step, whether there is one or not."""
-        return self.place.child(step_name(step))
+        """URL of the checkpoint of a step; where there is none, that of the first one that will be."""
+        return self.place.child(self.name(step) or step_name(step))
+
+    def vacant(self, step: int) -> str:
+        """URL for the next checkpoint of a step: beside the committed one, where there is one."""
+        names = self.names(step)
+        last = names[-1] if names else step_name(step)
+        if self._has_root(last):
+            last = step_name(step, revision_of(last) + 1)
+        return self.place.child(last)
+
+    def name(self, step: int) -> str | None:
+        """Name of the committed checkpoint of a step, or None."""
+        return next(filter(self._has_root, reversed(self.names(step))), None)
+
+    def names(self, step: int) -> list[str]:
+        """Names of all that there is of a step, in the order of revisions, committed or not."""
+        return self._named().get(step, [])
 
     def steps(self) -> list[int]:
         """Committed steps, ascending."""
-        return [step for step in self._named() if self.is_committed(step)]
+        return [step for step, names in self._named().items() if any(map(self._has_root, names))]
 
     def latest(self) -> int | None:
         """The greatest committed step."""
-        return next((step for step in reversed(self._named()) if self.is_committed(step)), None)
+        named = self._named()
+        return next((step for step in reversed(named) if any(map(self._has_root, named[step]))), None)
 
     def uncommitted(self) -> list[int]:
         """Steps that have a place and no root document: being written, or debris."""
-        return [step for step in self._named() if not self.is_committed(step)]
+        return [step for step, names in self._named().items() if not any(map(self._has_root, names))]
+
+    def without_root(self) -> list[str]:
+        """Names of what has no root document: being written, or debris."""
+        return [name for names in self._named().values() for name in names if not self._has_root(name)]
+
+    def replaced(self) -> dict[str, str]:
+        """Names of committed checkpoints, each with that of the committed one that has replaced it."""
+        found: dict[str, str] = {}
+        for names in self._named().values():
+            committed = [name for name in names if len(names) > 1 and self._has_root(name)]
+            for name in committed[:-1]:
+                found[name] = committed[-1]
+        return found
 
     def aside(self) -> list[str]:
         """Names of what was moved out of the way and is not removed yet."""
         return sorted(name for name in self.place.names() if is_aside(name))
 
-    def _named(self) -> list[int]:
-        return sorted(step for name in self.place.names() if (step := step_of(name)) is not None)
+    def _named(self) -> dict[int, list[str]]:
+        """Names of checkpoints by step, ascending, and for each in the order of revisions."""
+        found: dict[int, list[str]] = {}
+        for name in sorted(self.place.names(), key=revision_of):
+            if (step := step_of(name)) is not None:
+                found.setdefault(step, []).append(name)
+        return dict(sorted(found.items()))
 
     def is_committed(self, step: int) -> bool:
         """Whether the step has a root document."""
-        store = open_store(self.path(step))
+        return self.name(step) is not None
+
+    def _has_root(self, name: str) -> bool:
+        store = open_store(self.place.child(name))
         try:
             return store.size(ROOT_KEY) is not None
         except UcpError as problem:
@@ -147,10 +193,6 @@ class RunDirectory:
         """
         with open_checkpoint(self.path(step)) as checkpoint:
             return metrics_of(checkpoint.root.envelope.annotations)
-
-    def remove(self, step: int) -> None:
-        """Remove the checkpoint of a step, the root document first."""
-        self.place.remove(step_name(step))
 
 
 def metrics_of(annotations: Mapping[str, object]) -> dict[str, float]:
