@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from tests.builders import State, Tensor, read_everything, save
 from ucpformat.errors import UcpError
-from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, SlotPlace, StoredChunk
+from ucpformat.storage.chunk_writer import ChunkPiece, SlotPlace, StoredChunk
+from ucpformat.storage.packed_chunks import PackedChunkWriter
 from ucpformat.storage.remote import RemoteStore
 from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.slot_form import slot_form

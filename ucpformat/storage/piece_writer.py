@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
-from ucpformat.storage.chunk_writer import ChunkWriter, PackedChunkWriter, PlainChunkWriter
+from ucpformat.storage.chunk_writer import ChunkWriter, PlainChunkWriter
 from ucpformat.storage.ledger import Ledger
+from ucpformat.storage.packed_chunks import PackedChunkWriter
 from ucpformat.storage.slot_writer import SlotBox, SlotWriter
 
 if TYPE_CHECKING:

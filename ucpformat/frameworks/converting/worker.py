@@ -23,7 +23,8 @@ from ucpformat.frameworks.converting.kept import Kept
 from ucpformat.frameworks.converting.memory import MemoryBudget, needed_for
 from ucpformat.frameworks.converting.order import job_digest, require_same
 from ucpformat.model.packs import Pack
-from ucpformat.storage.chunk_writer import ChunkPiece, PackedChunkWriter, PlainChunkWriter
+from ucpformat.storage.chunk_writer import ChunkPiece, PlainChunkWriter
+from ucpformat.storage.packed_chunks import PackedChunkWriter
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.slot_writer import raw_bytes
 from ucpformat.storage.store import open_store
