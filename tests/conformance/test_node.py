@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ucp_conformance import generated as search
 from ucp_conformance.connection import Connection
 from ucp_conformance.generated import run_pair
 from ucp_conformance.results import BAD, Result
 
+import ucpformat as ucp
 from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, ROOT
+from tests.documentation.markdown import run_by
 
 NODE = CONFORMANCE / "drivers" / "node"
 
@@ -40,6 +43,16 @@ def test_its_own_tests_pass() -> None:
         ["node", "--test", NODE / "test"], capture_output=True, text=True, check=False, cwd=NODE
     )
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
+    (block,) = run_by("tests/conformance/test_node.py", "conformance/drivers/node/README.md")
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "ucp-node").symlink_to(NODE)
+    (tmp_path / "program.mjs").write_text(block.text)
+    ucp.save(tmp_path / "step-1000.ucp", {"tok_embeddings.weight": np.ones((3, 2), np.float32)})
+    done = subprocess.run(["node", "program.mjs"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "float32 [ 3, 2 ] 24\n"), done.stderr
 
 
 def test_its_schemas_are_the_published_ones() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import Result, apply_expected, badge, classes, read_expected
 
 from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, TEMPLATE, mutant, ucp_conformance
+from tests.documentation.markdown import run_by
 
 # One worker for the tests of one run, so that it is made once.
 of_the_reference = pytest.mark.xdist_group("conformance-reference")
@@ -94,8 +94,9 @@ def test_the_template_fails_nothing_in_a_whole_run(tmp_path: Path) -> None:
 def test_the_commands_of_the_first_page_run_as_they_stand(tmp_path: Path) -> None:
     """From a folder with a copy of the template, which nothing on the page fails."""
     shutil.copy(CONFORMANCE / "drivers" / "template" / "driver.py", tmp_path)
-    text = (CONFORMANCE / "GETTING_STARTED.md").read_text(encoding="utf-8")
-    commands = re.findall(r'^ucp-conformance (run --driver "mine=python driver.py".*)$', text, re.MULTILINE)
+    blocks = run_by("tests/conformance/test_runs.py", "conformance/GETTING_STARTED.md")
+    lines = [line for block in blocks for line in block.text.splitlines()]
+    commands = [line.removeprefix("ucp-conformance ") for line in lines if not line.startswith("cp ")]
     assert len(commands) >= 5
     for command in commands:
         words = [word.replace("=python ", f"={sys.executable} ") for word in shlex.split(command)]
@@ -103,6 +104,13 @@ def test_the_commands_of_the_first_page_run_as_they_stand(tmp_path: Path) -> Non
         done = ucp_conformance(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
     assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_the_list_of_expected_failures_is_read(tmp_path: Path) -> None:
+    (block,) = run_by("tests/conformance/test_runs.py", "conformance/CLASSES.md")
+    (tmp_path / "known.toml").write_text(block.text)
+    (entry,) = read_expected(tmp_path / "known.toml")
+    assert entry["driver"] == "mine"
 
 
 def test_a_part_of_the_suite_earns_nothing(tmp_path: Path) -> None:

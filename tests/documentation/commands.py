@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Sequence
@@ -27,6 +28,14 @@ def check_command(words: Sequence[str]) -> None:
         case [pip, "install", *needs] if pip.endswith("pip"):
             for need in needs:
                 check_requirement(need)
+        case ["python", "-m", "venv", _]:
+            pass
+        case ["python", "-c", program]:
+            imports = [node for node in ast.parse(program).body if isinstance(node, ast.ImportFrom)]
+            for node in imports:
+                assert node.module is not None
+                module = import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names)
         case [program, *arguments] if program in PROGRAMS:
             parse(program, arguments)
         case [python, "-m", module, *arguments] if python.endswith("python"):
@@ -73,9 +82,12 @@ def makefile_targets() -> set[str]:
 
 
 def check_requirement(need: str) -> None:
-    """Fail unless the extras that are asked for exist, and the files."""
+    """Fail unless what pip is asked for is in a clone of the repository: nothing is released."""
+    if need in {"-r", "-e"}:
+        return
+    place, _, extras = need.rstrip("]").partition("[")
+    if not (place == "." or "/" in place) or not (ROOT / place).exists():
+        raise NoSuchCommandError(f"{need} is not in a clone")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    if extras := re.fullmatch(r"[\w.]+\[(.*)\]", need):
-        missing = set(extras[1].split(",")) - project["optional-dependencies"].keys()
-        if missing:
-            raise NoSuchCommandError(f"there is no extra {', '.join(sorted(missing))}")
+    if missing := {*filter(None, extras.split(","))} - project["optional-dependencies"].keys():
+        raise NoSuchCommandError(f"there is no extra {', '.join(sorted(missing))}")

@@ -13,12 +13,13 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
+_EVERY = "every block: "
 _COMMENT = re.compile(r"\s*<!-- *(.*?) *-->\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code, and the HTML comment directly before it, which readers do not see."""
+    """A fenced block, and its note: the HTML comment directly before it, or one that is for every block of a page."""
 
     page: str
     line: int
@@ -77,14 +78,17 @@ def page(name: str) -> Page:
     blocks, spans, links, prose, anchors = [], [], [], [], []
     before: Token | None = None
     heading = False
+    general = said = ""
     for line, token in _flat(tokens):
         match token.type:
             case "fence":
-                comment = (
-                    _COMMENT.fullmatch(before.content) if before and before.type == "html_block" else None
-                )
-                note = " ".join(comment[1].split()) if comment else ""
-                blocks.append(Block(name, line, token.info.strip(), token.content, note))
+                note = said if before is not None and before.type == "html_block" else ""
+                blocks.append(Block(name, line, token.info.strip(), token.content, note or general))
+            case "html_block":
+                comment = _COMMENT.fullmatch(token.content)
+                said = " ".join(comment[1].split()) if comment else ""
+                if said.startswith(_EVERY):
+                    general, said = said.removeprefix(_EVERY), ""
             case "code_inline":
                 spans.append((line, token.content))
             case "link_open" | "image":
@@ -109,3 +113,8 @@ def pages() -> tuple[Page, ...]:
     globs = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/*.md", "conformance/**/*.md")
     found = {path.relative_to(ROOT).as_posix() for glob in globs for path in ROOT.glob(glob)}
     return tuple(page(name) for name in sorted(found))
+
+
+def run_by(place: str, name: str) -> list[Block]:
+    """The blocks of the page ``name`` that the test file ``place`` runs, as their notes say."""
+    return [block for block in page(name).blocks if block.note == f"run by {place}"]

@@ -14,6 +14,7 @@ An HTML comment directly before a block, which readers do not see, says where it
 * ``<!-- not run: REASON -->``
 * ``<!-- commands checked: REASON -->``: programs, subcommands and options exist, but are not run.
 * ``<!-- run by PATH -->``: another test runs the block.
+* ``<!-- every block: ... -->``: one of these for all that follows.
 """
 
 from __future__ import annotations

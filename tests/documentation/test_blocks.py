@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections import Counter
 from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 
-from tests.documentation.markdown import ROOT, Page, pages
+from tests.documentation.commands import NoSuchCommandError, check_command
+from tests.documentation.markdown import ROOT, Block, Page, pages
 from tests.documentation.rooms import ROOMS
-from tests.documentation.running import Reader, rewrite
+from tests.documentation.running import Reader, commands_of, rewrite
 
 PENDING = {
-    "benchmarks/README.md",
-    "conformance/CLASSES.md",
-    "conformance/GETTING_STARTED.md",
-    "conformance/drivers/node/README.md",
     "docs/compression.md",
     "docs/convert.md",
     "docs/frameworks/deepspeed.md",
@@ -30,7 +29,6 @@ PENDING = {
     "docs/guides/torchtitan.md",
     "docs/guides/trainer.md",
     "docs/plugins.md",
-    "docs/scale.md",
     "docs/torch.md",
 }
 
@@ -63,3 +61,54 @@ def test_the_blocks_of_a_page(page: Page, tmp_path: Path, monkeypatch: pytest.Mo
         for block, text in wrong
         for line in unified_diff(block.text.splitlines(), text.splitlines(), str(block), "now", lineterm="")
     )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for page in pages() for block in page.blocks if block.note.startswith("commands checked: ")],
+    ids=str,
+)
+def test_commands_that_are_not_run_exist(block: Block) -> None:
+    commands = [part for line in commands_of(block.text) for part in line.split(" && ")]
+    assert commands
+    for command in commands:
+        check_command(shlex.split(command, comments=True))
+
+
+def test_blocks_that_others_run_are_named_there() -> None:
+    for page in pages():
+        for block in page.blocks:
+            if block.note.startswith("run by "):
+                place = ROOT / block.note.removeprefix("run by ")
+                assert place.exists(), f"{block}: there is no {place}"
+                assert page.name in place.read_text(encoding="utf-8"), f"{block} is not run by {place}"
+
+
+NOT_RUN = {
+    "conformance/GETTING_STARTED.md": 1,
+}
+"""How many blocks of a page nothing runs; why is said beside each."""
+
+
+def test_few_blocks_are_not_run() -> None:
+    left = Counter(
+        block.page for page in pages() for block in page.blocks if block.note.startswith("not run: ")
+    )
+    assert left == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("make nothing", "no nothing"),
+        ("ucp convert a b --nothing", "No such option"),
+        ("ucp nothing", "No such command"),
+        ("python -m benchmarks save-load --only nobody", "nobody"),
+        ("pip install ucpformat", "clone"),
+        ("pip install '.[nothing]'", "no extra nothing"),
+        ("rm -r x", "nobody can check"),
+    ],
+)
+def test_commands_that_do_not_exist_are_found(command: str, problem: str) -> None:
+    with pytest.raises(NoSuchCommandError, match=problem):
+        check_command(shlex.split(command))
