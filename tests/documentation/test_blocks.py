@@ -16,19 +16,12 @@ from tests.documentation.rooms import ROOMS
 from tests.documentation.running import Reader, commands_of, rewrite
 
 PENDING = {
-    "docs/compression.md",
-    "docs/convert.md",
-    "docs/frameworks/deepspeed.md",
-    "docs/frameworks/orbax.md",
-    "docs/frameworks/safetensors.md",
-    "docs/frameworks/torch_save.md",
     "docs/guides/accelerate.md",
     "docs/guides/deepspeed.md",
     "docs/guides/lightning.md",
     "docs/guides/pytorch.md",
     "docs/guides/torchtitan.md",
     "docs/guides/trainer.md",
-    "docs/plugins.md",
     "docs/torch.md",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,18 +13,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ucpformat
+from tests.documentation.markdown import page
+from tests.documentation.running import commands_of
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.foreign import ForeignKind
 from ucpformat.frameworks.kinds.registry import BUILT_IN, GROUP, Registered, Registry, registry
 
 ROOT = Path(__file__).resolve().parents[3]
-GUIDE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    return [block.text for block in page("docs/plugins.md").blocks if block.language == language]
 
 
 def install(site: Path, name: str, entry_points: dict[str, str], modules: dict[str, str]) -> None:
@@ -46,10 +48,11 @@ def site(tmp_path: Path) -> Path:
     return site
 
 
-def ucp(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def ucp(site: Path, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     paths = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT)]
     return subprocess.run(
         [sys.executable, "-m", "ucpformat", *map(str, arguments)],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -59,7 +62,7 @@ def ucp(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_example_of_the_guide(site: Path, tmp_path: Path) -> None:
-    source = tmp_path / "arrays"
+    source = tmp_path / "weights"
     source.mkdir()
     w = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.save(source / "w.npy", w)
@@ -69,9 +72,14 @@ def test_the_example_of_the_guide(site: Path, tmp_path: Path) -> None:
     assert "arrays (reads, writes) [ucp-arrays]: a directory of numpy arrays" in listed.stdout
     assert "    prefix, where read: what names begin with" in listed.stdout
 
-    made = ucp(site, "convert", source, tmp_path / "c", "--set", "prefix=model.")
-    assert made.returncode == 0, made.stderr
-    with ucpformat.open(tmp_path / "c") as checkpoint:
+    model = torch.nn.Linear(3, 2, bias=False)
+    state = {"model": model, "optim": torch.optim.AdamW(model.parameters()), "epoch": 3}
+    ucpformat.save(tmp_path / "step-1000.ucp", state)
+    for command in commands_of(blocks("sh")[0]):
+        made = ucp(site, *shlex.split(command)[1:], cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    assert np.array_equal(np.load(tmp_path / "arrays" / "weight.npy"), model.weight.detach().numpy())
+    with ucpformat.open(tmp_path / "weights.ucp") as checkpoint:
         assert np.array_equal(checkpoint["model.w"]["value"][:], w)
         assert checkpoint.root.progress is not None
         assert checkpoint.root.progress.step == 7

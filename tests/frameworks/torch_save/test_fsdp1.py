@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import ucpformat
+from tests.documentation.markdown import run_by
+from tests.documentation.running import Reader
 from tests.frameworks.jobs import whole
 from tests.processes import launch
 from ucpformat.errors import UcpError
@@ -50,6 +52,15 @@ def test_shards_are_joined(made: Path) -> None:
     groups = job.state.optimizers["optimizer"].groups
     assert [list(group.atoms) for group in groups] == [group["params"] for group in wanted["groups"]]
     assert {f"random_states_{rank}.step" for rank in range(RANKS)} <= job.state.values.keys()
+
+
+def test_the_commands_of_the_page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").symlink_to(made / "state")
+    (tmp_path / "ranks").symlink_to(made / "one")
+    (block,) = run_by("tests/frameworks/torch_save/test_fsdp1.py", "docs/frameworks/torch_save.md")
+    Reader(tmp_path).run(block)
+    assert {path.name for path in tmp_path.iterdir()} == {"state", "ranks", "state.ucp", "ranks.ucp"}
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
