@@ -37,6 +37,11 @@ class Block:
         """The words after the language: ``name=value``, or a name with nothing."""
         return {name: value for name, _, value in (word.partition("=") for word in self.info.split()[1:])}
 
+    @property
+    def is_run(self) -> bool:
+        """Whether it is typed with the rest of its page, and its note names no other fate."""
+        return not self.note.startswith(("not run: ", "run by ", "commands checked: "))
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 

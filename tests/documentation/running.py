@@ -159,9 +159,10 @@ def _same(expected: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(expected, printed, _FLAGS)
 
 
-def rewrite(name: str, replaced: Iterable[tuple[Block, str]]) -> None:
-    """Put other texts into blocks of the page ``name``."""
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
+def rewrite(replaced: Iterable[tuple[Block, str]]) -> None:
+    """Put other texts into blocks of pages."""
     for block, text in sorted(replaced, key=lambda pair: -pair[0].line):
+        path = ROOT / block.page
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         lines[block.line : block.line + block.text.count("\n")] = text.splitlines(keepends=True)
-    (ROOT / name).write_text("".join(lines), encoding="utf-8")
+        path.write_text("".join(lines), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections import Counter
@@ -11,10 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.documentation.commands import NoSuchCommandError, check_command
-from tests.documentation.markdown import ROOT, Block, Page, pages
+from tests.documentation.markdown import ROOT, Block, Page, page, pages
 from tests.documentation.rooms import ROOMS
 from tests.documentation.running import Reader, commands_of, rewrite
+from tests.processes import launch
 
+ON_RANKS = ["docs/torch.md"]
+"""Pages whose blocks every rank of a job types."""
+RANKS = 2
+TYPED = [page for page in pages() if any(block.is_run for block in page.blocks)]
 PENDING = {
     "docs/guides/accelerate.md",
     "docs/guides/deepspeed.md",
@@ -22,32 +28,34 @@ PENDING = {
     "docs/guides/pytorch.md",
     "docs/guides/torchtitan.md",
     "docs/guides/trainer.md",
-    "docs/torch.md",
 }
 
 
-def here(note: str) -> bool:
-    """Whether `test_the_blocks_of_a_page` runs a block with that note."""
-    return not note.startswith(("not run: ", "run by ", "commands checked: "))
-
-
 @pytest.mark.parametrize(
-    "page",
-    [page for page in pages() if page.name not in PENDING and any(here(block.note) for block in page.blocks)],
-    ids=lambda page: page.name,
+    "page", [page for page in TYPED if page.name not in PENDING | {*ON_RANKS}], ids=lambda page: page.name
 )
 def test_the_blocks_of_a_page(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``UCP_REWRITE_DOCS=1`` puts into console blocks and shown outputs what is printed now."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("docs", "examples"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
     reader = Reader(tmp_path)
     if page.name in ROOMS:
         ROOMS[page.name](tmp_path, reader.namespace)
-    told = [(block, reader.run(block)) for block in page.blocks if here(block.note)]
-    wrong = [(block, text) for block, text in told if text != block.text]
+    told = [(block, reader.run(block)) for block in page.blocks if block.is_run]
+    judge([(block, text) for block, text in told if text != block.text])
+
+
+@pytest.mark.distributed
+def test_the_blocks_of_pages_on_two_ranks(tmp_path: Path) -> None:
+    launch("tests.documentation.rank_worker", [str(tmp_path), *ON_RANKS], RANKS)
+    found = json.loads((tmp_path / "wrong.json").read_text(encoding="utf-8"))
+    blocks = {(block.page, block.line): block for name in ON_RANKS for block in page(name).blocks}
+    judge([(blocks[name, line], text) for name, line, text in found])
+
+
+def judge(wrong: list[tuple[Block, str]]) -> None:
+    """Fail where blocks print something else than they show, or have them show that."""
     if os.environ.get("UCP_REWRITE_DOCS"):
-        rewrite(page.name, wrong)
+        rewrite(wrong)
         return
     assert not wrong, "\n".join(
         line
