@@ -1,8 +1,9 @@
 """A sweep over a checkpoint that a framework wrote: whatever happens to one of its files, nothing is lost in silence.
 
-Every file is removed, truncated, and exchanged with its counterpart of another rank, one harm at a time, and what is
-left is read as ``ucp convert`` reads it: its kind is detected, its importer plans, every element is read. What comes of
-a harm is one of `OUTCOMES`; a test asks `Sweep.check` that none is silent, unnamed or a crash.
+Every file is removed, truncated, and exchanged with its counterpart of another rank; all files of one rank are removed,
+and those of all ranks but the first; one harm at a time. What is left is read as ``ucp convert`` reads it: its kind is
+detected, its importer plans, every element is read. What comes of a harm is one of `OUTCOMES`; a test asks
+`Sweep.check` that none is silent, unnamed or a crash.
 
 A file that is neither opened nor named in the report of the whole checkpoint counts as lost in silence already.
 """
@@ -235,6 +236,25 @@ def _harms(
             first, second = (source / one).read_bytes(), (source / other).read_bytes()
             if first != second:
                 yield "exchange", {one: second, other: first}
+    for victims in _of_ranks(files):
+        yield "remove all of", dict.fromkeys(victims)
+
+
+def _of_ranks(files: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The files of each rank (layer, expert, ...) by a number in their names, and those of all but the first."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name in files:
+        for kind, number in re.findall(r"((?:[A-Za-z]+_)?[A-Za-z]+)[_-]?(\d+)", name):
+            kinds.setdefault(kind, {}).setdefault(number, []).append(name)
+    done: set[tuple[str, ...]] = set()
+    for held in kinds.values():
+        groups = list(held.values())
+        if len(groups) > 1:
+            groups.append([name for name in files if any(name in group for group in groups[1:])])
+        for group in groups:
+            if 1 < len(group) < len(files) and tuple(group) not in done:
+                done.add(tuple(group))
+                yield group
 
 
 def _harmed(source: Path, copy: Path, contents: Contents) -> None:

@@ -18,6 +18,7 @@ from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.kinds.registry import registry
+from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -164,7 +165,7 @@ def test_deepspeed_refuses_what_its_files_cannot_hold(tmp_path: Path) -> None:
             whole,
             atoms=[*whole.atoms, AtomSpec("lonely", {"exp_avg": slot})],
             sources=[*whole.sources, SlotSource("lonely", "exp_avg", lambda box, out: out.fill(0))],
-            blobs={"code": ("text/plain", b"x")},
+            blobs={"code": (PICKLE, b"x")},
         )
         run_job(more, tmp_path / "b.ucp")
     for kind in ("deepspeed", "ds-universal"):

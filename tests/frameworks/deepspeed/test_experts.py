@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ucpformat
-from tests.frameworks.deepspeed.made import make_checkpoint
+from tests.frameworks.deepspeed.made import make_checkpoint, saved_as
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], t
 def test_the_file_of_another_expert_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path)
     name = "layer_0_expert_{}_mp_rank_00_model_states.pt"
-    (source / name.format(1)).write_bytes((source / name.format(3)).read_bytes())
+    saved_as(source / name.format(3), source / name.format(1))
     with pytest.raises(UcpError, match="not of this expert") as refusal:
         read(source, tmp_path / "out.ucp")
     assert refusal.value.at == name.format(1)

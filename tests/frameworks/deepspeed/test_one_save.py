@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.frameworks.deepspeed.made import make_checkpoint
+from tests.frameworks.deepspeed.made import make_checkpoint, saved_as
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
@@ -47,7 +47,7 @@ def removed(tag: Path) -> None:
 
 def one_more(tag: Path) -> None:
     for name in (MODEL, OPTIMIZER):
-        shutil.copy(tag / name.format(1), tag / name.format(2))
+        saved_as(tag / name.format(1), tag / name.format(2))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def one_more(tag: Path) -> None:
         (changed(MODEL.format(1), lambda tree: tree["param_shapes"][0].popitem()), "other parameters than"),
         (changed(MODEL.format(1), lambda tree: tree["frozen_param_shapes"].clear()), "other parameters than"),
         (removed, "rank_1"),
-        (one_more, "3 ranks have files, and only 2 saved"),
+        (one_more, "dp_world_size says 2 data-parallel ranks, and files of 3 are here"),
     ],
 )
 def test_files_that_are_not_of_one_save(

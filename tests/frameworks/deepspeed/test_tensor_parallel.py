@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ucpformat
-from tests.frameworks.deepspeed.made import make_checkpoint
+from tests.frameworks.deepspeed.made import make_checkpoint, saved_as
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.deepspeed.affine import affine_description
 from ucpformat.frameworks.deepspeed.autotp import split_steps
@@ -49,9 +49,10 @@ def saved(folder: Path, *, same_norm: bool = True, **changes: Any) -> Path:
         )
         for file in (folder / f"{rank}.ds" / "global_step5").iterdir():
             place = out / file.name.replace("mp_rank_00", f"mp_rank_{rank:02d}")
-            shutil.copy(file, place)
+            saved_as(file, place)
             if "model_states" in file.name:
                 tree = torch.load(place, weights_only=True)
+                tree["mp_world_size"] = 2
                 tree["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": 2}
                 tree["universal_checkpoint_info"] = {"affine_map": described()}
                 tree["rank"] = rank
@@ -92,7 +93,7 @@ def test_shards_are_joined(tmp_path: Path) -> None:
             {"universal_checkpoint_info": {"affine_map": {**described(), "params": {"^odd$": {}}}}},
             "no parameter here",
         ),
-        ({"checkpoint_parallel_dimensions": {"pp_degree": 2, "tp_degree": 1}}, "of one stage"),
+        ({"checkpoint_parallel_dimensions": {"pp_degree": 2, "tp_degree": 1}}, "2 pipeline stages"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], text: str) -> None:

@@ -16,7 +16,7 @@ from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.fields import mapping, member, refused, tensors
 from ucpformat.frameworks.deepspeed.sources import EqualSources
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import rank_file
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.torch_dcp.object_tree import spelled
 
@@ -70,12 +70,9 @@ def with_experts(
         for expert in range(count):
             name = files.get((layer, expert))
             if name is None:
-                raise refused(
-                    f"layer_{layer}_expert_{expert}_mp_rank_{position or 0:02d}_model_states.pt is missing; "
-                    "copy the files of all ranks into one directory",
-                    at,
-                )
-            file = TorchFile(directory.files, name)
+                names = " or ".join(_expert_files(directory, layer, expert, position))
+                raise refused(f"{names} is missing; copy the files of all ranks into one directory", at)
+            file = rank_file(directory.files, name)
             for key, stored in tensors(file.tree, "the file", name).items():
                 found = expert_name(key)
                 if found is None or found[1] != expert or key in module:
@@ -87,6 +84,17 @@ def with_experts(
     if extra:
         raise refused(f"the layers have {counts} experts: from two saves", min(extra))
     return replace(model, module=module, homes=homes, buffers=frozenset(buffers))
+
+
+def _expert_files(directory: DeepSpeedDirectory, layer: int, expert: int, position: int | None) -> list[str]:
+    """What the file of an expert may be called: other layers may tell which model-parallel rank has it."""
+    ranks = {rank for _, other, rank in directory.experts if other == expert} or set(
+        range(directory.model_degree)
+    )
+    return [
+        f"layer_{layer}_expert_{expert}_mp_rank_{rank:02d}_model_states.pt"
+        for rank in (sorted(ranks) if position is None else [position])
+    ]
 
 
 def expert_layers(model: ModelStates) -> list[str]:
@@ -173,11 +181,14 @@ def add_unpartitioned_experts(
     files = [directory.expert_optimizer[place] for place in found]
     if not files:
         raise refused(f"expp_rank_0_mp_rank_{position:02d}_optim_states.pt is missing", model.file.name)
-    if [rank for rank, _ in found] != list(range(len(files))):
-        raise refused("the file of an expert-parallel rank before it is missing", files[-1])
+    for rank, name in enumerate(files):
+        if found[rank][0] != rank:
+            raise refused(
+                f"expp_rank_{rank}_mp_rank_{position:02d}_optim_states.pt, before it, is missing", name
+            )
     experts = [name for name in model.module if expert_name(name)]
     for rank, file_name in enumerate(files):
-        file = TorchFile(directory.files, file_name)
+        file = rank_file(directory.files, file_name)
         optimizer = mapping(
             member(mapping(file.tree, "the file", file_name), "optimizer", file_name), "optimizer", file_name
         )
@@ -193,7 +204,8 @@ def add_unpartitioned_experts(
         if sum(len(names) for names, options in listed if options.get("moe")) != len(mine):
             raise refused(
                 f"its optimizer does not have the {len(mine)} parameters of experts that are this rank's of "
-                f"{len(files)}: the file of another expert-parallel rank is missing, or experts are frozen",
+                f"{len(files)}: expp_rank_{len(files)}_mp_rank_{position:02d}_optim_states.pt is missing, or experts "
+                "are frozen",
                 file_name,
             )
         if rank == 0:

@@ -57,6 +57,7 @@ def export_deepspeed(
         for number, stage in enumerate(stages_of(held, chosen.pipeline, chosen.ties, chosen.stage))
         for part in _Stage(held, chosen, stage, max(rank, number), own).files()
     ]
+    parts += outline.companions(chosen.tag)
     files = OutFiles(parts, lambda _: [text_file("latest", chosen.tag)])
     ranks = chosen.world_size if chosen.stage == 3 else 1
     return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(ranks))

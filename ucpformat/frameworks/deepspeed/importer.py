@@ -33,7 +33,7 @@ from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, 
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
 from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import rank_file
 from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings, named_slices, named_stages
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.frameworks.deepspeed.zero import round_robin_order
@@ -82,6 +82,7 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     models = [part.position.model for part in parts]
     if prefixes := dict.fromkeys(prefix for model in models for prefix in expert_layers(model)):
         note["expert_layers"] = list(prefixes)
+    blobs, lost = directory.companions()
     first = parts[0]
     draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
     wrapper = _wrapper(first.position.ranks, first.position.model)
@@ -97,7 +98,9 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
             note,
             [position.model for position in positions[1:]],
         ),
+        blobs=blobs,
         step=step_of(first.position.model),
+        dropped=[*lost, *directory.layers_in_doubt()],
     )
 
 
@@ -138,23 +141,26 @@ def _degrees(model: ModelStates) -> tuple[int, int]:
 def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> Position:
     """What the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
     models = [
-        ModelStates.read(TorchFile(directory.files, name))
+        ModelStates.read(rank_file(directory.files, name))
         for (_, model), name in sorted(directory.model.items())
         if model == number
     ]
     ranks = [
-        OptimizerStates.read(TorchFile(directory.files, name))
+        OptimizerStates.read(rank_file(directory.files, name))
         for (_, model), name in sorted(directory.optimizer.items())
         if model == number
     ]
     check_one_save(models, ranks, directory)
     first = models[0]
+    if first.values.get("num_experts") and not directory.experts:
+        with_experts(directory, first)  # which names the first file that is missing
     if ranks and first.groups is None:
         tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
         models[0] = first = named_slices(directory, ranks, first, number % tensor_degree)
     sharers: Sharers | None = None
     if has_shared:
         if not ranks:
+            with_experts(directory, first)  # which refuses where files of experts are missing
             raise refused(
                 "whole experts under tensor parallelism are read with ZeRO alone; save with ZeRO-1",
                 first.file.name,
@@ -221,15 +227,12 @@ def _pipeline_parts(
 ) -> list[Part]:
     """One part of each stage, of whole tensors."""
     first = positions[0].model
-    said = _degrees(first)
-    tensor_degree = 1 + max(rank for _, rank in directory.layers) if directory.layers else max(said[1], 1)
+    said = _degrees(first)[1]
+    tensor_degree = 1 + max(rank for _, rank in directory.layers) if directory.layers else max(said, 1)
     stages, rest = divmod(len(positions), tensor_degree)
-    if "checkpoint_parallel_dimensions" not in first.values:
-        said = (stages, tensor_degree)
-    if rest or said != (stages, tensor_degree):
+    if rest:
         raise refused(
-            f"{len(positions)} model-parallel ranks whose layers are of {tensor_degree} tensor-parallel ones: "
-            f"its stages and ranks are {said}",
+            f"{len(positions)} model-parallel ranks, whose layers are of {tensor_degree} tensor-parallel ones",
             first.file.name,
         )
     chosen = StageSettings.read(settings)
@@ -254,31 +257,20 @@ def _pipeline_parts(
                 note["first_layers"] = list(chosen.first)
     for others in parts:
         check_step(first, others[0].position.model)
-    return [
-        _tensor_parallel(held, tensor_degree, settings, stages) if len(held) > 1 else held[0]
-        for held in parts
-    ]
+    return [_tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in parts]
 
 
-def _tensor_parallel(
-    parts: Sequence[Part], degree: int, settings: Mapping[str, str], stages: int = 1
-) -> Part:
+def _tensor_parallel(parts: Sequence[Part], degree: int, settings: Mapping[str, str]) -> Part:
     """One part of those of all tensor-parallel ranks of a stage."""
-    _check_tensor_parallel(parts, degree, stages)
+    _check_tensor_parallel(parts)
     models = [part.position.model for part in parts]
     patterns = ShardPatterns.of_settings(settings, degree, list(parts[0].draft.slots))
     return replace(parts[0], draft=merged_draft([part.draft for part in parts], models, patterns))
 
 
-def _check_tensor_parallel(parts: Sequence[Part], degree: int, stages: int) -> None:
-    """Refuse pipeline stages without layer files, and model-parallel ranks that are not of one save."""
+def _check_tensor_parallel(parts: Sequence[Part]) -> None:
+    """Refuse tensor-parallel ranks that are not of one save."""
     first = parts[0].position.model
-    dims = first.values.get("checkpoint_parallel_dimensions")
-    if not isinstance(dims, dict) or dims.get("pp_degree") != stages or dims.get("tp_degree") != degree:
-        raise refused(
-            f"{degree} model-parallel ranks that are not {degree} tensor-parallel ones of one stage: {dims}",
-            first.file.name,
-        )
     for part in parts[1:]:
         model = part.position.model
         check_step(first, model)

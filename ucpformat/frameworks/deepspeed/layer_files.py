@@ -18,12 +18,13 @@ from ucpformat.frameworks.deepspeed.fields import refused, tensors
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
 from ucpformat.frameworks.deepspeed.sources import CastSource, ReadBox, Whole, sample_shape
 from ucpformat.frameworks.deepspeed.states import ModelStates
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile, rank_file
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
+    from ucpformat.errors import UcpError
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
     from ucpformat.jsonio import JsonValue
 
@@ -33,6 +34,7 @@ __all__ = [
     "Layers",
     "Masters",
     "Stage",
+    "not_held",
     "owners_of",
     "read_layers",
     "said_by",
@@ -129,7 +131,7 @@ def read_layers(
     for (layer, model), file_name in sorted(directory.layers.items()):
         if model != tensor_rank:
             continue
-        file = TorchFile(directory.files, file_name)
+        file = rank_file(directory.files, file_name)
         held = tensors(file.tree, "the file", file_name)
         if layer not in owners:
             unclaimed.append((layer, file, held))
@@ -164,14 +166,22 @@ def read_layers(
     for number, stage in enumerate(stages):
         for name in said[number]:
             if name not in modules[number]:
-                raise refused(
-                    f"no layer file holds {name!r}; copy the layer_* files of all ranks into one directory",
-                    stage.model.file.name,
-                )
+                raise not_held(name, directory, tensor_rank, stage.model.file.name)
         layers.models[number] = replace(
             stage.model, module=modules[number], homes=homes[number], shared=shared[number]
         )
     return layers
+
+
+def not_held(name: str, directory: DeepSpeedDirectory, tensor_rank: int, at: str) -> UcpError:
+    """The refusal of a parameter whose layer's file is missing; of a tie, whose layers nothing names, it may be any."""
+    match = NUMBERED.fullmatch(name)
+    layers = [int(match[1])] if match else directory.layers_without_files
+    files = " or ".join(directory.layer_name(layer, tensor_rank) for layer in layers)
+    return refused(
+        f"no layer file holds {name!r}: {files} is missing; copy the layer_* files of all ranks into one directory",
+        at,
+    )
 
 
 def said_by(model: ModelStates) -> dict[str, tuple[int, ...] | None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory, missing
-from ucpformat.frameworks.deepspeed.expert_names import expert_name
+from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
 from ucpformat.frameworks.torch_dcp.object_tree import spelled
@@ -22,7 +21,7 @@ def check_step(first: ModelStates, model: ModelStates) -> None:
 def check_one_save(
     models: Sequence[ModelStates], ranks: Sequence[OptimizerStates], directory: DeepSpeedDirectory
 ) -> None:
-    """Refuse files that are not of one save, and a rank that is missing at the end."""
+    """Refuse files that are not of one save, and numbers of ranks that are not those of the files."""
     first = models[0]
     for other in models[1:]:
         for key in ("global_steps", "dp_world_size", "ds_version"):
@@ -34,24 +33,16 @@ def check_one_save(
                 )
         if other.groups != first.groups or other.frozen != first.frozen:
             raise refused(f"other parameters than {first.file.name}: from two saves", other.file.name)
-    degree = _data_degree(ranks[0], first) if ranks else len(models)
-    if ranks and degree > len(ranks):
-        raise missing(len(ranks), 0, "optim_states", directory.tag)
-    if ranks and degree < len(ranks):
-        raise refused(f"{len(ranks)} ranks have files, and only {degree} saved", ranks[-1].file.name)
-    if directory.is_partitioned and len(models) != degree:
-        raise missing(len(models), 0, "model_states", directory.tag)
+    directory.check_counts(models, ranks)
     if ranks and (ranks[0].stage == 3) != directory.is_partitioned:
         raise refused(f"of another ZeRO stage than {first.file.name}: from two saves", ranks[0].file.name)
-    if not ranks and first.groups is not None:
-        raise missing(0, 0, "optim_states", directory.tag)
+    is_flat = first.groups is not None or "partition_count" in (first.optimizer or {})
+    if not ranks and is_flat:
+        raise directory.missing("optim", 0, 0, is_bf16=_is_bf16(first))
 
 
-def _data_degree(states: OptimizerStates, model: ModelStates) -> int:
-    """How many ranks share what is no expert: those of experts may be of all tensor-parallel ranks."""
-    shared = [
-        count
-        for count, shapes in zip(states.counts, model.groups or (), strict=False)
-        if not any(map(expert_name, shapes))
-    ]
-    return max(shared or states.counts, default=0)
+def _is_bf16(model: ModelStates) -> bool:
+    """Whether the configuration says so, which the names of optimizers' files show."""
+    config = model.values.get("ds_config")
+    part = config.get("bf16") if isinstance(config, dict) else None
+    return isinstance(part, dict) and part.get("enabled") is True

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.out_files import OutFile, text_file
+from ucpformat.frameworks.deepspeed.companions import blob_files
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.state.origins import SOURCE
@@ -174,8 +176,15 @@ class Outline:
             if scope == "mp_rank" or (scope == "rank" and number.isdecimal() and int(number) >= ranks):
                 lost.append(Lost(f"values/{name}", "the files of that rank are not written"))
         return lost + [
-            Lost(f"blobs/{name}", "DeepSpeed's files hold no opaque bytes") for name in self._content.blobs
+            Lost(f"blobs/{name}", "it can be no file beside DeepSpeed's")
+            for name in self._content.blobs
+            if name not in blob_files(self._content.blobs, "")
         ]
+
+    def companions(self, tag: str) -> list[OutFile]:
+        """The files that lay beside DeepSpeed's own; ``tag`` is the name of the tag's directory."""
+        places = blob_files(self._content.blobs, tag)
+        return [text_file(place, self._content.blobs[name][1]) for name, place in places.items()]
 
     def _others(self, name: str) -> Iterator[tuple[str, SlotContent]]:
         shape = self.shape(name)

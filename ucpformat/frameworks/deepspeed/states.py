@@ -102,7 +102,8 @@ class OptimizerStates:
     ``masters`` and ``states`` are by group, under ZeRO-3 by sub-group; ``members`` lists of every parameter group the
     sub-groups it has. ``counts`` are the data-parallel degrees of the groups, ``paddings`` what the tail of this
     rank's part has, ``gaps`` the free elements behind each tensor. ``slices`` are by group the places, first element
-    and length, of parameters in this rank's part, where they are named.
+    and length, of parameters in this rank's part, where they are named. ``around`` is
+    the file without its states.
     """
 
     file: TorchFile
@@ -115,6 +116,7 @@ class OptimizerStates:
     gaps: Sequence[Sequence[int]] | None
     slices: Sequence[Mapping[str, tuple[int, int]]] | None
     values: Mapping[str, Any]
+    around: Mapping[Any, Any]
 
     @classmethod
     def read(cls, file: TorchFile) -> OptimizerStates:
@@ -165,6 +167,7 @@ class OptimizerStates:
                 if key
                 in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "base_optimizer_step")
             },
+            {key: value for key, value in tree.items() if key != "optimizer_state_dict"},
         )
 
 

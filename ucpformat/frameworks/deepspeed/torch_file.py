@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +26,7 @@ from ucpformat.frameworks.torch_dcp.unpickle import Globals
 from ucpformat.frameworks.torch_dcp.zip_records import ZipRecord
 from ucpformat.model.values import NamedValue
 
-__all__ = ["TorchFile"]
+__all__ = ["TorchFile", "rank_file", "require_saved_name"]
 
 _LIMITS: Final = Limits()
 _MAX_VALUE_BYTES: Final = 64 << 20
@@ -49,6 +51,7 @@ class TorchFile:
         with self._open() as source:
             archive = TorchArchive(source)
             self._has_checksums = archive.has_checksums
+            self.saved_name = archive.name
             self.tree = archive.read_tree(allowed, _LIMITS)
 
     def _open(self) -> AbstractContextManager[FileRange]:
@@ -97,3 +100,32 @@ class TorchFile:
         if type(value) in (dict, OrderedDict):
             return type(value)((key, self.plain(item)) for key, item in value.items())  # type: ignore[attr-defined, call-arg]
         return value
+
+
+def rank_file(files: SourceFiles, name: str, siblings: Sequence[str] = ()) -> TorchFile:
+    """A file that is one of several alike, each of a rank, layer or expert: the one that was saved under this name.
+
+    ``torch.save`` keeps the name it was given in the archive, which is all that tells the files of two ranks apart
+    where both hold as much. ``siblings`` are names, without suffix, that differ by more than numbers.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where another rank's file lies in its place; what `TorchFile` raises.
+    """
+    file = TorchFile(files, name)
+    require_saved_name(file.saved_name, name, siblings)
+    return file
+
+
+def require_saved_name(saved: str, name: str, siblings: Sequence[str] = ()) -> None:
+    """Refuse a file whose archive has the name of another one of its kind; see `rank_file`."""
+    stem = PurePosixPath(name).stem
+    if saved != stem and (_without_numbers(saved) == _without_numbers(stem) or saved in siblings):
+        raise error(
+            "UCP-E-SOURCE",
+            f"it was saved as {saved}.pt: two files were exchanged, or one was renamed; give each its own name again",
+            at=name,
+        )
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

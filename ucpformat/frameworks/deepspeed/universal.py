@@ -9,6 +9,7 @@ run changes its stage with it. Sources, DeepSpeed 0.19.8: ``ds_to_universal.py``
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.out_files import OutFiles, text_file
+from ucpformat.frameworks.converting.source_files import SourceFiles
+from ucpformat.frameworks.deepspeed.directory import LATEST_UNIVERSAL
 from ucpformat.frameworks.deepspeed.experts_out import SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.out_values import (
@@ -33,9 +36,13 @@ from ucpformat.frameworks.torch_dcp.objects import TorchSize
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content
 
-__all__ = ["LATEST", "export_universal"]
+__all__ = ["detect_universal", "export_universal", "universal_folder"]
 
-LATEST: Final = "latest_universal"
+_ZERO: Final = "zero"
+_OPTIMIZER_STATE: Final = "optimizer_state.pt"
+_MODEL_STATES: Final = re.compile(r"(?:zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt")
+_MAX_TAG: Final = 4096
+
 _INFO: Final = {"universal_checkpoint_version": 0.4}
 
 
@@ -67,9 +74,10 @@ def export_universal(
         archive_file(f"{chosen.tag}/{file}", model)
         for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
     ]
+    parts += outline.companions(chosen.tag)
     last = [
         archive_file(f"{chosen.tag}/zero/optimizer_state.pt", _optimizer_state(outline, groups)),
-        text_file(LATEST, chosen.tag),
+        text_file(LATEST_UNIVERSAL, chosen.tag),
     ]
     files = OutFiles(parts, lambda _: last)
     return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
@@ -173,16 +181,50 @@ def _model_states(outline: Outline, groups: Sequence[SharedGroup]) -> dict[str, 
     }
 
 
-def universal_folder(path: str | os.PathLike[str]) -> Path | None:
-    """The directory of a universal checkpoint's tag: ``path``, or what ``latest_universal`` in it names; else None."""
+def detect_universal(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a universal checkpoint's tag, or holds ``latest_universal``."""
     root = Path(path)
-    if (root / "zero" / "optimizer_state.pt").is_file():
-        return root
-    latest = root / LATEST
-    if not latest.is_file() or latest.stat().st_size > 4096:
-        return None
-    tag = latest.read_text("utf-8", "replace").strip()
-    if not tag or tag in (".", "..") or set(tag) & set("/\\\0"):
-        return None
-    folder = root / tag
-    return folder if (folder / "zero" / "optimizer_state.pt").is_file() and not folder.is_symlink() else None
+    if (root / _ZERO).is_dir():
+        return any(_MODEL_STATES.fullmatch(entry) for entry in SourceFiles(root).names()) or (
+            (root / _ZERO / _OPTIMIZER_STATE).is_file()
+        )
+    if not (root / LATEST_UNIVERSAL).is_file():
+        return False
+    # Where DeepSpeed's own saves lie beside it, only what is whole comes before them.
+    return not (root / "latest").is_file() or (root / _tag(root) / _ZERO / _OPTIMIZER_STATE).is_file()
+
+
+def universal_folder(path: str | os.PathLike[str]) -> Path:
+    """The directory of a universal checkpoint's tag: ``path``, or what ``latest_universal`` in it names.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-KEY`` and ``UCP-E-LINK`` for a tag elsewhere; ``UCP-E-SOURCE``, naming the file, for
+            one that is not there or has no ``zero/optimizer_state.pt``.
+    """
+    root = Path(path)
+    if not (root / _ZERO).is_dir() and (root / LATEST_UNIVERSAL).is_file():
+        latest, tag = root / LATEST_UNIVERSAL, _tag(root)
+        if tag in ("", ".", "..") or set(tag) & set("/\\\0"):
+            raise error(
+                "UCP-E-KEY", f"the tag {tag[:100]!r} is no name of a directory in this one", at=str(latest)
+            )
+        root = root / tag
+        if root.is_symlink():
+            raise error("UCP-E-LINK", "the tag is a link; give the directory it leads to", at=str(root))
+        if not root.is_dir():
+            raise error(
+                "UCP-E-SOURCE",
+                f"it names {tag!r:.100}, which is not there; give the directory of a tag",
+                at=str(latest),
+            )
+    if not (root / _ZERO / _OPTIMIZER_STATE).is_file():
+        raise error(
+            "UCP-E-SOURCE",
+            f"{_ZERO}/{_OPTIMIZER_STATE} is missing: every universal checkpoint has one; copy it there, too",
+            at=str(root),
+        )
+    return root
+
+
+def _tag(root: Path) -> str:
+    return SourceFiles(root).read(LATEST_UNIVERSAL, _MAX_TAG).decode("utf-8", "replace").strip()

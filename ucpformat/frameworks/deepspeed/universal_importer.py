@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from ucpformat.errors import error
@@ -24,7 +25,7 @@ from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, 
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, Shapes
 from ucpformat.frameworks.deepspeed.tensor_parallel import affine_maps, check_shards, shard_source
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile, rank_file
 from ucpformat.frameworks.deepspeed.universal import universal_folder
 from ucpformat.frameworks.deepspeed.universal_stages import UniversalStages, low_dtype
 from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings
@@ -49,13 +50,12 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
             a pickle that asks for more than plain data; the file is named.
     """
     root = universal_folder(path)
-    if root is None:
-        raise error("UCP-E-SOURCE", "there is no zero/optimizer_state.pt: no universal tag", at=str(path))
-    directory = DeepSpeedDirectory.open(root, is_universal=True)
+    directory = DeepSpeedDirectory.open_universal(root, Path(path))
     if directory.experts:
         raise error("UCP-E-SOURCE", "files of experts, which are not read here", at=str(root))
     files = SourceFiles(root)
     models = _models(directory)
+    directory.check_counts(models, ())
     optimizer = TorchFile(files, "zero/optimizer_state.pt")
     tree = mapping(optimizer.tree, "the file", optimizer.name)
     local = _groups(tree, models, optimizer.name)
@@ -97,6 +97,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     for name in folders:
         if name not in known:
             raise refused("neither the model nor the optimizer has this parameter", f"zero/{name}")
+    blobs, lost = directory.companions()
     wrapper = {
         key: tree[key]
         for key in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
@@ -113,7 +114,9 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
             {"kind": KIND, **(stages.note if stages is not None else {})},
             models[1:] if stages is not None else (),
         ),
+        blobs=blobs,
         step=step_of(first),
+        dropped=[*lost, *directory.layers_in_doubt()],
     )
 
 
@@ -124,7 +127,7 @@ def _all_names(draft: Draft) -> set[str]:
 def _models(directory: DeepSpeedDirectory) -> list[ModelStates]:
     """The model files: of ZeRO-3 those of all ranks, else that of each model-parallel rank."""
     return [
-        ModelStates.read(TorchFile(directory.files, directory.model[place]))
+        ModelStates.read(rank_file(directory.files, directory.model[place]))
         for place in sorted(directory.model)
     ]
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.fields import refused, tensors
-from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, not_held, tied_parts
 from ucpformat.frameworks.deepspeed.stage_outlines import listed_numbers
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import rank_file
 from ucpformat.frameworks.deepspeed.unpartitioned import NumberedStates, matches, names_by_order
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def named_stages(
     at = models[0].file.name
     if not found:
         raise refused(
-            f"the layers' parameters are not those of the stages' optimizers; where layers are tied, {_TIES}",
+            "the layers' parameters are not those of the stages' optimizers: "
+            f"{_in_doubt(directory, tensor_rank)}is missing, or layers are tied: {_TIES}",
             at,
         )
     if len(found) > 1 or any(None in names for names in found[0]):
@@ -121,6 +122,11 @@ def named_stages(
     return named
 
 
+def _in_doubt(directory: DeepSpeedDirectory, tensor_rank: int) -> str:
+    names = [directory.layer_name(layer, tensor_rank) for layer in directory.layers_without_files]
+    return f"the file of a layer ({', '.join(names)}) "
+
+
 def _layers(
     directory: DeepSpeedDirectory, models: Sequence[ModelStates], tensor_rank: int, chosen: StageSettings
 ) -> list[_Layer]:
@@ -133,7 +139,12 @@ def _layers(
             of_ties[tie] = [(f"{TIED}{tie}.{key}", shape) for key, shape in held[number].items()]
     missing = sorted(set(ties.values()) - of_ties.keys())
     if missing:
-        raise refused(f"no layer file holds the weights tied as {missing[0]!r}", models[0].file.name)
+        names = " or ".join(
+            directory.layer_name(number, tensor_rank) for number, tie in ties.items() if tie == missing[0]
+        )
+        raise refused(
+            f"no layer file holds the weights tied as {missing[0]!r}: {names} is missing", models[0].file.name
+        )
     return [
         _Layer(
             number,
@@ -155,7 +166,7 @@ def _layers(
 def _layer_shapes(directory: DeepSpeedDirectory, tensor_rank: int) -> Iterator[tuple[int, Shapes]]:
     for (layer, rank), name in sorted(directory.layers.items()):
         if rank == tensor_rank:
-            file = TorchFile(directory.files, name)
+            file = rank_file(directory.files, name)
             held = tensors(file.tree, "the file", name)
             yield layer, {key: stored.shape for key, stored in held.items()}
 
@@ -256,13 +267,20 @@ def named_slices(
                     raise refused("the slices of a flat group are not one after another", rank.file.name)
                 sizes[name] = sizes.get(name, 0) + size
                 end = start + size
-        found.append({name: _shape_of(name, size, held, sizes, model) for name, size in sizes.items()})
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, size in sizes.items():
+            shape = _shape_of(name, size, held, sizes, model)
+            if shape is None:
+                raise not_held(name, directory, tensor_rank, model.file.name)
+            shapes[name] = shape
+        found.append(shapes)
     return replace(model, groups=found)
 
 
 def _shape_of(
     name: str, size: int, held: Mapping[int, Shapes], sizes: Mapping[str, int], model: ModelStates
-) -> tuple[int, ...]:
+) -> tuple[int, ...] | None:
+    """The shape of a parameter of so many elements; None where no layer file has one."""
     if match := NUMBERED.fullmatch(name):
         shape = held.get(int(match[1]), {}).get(match[2])
         shapes = set() if shape is None else {shape}
@@ -273,7 +291,6 @@ def _shape_of(
     else:
         raise refused(f"{name!r} is of no layer", model.file.name)
     shapes = {shape for shape in shapes if math.prod(shape) == size}
-    if len(shapes) != 1:
-        why = "no layer file holds" if not shapes else "files of several shapes may hold"
-        raise refused(f"{why} {name!r}, of {size} elements", model.file.name)
-    return shapes.pop()
+    if len(shapes) > 1:
+        raise refused(f"files of several shapes may hold {name!r}, of {size} elements", model.file.name)
+    return shapes.pop() if shapes else None

@@ -118,13 +118,14 @@ DEEPSPEED: Final = ForeignKind(
         Setting("tp_degree", "tensor-parallel ranks to write for; left out, whole tensors for one"),
         *_PATTERNS,
     ),
+    before=("accelerate",),
 )
 
 
 def _detect_universal(path: Path) -> bool:
-    from ucpformat.frameworks.deepspeed.universal import universal_folder
+    from ucpformat.frameworks.deepspeed.universal import detect_universal
 
-    return universal_folder(path) is not None
+    return detect_universal(path)
 
 
 def _plan_universal(path: Path, options: ImportOptions) -> Job:

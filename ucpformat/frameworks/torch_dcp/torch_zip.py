@@ -77,6 +77,8 @@ class TorchArchive:
         self._prefix = pickles[0].removesuffix("data.pkl")
         self.byteorder = self._read_byteorder()
         self.has_checksums = self._records[pickles[0]].crc != 0
+        self.name = self._prefix.removesuffix("/")
+        """What ``torch.save`` was told to call the file, without its suffix; ``archive`` where it was told nothing."""
 
     def _read_byteorder(self) -> str:
         record = self._records.get(f"{self._prefix}byteorder")
