@@ -37,7 +37,7 @@ from ucpformat.model.values import Extend, encode
 from ucpformat.storage.ledger import SettledEntries
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.settled_columns import SettledColumns
-from ucpformat.storage.store import open_store
+from ucpformat.storage.store import open_target
 from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 
@@ -117,7 +117,7 @@ class CheckpointWriter:
         with paused():
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
-        self._store = open_store(url, durability=durability) if prepared is None else prepared
+        self._store = open_target(url, durability=durability) if prepared is None else prepared
         if prepared is None:
             self._store.prepare()
         self.pieces = PieceWriter(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 
 def test_the_kind_is_detected_and_the_other_one_written(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
     case = dcp_case("fsdp_2")
-    source, middle, back = case.path, tmp_path / "ucp", tmp_path / "dcp"
+    source, middle, back = case.path, tmp_path / "ucp", tmp_path / "back.dcp"
     result = ucp("convert", source, middle)
     assert (result.exit_code, result.stderr) == (0, "")
     with ucpformat.open(middle) as checkpoint:
@@ -41,7 +41,7 @@ def test_kinds_that_are_given(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> No
     assert ucp("diff", tmp_path / "a", tmp_path / "b").exit_code == 0
     with ucpformat.open(tmp_path / "b") as checkpoint:
         assert checkpoint.root.storage == "plain"
-    refused = ucp("convert", source, tmp_path / "c", "--from", "ucp")
+    refused = ucp("convert", source, tmp_path / "c.dcp", "--from", "ucp")
     assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-NOT-FOUND")
     refused = ucp("convert", source, tmp_path / "c", "--to", "dpc")
     assert refused.exit_code == 2
@@ -68,7 +68,7 @@ def test_foreign_objects(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
     assert refused.stderr.startswith(f"error UCP-E-OBJECT at {source}#objects.")
     assert refused.stderr.count("\n") == 1
     assert ucp("convert", source, tmp_path / "a", "--foreign-objects", "opaque").exit_code == 0
-    assert ucp("convert", tmp_path / "a", tmp_path / "b").exit_code == 0
+    assert ucp("convert", tmp_path / "a", tmp_path / "b", "--to", "dcp").exit_code == 0
     first, second = DcpDirectory.open(source), DcpDirectory.open(tmp_path / "b")
     for key in ("objects.text", "objects.numpy", "objects.time"):
         assert first.read_object_bytes(key) == second.read_object_bytes(key)
@@ -112,7 +112,7 @@ def test_memory_workers_and_resuming(ucp: Ucp, make: Make, tmp_path: Path) -> No
     assert ucp("convert", source, tmp_path / "c", "--set", "nothing").exit_code == 2
     dry = ucp("convert", source, tmp_path / "c", "--to", "ucp", "--dry-run")
     assert dry.stdout.rstrip().endswith("nothing written")
-    dcp = ucp("convert", source, tmp_path / "c", "--dry-run")
+    dcp = ucp("convert", source, tmp_path / "c.dcp", "--dry-run")
     assert "renamed layer.[bold]w[/bold]/value: model.layer.[bold]w[/bold]" in dcp.stdout
     dropped = ucp("convert", source, tmp_path / "c", "--to", "ucp", "--drop", "blobs/*", "--format", "json")
     assert json.loads(dropped.stdout)["dropped"] == [{"what": "blobs/extra", "why": "--drop blobs/*"}]
@@ -126,3 +126,47 @@ def test_kinds_are_listed(ucp: Ucp) -> None:
     kinds = {kind["name"]: kind for kind in json.loads(ucp("kinds", "--format", "json").stdout)["kinds"]}
     assert "stage" in {setting["name"] for setting in kinds["deepspeed"]["export_settings"]}
     assert not any(kind["broken"] for kind in kinds.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("b.ucp", "ucp"),
+        ("b.dcp", "dcp"),
+        ("b.safetensors", "safetensors"),
+        ("b.pt", "torch-save"),
+        ("b.PTH", "torch-save"),
+        ("b.ckpt/", "torch-save"),
+    ],
+)
+def test_the_suffix_says_what_is_written(ucp: Ucp, make: Make, tmp_path: Path, name: str, kind: str) -> None:
+    source = make("a")
+    drop = () if kind != "safetensors" else ("--weights-only",)
+    report = json.loads(ucp("convert", source, f"{tmp_path}/{name}", *drop, "--format", "json").stdout)
+    assert (report["from"], report["to"]) == ("ucp", kind)
+    assert detect_kind(tmp_path / name) == kind
+    other = "dcp" if kind != "dcp" else "ucp"
+    refused = ucp("convert", source, tmp_path / f"other-{name}", "--to", other)
+    assert refused.exit_code == 1
+    assert f"is that of {kind}, and --to says {other}" in refused.stderr
+    assert not (tmp_path / f"other-{name}").exists()
+
+
+def test_a_universal_checkpoint_is_not_converted_into_a_guess(ucp: Ucp, make: Make, tmp_path: Path) -> None:
+    refused = ucp("convert", make("a"), tmp_path / "b")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "nothing says what to write: give the destination a suffix, such as .dcp (dcp)" in refused.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_other_kinds_do_not_lie_behind_urls(ucp: Ucp, make: Make, tmp_path: Path) -> None:
+    source = make("a")
+    refused = ucp("convert", source, "memory://x/b.dcp")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        "error UCP-E-MISMATCH at memory://x/b.dcp: dcp is written to local paths alone; only ucp lies behind URLs\n",
+    )
+    refused = ucp("convert", "memory://x/b.dcp", tmp_path / "b", "--from", "dcp")
+    assert "dcp is read from local paths alone; copy it first" in refused.stderr
+    assert ucp("convert", source, f"file://{tmp_path}/b.dcp").exit_code == 0
+    assert detect_kind(tmp_path / "b.dcp") == "dcp"

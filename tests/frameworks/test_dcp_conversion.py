@@ -273,7 +273,7 @@ def test_a_malicious_pickle_is_carried_and_never_run(tmp_path: Path, compress: b
         ["inspect", "one", "--format", "json"],
         ["diff", "one", "two"],
         ["diff", "one", "copy"],
-        ["convert", "copy", "back"],
+        ["convert", "copy", "back", "--to", "dcp"],
     ):
         command = [
             str(tmp_path / word) if word in ("one", "two", "copy", "back") else word for word in arguments

@@ -93,10 +93,8 @@ def test_files(tmp_path: Path) -> None:
 
 def test_nothing_and_something_like_it(tmp_path: Path) -> None:
     ucpformat.save(tmp_path / "step-20.ucp", {"w": np.ones(1)})
-    assert said(tmp_path / "step-2.ucp") == (
-        f"there is no such directory; did you mean {tmp_path}/step-20.ucp?"
-    )
-    assert said(tmp_path / "other") == "there is no such directory; check the path"
+    assert said(tmp_path / "step-2.ucp") == (f"nothing lies there; did you mean {tmp_path}/step-20.ucp?")
+    assert said(tmp_path / "other") == "nothing lies there; check the path"
     assert said(tmp_path / "no" / "where") == "there is no such directory; check the path"
     assert said(make(tmp_path / "packed", "packs/a.pack")).startswith(
         "there is no ucp.json: a save into this directory was interrupted"

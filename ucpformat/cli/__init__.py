@@ -20,6 +20,7 @@ __all__ = ["main"]
 # The module of each command, which is loaded for that command alone.
 _COMMANDS: Final = {
     "convert": "convert",
+    "cp": "copy",
     "diff": "diff",
     "gc": "runs",
     "inspect": "inspect",

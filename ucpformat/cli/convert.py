@@ -15,6 +15,7 @@ from ucpformat.frameworks.converting.losses import grouped
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.ranks import together
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.frameworks.kinds.direction import destination_kind as kind_to_write
 from ucpformat.frameworks.kinds.registry import UCP, registry
 from ucpformat.frameworks.live.torchrun import job_group, started_by_torchrun
 from ucpformat.model.compression_rule import AUTO, Compression
@@ -71,7 +72,12 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.argument("source")
 @click.argument("destination")
 @click.option("--from", "source_kind", type=_Kind(), help="Kind of SOURCE (`ucp kinds`). [default: detected]")
-@click.option("--to", "destination_kind", type=_Kind(), help="Kind to write. [default: ucp, or dcp from ucp]")
+@click.option(
+    "--to",
+    "destination_kind",
+    type=_Kind(),
+    help="Kind to write. [default: as DESTINATION's suffix says, or ucp]",
+)
 @click.option(
     "--storage",
     type=click.Choice(["plain", "packed"]),
@@ -129,6 +135,11 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     "can have far more than the files. [default: 64 times the files, at least 256M]",
 )
 @click.option(
+    "--weights-only",
+    is_flag=True,
+    help="Leave out states of optimizers, values, and whatever else DESTINATION has no place for; never a weight.",
+)
+@click.option(
     "--memory",
     type=_Size(),
     default="1G",
@@ -173,6 +184,7 @@ def convert(
     destination_settings: dict[str, str],
     drop: tuple[str, ...],
     expand: int | None,
+    weights_only: bool,
     memory: int,
     workers: int | None,
     pool: str | None,
@@ -181,11 +193,15 @@ def convert(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed."""
+    """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed.
+
+    The suffix of DESTINATION says what is written: .ucp, .dcp, .safetensors, .pt; other kinds need --to. To copy a
+    universal checkpoint as it is, use `ucp cp`.
+    """
 
     def work(executor: RankExecutor | None) -> tuple[ConversionReport, str, str]:
         kind = source_kind or detect_kind(source)
-        target = destination_kind or (UCP if kind != UCP else "dcp")
+        target = kind_to_write(destination, destination_kind, kind)
         if settings and kind != UCP != target:
             raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
         ours = {**settings, **source_settings} if target == UCP else source_settings
@@ -204,6 +220,7 @@ def convert(
                 settings=theirs,
                 source_settings=ours,
                 drop=drop,
+                weights_only=weights_only,
                 dry_run=dry_run,
                 engine=EngineOptions(
                     memory=memory,
@@ -232,8 +249,8 @@ def convert(
         f"{source} ({kind}) -> {destination} ({target}): {report.tensors} tensors, "
         f"{human_bytes(report.nbytes)}, {report.objects} values" + (", nothing written" if dry_run else "")
     )
-    for group in grouped(report.dropped):
-        click.echo(printable(f"dropped {group}"))
+    for losses in grouped(report.dropped):
+        click.echo(printable(f"dropped {losses}"))
     for kind_of_cast, count in Counter(report.cast.values()).items():
         click.echo(f"cast {count} tensors to {kind_of_cast}")
     if dry_run:  # afterwards the destination shows its names itself, and --format json has them

@@ -30,7 +30,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.slot_form import slot_form
-from ucpformat.storage.store import open_store
+from ucpformat.storage.store import open_target
 from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
@@ -92,7 +92,7 @@ def prepare_save(
     Raises as `save_together`.
     """
     options = options or SaveOptions()
-    store = open_store(url, durability=options.durability)
+    store = open_target(url, durability=options.durability)
     try:
         return _agree(url, store, describe_state, group, options)
     except BaseException:

@@ -19,6 +19,7 @@ from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_f
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
 from ucpformat.manager.stop_request import StopRequest
+from ucpformat.storage.urls import refuse_target
 from ucpformat.validate import Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
@@ -63,6 +64,7 @@ class CheckpointManager:
         overlap: bool = False,
         debris_age: float = DEBRIS_AGE,
     ) -> None:
+        refuse_target(directory)
         self.run: RunDirectory = open_run(directory)
         self.retention = Retention(keep_last, keep_every, keep_best, metric, mode)
         self.asynchronous = asynchronous

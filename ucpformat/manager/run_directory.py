@@ -16,6 +16,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.directory_claim import is_staged
 from ucpformat.storage.store import PREFIXES, open_store
+from ucpformat.storage.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,9 +220,5 @@ def place_at(url: str | os.PathLike[str]) -> Place:
     from ucpformat.manager.local_place import LocalPlace
     from ucpformat.manager.remote_place import RemotePlace
 
-    text = os.fspath(url)
-    if text.startswith("file://"):
-        return LocalPlace(text.removeprefix("file://"))
-    if "://" not in text and "::" not in text:
-        return LocalPlace(text)
-    return RemotePlace(text)
+    path = local_path(url)
+    return RemotePlace(os.fspath(url)) if path is None else LocalPlace(path)

@@ -33,6 +33,7 @@ _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
 _MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
+_PIECE_BYTES: Final = 1 << 23
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
 
 
@@ -169,6 +170,14 @@ class LocalStore:
         """Fill the buffers, one after another, from byte ``start`` on."""
         with translated(key), self._reading(key) as descriptor:
             read_all(descriptor, buffers, start, key)
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        """All bytes of an object, in order."""
+        size = self.size(key)
+        if size is None:
+            raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=key)
+        for start in range(0, size, _PIECE_BYTES):
+            yield self.read(key, start, min(start + _PIECE_BYTES, size))
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""

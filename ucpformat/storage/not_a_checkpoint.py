@@ -12,9 +12,10 @@ from difflib import get_close_matches
 from typing import Final
 
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.store import PREFIXES, is_remote
+from ucpformat.storage.store import PREFIXES
+from ucpformat.storage.urls import local_path
 
-__all__ = ["not_a_checkpoint"]
+__all__ = ["another_place", "not_a_checkpoint"]
 
 _STEP: Final = re.compile(r"step-(\d+)\.ucp")
 _FILE_SUFFIXES: Final = {
@@ -37,69 +38,103 @@ _OTHER_DIRECTORIES: Final[Sequence[tuple[str, str]]] = (
 
 def not_a_checkpoint(url: str) -> str:
     """Say in a clause what lies at ``url``, which is no checkpoint, and what to do about it."""
-    try:
-        return _remote(url) if is_remote(url) else _local(url.removeprefix("file://"))
-    except Exception:  # whatever a file system raises: this is an attempt to help with another error
-        return _UNKNOWN
+    return another_place(url) or _safely(_foreign, url) or _UNKNOWN
+
+
+def another_place(url: str) -> str | None:
+    """Say in a clause which place may have been meant by ``url``, where there is no checkpoint of any kind."""
+    return _safely(_another_place, url)
 
 
 _UNKNOWN: Final = f"there is no {ROOT_KEY}: this is not a checkpoint, or it was never committed"
 
-
-def _local(path: str) -> str:
-    if os.path.isdir(path):
-        return _directory(path, os.listdir(path), lambda key: os.path.isfile(os.path.join(path, key)))
-    name = os.path.basename(path)
-    if os.path.exists(path):
-        if name == ROOT_KEY:
-            return "this is the root document of a checkpoint; name the directory that it lies in"
-        kind = _FILE_SUFFIXES.get(os.path.splitext(name)[1].lower())
-        if kind is not None:
-            return f"this is {kind}; `ucp convert {path} {os.path.splitext(path)[0]}.ucp` makes a checkpoint of it"
-        return "this is a file, and a checkpoint is a directory; check the path"
-    parent = os.path.dirname(path) or "."
-    if not os.path.isdir(parent):
-        return "there is no such directory; check the path"
-    near = get_close_matches(name, os.listdir(parent), n=1)
-    hint = f"did you mean {os.path.join(parent, near[0])}?" if near else "check the path"
-    return f"there is no such directory; {hint}"
+_Has = Callable[[str], bool]
 
 
-def _remote(url: str) -> str:
+def _safely(look: Callable[[str], str | None], url: str) -> str | None:
+    try:
+        return look(url)
+    except Exception:  # whatever a file system raises: this is an attempt to help with another error
+        return None
+
+
+def _listed(url: str) -> tuple[list[str], _Has]:
+    """The names in a directory, none where there is none, and whether there is a file at a path below."""
+    path = local_path(url)
+    if path is not None:
+        names = os.listdir(path) if os.path.isdir(path) else []
+        return names, lambda key: os.path.isfile(os.path.join(path, key))
     import fsspec
 
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, root = fsspec.core.url_to_fs(url)
+    base = root.rstrip("/")
     try:
-        found = [entry["name"].rstrip("/").rpartition("/")[2] for entry in filesystem.ls(path, detail=True)]
+        entries = filesystem.ls(root, detail=True)
     except (FileNotFoundError, NotADirectoryError):
-        found = []
-    if not found:
-        return "nothing lies there; check the URL"
-    base = path.rstrip("/")
-    return _directory(url, found, lambda key: bool(filesystem.exists(f"{base}/{key}")))
+        entries = []
+    names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries]
+    return names, lambda key: bool(filesystem.exists(f"{base}/{key}"))
 
 
-def _directory(url: str, names: Sequence[str], has: Callable[[str], bool]) -> str:
+def _another_place(url: str) -> str | None:
+    path = local_path(url)
+    if path is not None and not os.path.isdir(path):
+        return _no_directory(path)
+    names, has = _listed(url)
+    if not names:
+        return (
+            "the directory is empty; check the path"
+            if path is not None
+            else "nothing lies there; check the URL"
+        )
     steps = sorted(int(step[1]) for name in names if (step := _STEP.fullmatch(name)))
     committed = [step for step in steps if has(f"step-{step}.ucp/{ROOT_KEY}")]
     if committed:
-        first, *others = url.rstrip("/").split("::")
-        newest = "::".join((f"{first.rstrip('/')}/step-{committed[-1]}.ucp", *others))
         many = "a checkpoint" if len(committed) == 1 else f"{len(committed)} checkpoints"
+        newest = _below(url, f"step-{committed[-1]}.ucp")
         return f"this is a run directory with {many}; name one, such as {newest}"
     if steps:
         return "this is a run directory, and no checkpoint in it was committed"
-    for pattern, kind in _OTHER_DIRECTORIES:
-        if any(re.fullmatch(pattern, name) for name in names):
-            return f"this looks like {kind}; `ucp convert {url} NAME.ucp` makes a checkpoint of it"
     if any(f"{name}/" in PREFIXES for name in names):
         return (
             f"there is no {ROOT_KEY}: a save into this directory was interrupted, or is still at work; "
             "nothing in it was committed"
         )
-    if not names:
-        return "the directory is empty; check the path"
     inner = sorted(name for name in names if has(f"{name}/{ROOT_KEY}"))
     if inner:
-        return f"this is a directory with checkpoints in it; name one, such as {url.rstrip('/')}/{inner[-1]}"
-    return _UNKNOWN
+        return f"this is a directory with checkpoints in it; name one, such as {_below(url, inner[-1])}"
+    return None
+
+
+def _below(url: str, name: str) -> str:
+    """The URL of an entry; that of a chain of protocols has the path in its first link."""
+    first, *others = url.split("::")
+    return "::".join((f"{first.rstrip('/')}/{name}", *others))
+
+
+def _no_directory(path: str) -> str | None:
+    parent, name = os.path.split(path.rstrip("/"))
+    if os.path.exists(path):
+        if name == ROOT_KEY:
+            return "this is the root document of a checkpoint; name the directory that it lies in"
+        return None
+    if not os.path.isdir(parent or "."):
+        return "there is no such directory; check the path"
+    near = get_close_matches(name, os.listdir(parent or "."), n=1)
+    hint = f"did you mean {os.path.join(parent, near[0])}?" if near else "check the path"
+    return f"nothing lies there; {hint}"
+
+
+def _foreign(url: str) -> str | None:
+    path = local_path(url)
+    if path is not None and os.path.isfile(path):
+        kind = _FILE_SUFFIXES.get(os.path.splitext(path)[1].lower())
+        if kind is not None:
+            made = f"{os.path.splitext(path)[0]}.ucp"
+            return f"this is {kind}; `ucp convert {path} {made}` makes a checkpoint of it"
+        return "this is a file, and a checkpoint is a directory; check the path"
+    names, _ = _listed(url)
+    for pattern, kind in _OTHER_DIRECTORIES:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return f"this looks like {kind}; `ucp convert {url} NAME.ucp` makes a checkpoint of it"
+    return None

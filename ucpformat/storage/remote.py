@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import fsspec
 
@@ -27,6 +27,9 @@ _WITHOUT_DIRECTORIES: Final = frozenset(
 )
 """Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
 
+_WEB: Final = frozenset(("http", "https"))
+"""Protocols whose servers may or may not send parts of objects."""
+
 _PRECONDITION: Final = ("PreconditionFailed", "412")
 _CONFLICT: Final = ("ConditionalRequestConflict", "OperationAborted", "409")
 _CONFLICT_WAITS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -47,6 +50,9 @@ def translated(at: str) -> Iterator[None]:
         raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
     except FileExistsError as reason:
         raise error("UCP-E-EXISTS", "the object exists and is never overwritten in place", at=at) from reason
+    except ImportError as reason:
+        message = f"reaching this URL takes a package that is not installed: {reason}"
+        raise error("UCP-E-STORE", message, at=at) from reason
     except Exception as reason:
         raise error("UCP-E-STORE", f"{type(reason).__name__}: {reason}", at=at) from reason
 
@@ -75,6 +81,25 @@ def _answer_code(reason: BaseException | None) -> str:
     return ""
 
 
+def _file_system(url: str) -> tuple[Any, str]:
+    """The file system that ``url`` names, and the path in it."""
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except FileNotFoundError as reason:
+        # Archives and indexes are read when they are opened.
+        raise error("UCP-E-STORE", f"there is no such file: {reason.filename or reason}", at=url) from reason
+    return filesystem, path
+
+
+def _without_ranges(key: str) -> UcpError:
+    return error(
+        "UCP-E-STORE",
+        "the server ignores range requests, and sends whole objects; copy the checkpoint with `ucp cp URL PATH`, "
+        "and use the copy",
+        at=key,
+    )
+
+
 class RemoteStore:
     """A checkpoint under an fsspec URL.
 
@@ -94,9 +119,11 @@ class RemoteStore:
         self._published = False
         self._directories: set[str] = set()
         with translated(url):
-            self._filesystem, self._path = fsspec.core.url_to_fs(url)
+            self._filesystem, self._path = _file_system(url)
             protocol = self._filesystem.protocol
             protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+            self._is_web = not protocols.isdisjoint(_WEB)
+            self._has_ranges = not self._is_web
             self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
             self._uploads = S3Uploads.by(self._filesystem)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
@@ -133,7 +160,8 @@ class RemoteStore:
         """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
         try:
             with translated(key):
-                return bytes(self._filesystem.cat_file(self._full(key), start=0, end=most))
+                # A server may send all of it.
+                return bytes(self._filesystem.cat_file(self._full(key), start=0, end=most))[:most]
         except UcpError as problem:
             if problem.code == "UCP-E-MISSING":
                 return None
@@ -146,10 +174,32 @@ class RemoteStore:
         if start == stop:
             return b""
         with translated(key):
+            self._require_ranges(key, start, stop)
             data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
+        if len(data) > stop - start:
+            raise _without_ranges(key)
         if len(data) != stop - start:
             raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
         return data
+
+    def _require_ranges(self, key: str, start: int, stop: int) -> None:
+        """Ask a web server once whether it sends parts of objects: else each part would be fetched as a whole object.
+
+        The file of fsspec looks at the answer's status, and reads no more of it; `cat_file` takes all that comes.
+        """
+        if self._has_ranges or stop < 2:
+            return
+        place = max(start, 1)
+        path = self._full(key)
+        try:
+            with self._filesystem.open(path, "rb", block_size=1, size=place + 1, cache_type="none") as file:
+                file.seek(place)
+                file.read(1)
+        except ValueError as reason:
+            raise _without_ranges(key) from reason
+        except Exception:  # what else is wrong, reading says better
+            return
+        self._has_ranges = True
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers, one after another, from byte ``start`` on."""
@@ -157,6 +207,25 @@ class RemoteStore:
         for buffer in buffers:
             buffer[:] = data[: buffer.nbytes]
             data = data[buffer.nbytes :]
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        """All bytes of an object, in order; from web servers by one request, since some send no parts of objects."""
+        if not self._is_web:
+            size = self.size(key)
+            if size is None:
+                raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=key)
+            for start in range(0, size, _BLOCK_BYTES):
+                yield self.read(key, start, min(start + _BLOCK_BYTES, size))
+            return
+        with translated(key):
+            stream = self._filesystem.open(self._full(key), "rb", block_size=0)
+        with stream:
+            while True:
+                with translated(key):
+                    piece = stream.read(_BLOCK_BYTES)
+                if not piece:
+                    return
+                yield bytes(piece)
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Objects of a remote store are not mapped."""

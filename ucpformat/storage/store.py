@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from ucpformat.storage.urls import local_path, refuse_target
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ __all__ = [
     "Store",
     "is_remote",
     "open_store",
+    "open_target",
 ]
 
 Durability = Literal["fsync", "none"]
@@ -131,6 +134,10 @@ class Store(Protocol):
         """Fill the buffers, one after another, from byte ``start`` on; errors as `read`."""
         ...
 
+    def pieces(self, key: str) -> Iterator[bytes]:
+        """All bytes of an object, in order, a piece of some MiB at a time; errors as `read`."""
+        ...
+
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
         ...
@@ -217,16 +224,26 @@ def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync")
     Raises:
         StoreError: ``UCP-E-STORE`` for a URL whose protocol fsspec does not know.
     """
-    from ucpformat.storage.local import LocalStore
+    path = local_path(url)
+    if path is not None:
+        from ucpformat.storage.local import LocalStore
 
-    if not is_remote(url):
-        return LocalStore(str(url).removeprefix("file://"), durability=durability)
+        return LocalStore(path, durability=durability)
     from ucpformat.storage.remote import RemoteStore
 
     return RemoteStore(str(url))
 
 
+def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
+    """As `open_store`, to be written to.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` as well where the protocol cannot keep the promises of a save (`refuse_target`).
+    """
+    refuse_target(url)
+    return open_store(url, durability=durability)
+
+
 def is_remote(url: str | os.PathLike[str]) -> bool:
     """Whether what lies at ``url`` is reached through fsspec, and not as a local path."""
-    text = str(url)
-    return not text.startswith("file://") and ("://" in text or "::" in text)
+    return local_path(url) is None

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
-from ucpformat.errors import Problem
+from ucpformat.errors import Problem, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ucpformat.model.state import StateDocument
     from ucpformat.storage.store import Store
 
-__all__ = ["LEVELS", "Level", "validate"]
+__all__ = ["LEVELS", "Level", "validate", "validate_store"]
 
 Level = Literal["structure", "semantics", "integrity"]
 LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
@@ -46,22 +46,34 @@ def validate(
     Raises:
         StoreError: ``UCP-E-STORE`` where the store itself fails.
     """
-    store = open_store(url)
+    with naming(url):
+        store = open_store(url)
+        try:
+            return validate_store(store, level, workers=workers, progress=progress)
+        finally:
+            store.close()
+
+
+def validate_store(
+    store: Store,
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> list[Problem]:
+    """As `validate`, of the checkpoint in an open store."""
     findings = Findings()
-    try:
-        documents = Documents(store, findings)
-        if level == "structure":
-            return list(findings)
-        checked = check_semantics(store, documents, findings)
-        if checked is None:
-            return list(findings)
-        if level == "integrity":
-            with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
-                check_integrity(store, checked, findings, executor=executor, progress=progress)
-        if checked.complete and checked.state is not None:
-            _report_unreferenced(store, checked, checked.state, findings)
-    finally:
-        store.close()
+    documents = Documents(store, findings)
+    if level == "structure":
+        return list(findings)
+    checked = check_semantics(store, documents, findings)
+    if checked is None:
+        return list(findings)
+    if level == "integrity":
+        with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
+            check_integrity(store, checked, findings, executor=executor, progress=progress)
+    if checked.complete and checked.state is not None:
+        _report_unreferenced(store, checked, checked.state, findings)
     return list(findings)
 
 

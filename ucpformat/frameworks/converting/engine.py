@@ -23,7 +23,7 @@ from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Order, job_digest, url_of
 from ucpformat.frameworks.converting.pool import Pool, open_pool, run_tasks
 from ucpformat.frameworks.converting.worker import Workshop, convert_batch, copy_batch
-from ucpformat.storage.store import open_store
+from ucpformat.storage.store import open_store, open_target
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Engine:
         with self._pool() as pool:
             if not self._options.resume:
                 return self._write(pool, self._order(secrets.token_hex(4)), None, {})
-            store = open_store(self._url, durability=self._options.durability)
+            store = open_target(self._url, durability=self._options.durability)
             try:
                 store.resume()
                 found = journal.earlier(store, self._order(""), self._batches, self._cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import translate
 from glob import escape
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -29,9 +30,11 @@ class _Globs:
     def __init__(self, globs: Sequence[str]) -> None:
         self._globs = [(glob, re.compile(translate(glob)), [False]) for glob in globs]
         self.lost: list[Lost] = []
+        self.seen: list[str] = []
 
     def drops(self, what: str) -> bool:
         found = False
+        self.seen.append(what)
         for glob, pattern, used in self._globs:
             if pattern.match(what):
                 used[0] = True
@@ -146,7 +149,13 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
     )
     blobs = found.kept("blobs", job.blobs)
     if unused := found.unused():
-        raise error("UCP-E-MISMATCH", f"--drop {unused[0]} matches nothing that is there")
+        near = get_close_matches(unused[0], found.seen, n=1, cutoff=0.4)
+        hint = f"; there is {near[0]!r}" if near else ""
+        raise error(
+            "UCP-E-MISMATCH",
+            f"--drop {unused[0]!r} matches nothing: names are ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME and "
+            f"files/NAME{hint}",
+        )
     kept = replace(
         job,
         atoms=atoms,

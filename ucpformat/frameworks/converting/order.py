@@ -19,6 +19,7 @@ from ucpformat.frameworks.converting.out_directory import refuse_unfinished
 from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_job
 from ucpformat.frameworks.converting.source_files import watched
 from ucpformat.frameworks.converting.unread import unread_files
+from ucpformat.frameworks.converting.weights import Weights, weights_of
 from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.model.compression_rule import compressor_of
@@ -52,6 +53,8 @@ class Recipe:
     compressor: Compression | None = None
     is_rewritten: bool = True
     """Whether a universal checkpoint is to be one again, which takes its write features."""
+    weights: Weights | None = None
+    """Where weights alone are to be carried, the slot that has them."""
 
     @contextmanager
     def open(self) -> Iterator[Opened]:
@@ -81,8 +84,9 @@ class Recipe:
         yield opened
 
     def _opened(self, whole: Job) -> Opened:
-        job, dropped = without(whole, self.drop)
-        return Opened(compressed(job, self.compressor), dropped)
+        job, left = (whole, ()) if self.weights is None else weights_of(whole, self.weights)
+        job, dropped = without(job, self.drop)
+        return Opened(compressed(job, self.compressor), (*left, *dropped))
 
 
 def compressed(job: Job, compressor: Compression | None) -> Job:

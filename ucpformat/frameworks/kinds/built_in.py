@@ -48,6 +48,7 @@ DCP: Final = ForeignKind(
     _plan_dcp,
     _export_dcp,
     title="torch.distributed.checkpoint, in all its directory formats; written as files of up to 1 GiB",
+    suffixes=(".dcp",),
 )
 
 

@@ -16,11 +16,15 @@ from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Recipe, url_of
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
 from ucpformat.frameworks.converting.ranks import RankExecutor, together
+from ucpformat.frameworks.converting.weights import beside_weights
+from ucpformat.frameworks.kinds.direction import require_local
 from ucpformat.frameworks.kinds.foreign import ExportOptions, ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.not_a_checkpoint import another_place
 from ucpformat.storage.store import open_store
+from ucpformat.storage.urls import local_path, refuse_target
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import Job
@@ -54,29 +58,26 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
     """The kind of the checkpoint at ``path``.
 
     Raises:
-        ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known.
+        ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known, with what lies there instead.
     """
-    if not os.path.isfile(path):
-        store = open_store(path)
-        try:
-            if store.size(ROOT_KEY) is not None:
-                return UCP
-        finally:
-            store.close()
-    refuse_unfinished(path)
-    for kind in registry().in_order():
-        if kind.detect(path):
-            return kind.name
+    store = open_store(path)
+    try:
+        if store.size(ROOT_KEY) is not None:
+            return UCP
+    finally:
+        store.close()
+    local = local_path(path)
+    if local is not None:
+        refuse_unfinished(local)
+        for kind in registry().in_order():
+            if kind.detect(local):
+                return kind.name
     broken = "".join(
         f"; the kind {entry.name!r} of {entry.distribution!r} cannot be used: {entry.broken}"
         for entry in registry().broken()
     )
-    raise error(
-        "UCP-E-SOURCE",
-        f"no checkpoint of a known kind ({', '.join(registry().names)}) lies here; check the path, "
-        f"or say --from{broken}",
-        at=str(path),
-    )
+    unknown = f"no checkpoint of a known kind ({', '.join(registry().names)}) lies here; check the path, or say --from"
+    raise error("UCP-E-SOURCE", f"{another_place(str(path)) or unknown}{broken}", at=str(path))
 
 
 def convert_checkpoint(
@@ -93,6 +94,7 @@ def convert_checkpoint(
     settings: Mapping[str, str] | None = None,
     source_settings: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
+    weights_only: bool = False,
     dry_run: bool = False,
     engine: EngineOptions | None = None,
     progress: Callable[[int], None] = lambda _: None,
@@ -102,22 +104,31 @@ def convert_checkpoint(
 
     ``settings`` are those of the destination's kind, ``source_settings`` those of the source's (`Setting`).
     ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME``: what
-    they match is left out. ``expand`` is how many bytes the source's tensors may have together (`ImportOptions`).
-    A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is written (its
-    storage is ``storage``).
+    they match is left out. With ``weights_only`` states of optimizers and values stay behind, and whatever else the
+    destination has no place for, weights excepted. ``expand`` is how many bytes the source's tensors may have together
+    (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is
+    written (its storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
     Raises:
         UcpError: ``UCP-E-MISMATCH`` where the destination cannot hold what ``drop`` does not match, and for settings;
             what the importer, the reader, the exporter and the writer raise.
     """
+    source = url_of(source)
+    if source_kind != UCP:
+        source = require_local(source, source_kind, is_source=True)
+    if destination_kind != UCP:
+        destination = require_local(destination, destination_kind, is_source=False)
+    else:
+        refuse_target(destination)
     recipe = Recipe(
-        url_of(source),
+        source,
         source_kind,
         ImportOptions(foreign_objects, shard_count, expand, dict(source_settings or {})),
         tuple(drop),
         compressor,
         is_rewritten=destination_kind == UCP,
+        weights=("master" if (settings or {}).get("slot") == "master" else "value") if weights_only else None,
     )
     with recipe.open() as opened:
         job = opened.job
@@ -135,7 +146,8 @@ def convert_checkpoint(
             raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
         check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
         plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
-        _refuse_losses(job, plan.dropped, kind.name)
+        unmissed = [] if recipe.weights is None else beside_weights(plan.dropped, job, recipe.weights)
+        _refuse_losses(job, [one for one in plan.dropped if one not in unmissed], kind.name)
         if plan.files is None and options.resume:
             raise error(
                 "UCP-E-MISMATCH",
@@ -200,4 +212,7 @@ def _refuse_losses(job: Job, lost: Sequence[Lost], kind: str) -> None:
     refused = [one for one in lost if one.matters]
     if refused:
         names = list(parts_of(job))
-        raise error("UCP-E-MISMATCH", f"{kind} cannot hold {told(refused, names)}; {remedy(refused, names)}")
+        ways = remedy(refused, names)
+        if len(beside_weights(refused, job)) == len(refused):
+            ways = f"carry the weights alone with --weights-only, or {ways}"
+        raise error("UCP-E-MISMATCH", f"{kind} cannot hold {told(refused, names)}; {ways}")

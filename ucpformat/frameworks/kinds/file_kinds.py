@@ -70,6 +70,7 @@ SAFETENSORS: Final = ForeignKind(
             "aliases", "copy, to write tied weights under each name, or leave, under one; left out, copy"
         ),
     ),
+    suffixes=(".safetensors",),
 )
 
 
@@ -105,6 +106,7 @@ TORCH_SAVE: Final = ForeignKind(
     title="files of torch.save: state dicts, training states, Lightning's .ckpt",
     import_settings=(_ORDER,),
     export_settings=(Setting("numbered", "true, to number the parameters of optimizers as torch's own do"),),
+    suffixes=(".pt", ".pth", ".ckpt", ".bin"),
 )
 
 

@@ -110,7 +110,8 @@ class ForeignKind:
 
     ``detect`` says whether a path holds one; it reads little, and raises nothing for what is something else.
     ``plan`` reads one into a `Job`, no tensor yet; ``export`` plans writing one. None where it cannot.
-    ``before`` names kinds that would take this one for theirs: this one is asked first.
+    ``before`` names kinds that would take this one for theirs: this one is asked first. ``suffixes``, such as
+    ``.safetensors``, are those by which the name of a destination says that this kind is to be written.
     """
 
     name: str
@@ -121,3 +122,4 @@ class ForeignKind:
     import_settings: Sequence[Setting] = ()
     export_settings: Sequence[Setting] = ()
     before: Sequence[str] = ()
+    suffixes: Sequence[str] = ()

@@ -41,7 +41,7 @@ from ucpformat.frameworks.torch_dcp.export import ExportTensor, dcp_files
 from ucpformat.frameworks.torch_dcp.exporter import SlotReader
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.revive import revive
-from ucpformat.frameworks.torch_dcp.tagged import RESTORE
+from ucpformat.frameworks.torch_dcp.tagged import RESTORE, foreign_type
 from ucpformat.model import values
 
 if TYPE_CHECKING:
@@ -91,15 +91,18 @@ def export_torch_dist(
     objects: dict[str, object] = {}
     stored: dict[str, bytes] = {}
     common: dict[str, object] = {}
+    dropped = [Lost(what, "the atom map says so") for what in unmapped]
     for name, value in content.state.values.items():
         decoded = values.decode(value, at=name, restore=RESTORE)
-        if is_sharded_object(name) and _names_classes(decoded):
+        foreign = None if _names_classes(decoded) else foreign_type(decoded)
+        if foreign is not None:
+            dropped.append(Lost(f"values/{name}", f"torch has no class for {foreign}"))
+        elif is_sharded_object(name) and _names_classes(decoded):
             stored[name] = _saved(_revived(decoded, name))
         elif is_sharded_object(name):
             objects[name] = decoded
         else:
             common[name] = _revived(decoded, name)
-    dropped = [Lost(what, "the atom map says so") for what in unmapped]
     place = OPTIMIZER_ENTRY if isinstance(made, DistributedOptimizer) else f"{GROUPS}: {made}"
     if made is not None:
         renamed |= {f"optimizers/{name}": f"{COMMON}#{place}" for name in content.state.optimizers}

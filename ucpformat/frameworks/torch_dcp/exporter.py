@@ -15,13 +15,13 @@ import numpy as np
 
 from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import error
-from ucpformat.frameworks.kinds.foreign import ExportPlan
+from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import alias_paths, group_origin, key_path, slot_path, value_paths
 from ucpformat.frameworks.torch_dcp.export import ExportTensor, dcp_files
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.items import KeyPath
-from ucpformat.frameworks.torch_dcp.tagged import decode
+from ucpformat.frameworks.torch_dcp.tagged import decode, foreign_type
 from ucpformat.geometry import Box
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SlotReader:
 
 
 def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
-    """Plan a DCP directory; nothing is lost in it.
+    """Plan a DCP directory; nothing is lost in it but values of other software's types.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE`` for types that torch lacks,
@@ -69,11 +69,19 @@ def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
             tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot))
             renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
-    for steps, value in _objects(content):
+    dropped: list[Lost] = []
+    nested = value_paths(content.state)
+    for name, value in content.state.values.items():
+        decoded = decode(value, at=f"values/{name}")
+        foreign = foreign_type(decoded)
+        if foreign is None:
+            objects[claim(key_path(nested.get(name, (name,))))] = decoded
+        else:
+            dropped.append(Lost(f"values/{name}", f"torch has no class for {foreign}"))
+    for steps, value in _groups(content):
         key = claim(steps)
         objects[key] = decode(value, at=key)
     stored: dict[str, bytes] = {}
-    nested = value_paths(content.state)
     for name, (media_type, data) in content.blobs.items():
         key = claim(key_path(nested.get(name, (name,))))
         if media_type == PICKLE:
@@ -81,7 +89,7 @@ def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
         else:
             objects[key] = io.BytesIO(data) if media_type == OPAQUE_MEDIA else data
     files = dcp_files(tensors, objects, paths, stored=stored)
-    return ExportPlan.of_files(len(objects) + len(stored), files, path, renamed)
+    return ExportPlan.of_files(len(objects) + len(stored), files, path, renamed, dropped)
 
 
 def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:
@@ -92,10 +100,7 @@ def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:
         yield key_path(path), atom["value"]
 
 
-def _objects(content: Content) -> Iterator[tuple[KeyPath, JsonValue]]:
-    """Values and parameter groups with their DCP paths, still encoded."""
-    nested = value_paths(content.state)
-    for name, value in content.state.values.items():
-        yield key_path(nested.get(name, (name,))), value
+def _groups(content: Content) -> Iterator[tuple[KeyPath, JsonValue]]:
+    """Parameter groups with their DCP paths, still encoded."""
     for name, optimizer in content.state.optimizers.items():
         yield from expand_groups(optimizer, group_origin(content.state, name)).values()

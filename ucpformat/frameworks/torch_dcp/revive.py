@@ -77,7 +77,10 @@ def revive(value: object, key: str) -> object:
             return type(value)(dict(pairs))
     if isinstance(value, _PLAIN):
         return value
-    raise error("UCP-E-OBJECT", f"{key!r} holds a {type(value).__name__}, which cannot be written for torch")
+    raise error(
+        "UCP-E-OBJECT",
+        f"{key!r} holds a {type(value).__name__}, which cannot be written for torch; leave it out with --drop",
+    )
 
 
 def _revive_torch(value: TorchSize | TorchDtype | TorchDevice | TorchLayout | TensorValue) -> object:

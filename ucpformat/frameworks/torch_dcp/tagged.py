@@ -34,7 +34,7 @@ from ucpformat.frameworks.torch_dcp.revive import FACTORIES
 from ucpformat.jsonio import JsonValue
 from ucpformat.model import values
 
-__all__ = ["RESTORE", "decode", "default_dict", "encode", "has_own_name"]
+__all__ = ["RESTORE", "decode", "default_dict", "encode", "foreign_type", "has_own_name"]
 
 _PATHS: Final = {"PosixPath": pathlib.PurePosixPath, "WindowsPath": pathlib.PureWindowsPath}
 
@@ -55,6 +55,17 @@ def decode(value: JsonValue, *, at: str) -> object:
         InvalidCheckpointError: ``UCP-E-VALUE`` for a malformed tag.
     """
     return values.decode(value, at=at, restore=RESTORE)
+
+
+def foreign_type(value: object) -> str | None:
+    """The type of the first value within a decoded one that torch has no class for, if there is any."""
+    if isinstance(value, values.NamedValue):
+        return value.type
+    if isinstance(value, Mapping):
+        return next((found for pair in value.items() for item in pair if (found := foreign_type(item))), None)
+    if isinstance(value, list | tuple | set | frozenset):
+        return next((found for item in value if (found := foreign_type(item))), None)
+    return None
 
 
 def _plain(obj: object) -> object:

@@ -32,7 +32,7 @@ from ucpformat.frameworks.torch_dcp.torch_zip import TorchArchive
 from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.storage.piece_writer import PieceWriter
-from ucpformat.storage.store import open_store
+from ucpformat.storage.store import open_target
 from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec, slot_place
@@ -137,7 +137,7 @@ class UcpStorageWriter(StorageWriter):
             raise error("UCP-E-STORE", "give UcpStorageWriter a path, or the save a checkpoint_id")
         self._close()
         self._coordinates = is_coordinator
-        self._store = open_store(self.checkpoint_id, durability=self._durability)
+        self._store = open_target(self.checkpoint_id, durability=self._durability)
         if is_coordinator:
             self._attempt = secrets.token_hex(4)
             self._store.prepare()

@@ -20,7 +20,7 @@ from ucpformat.frameworks.state.origins import SOURCE, alias_paths, group_origin
 from ucpformat.frameworks.state.paths import NumberKey, StatePath, build, dotted
 from ucpformat.frameworks.torch_dcp.importer import PICKLE
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
-from ucpformat.frameworks.torch_dcp.tagged import decode
+from ucpformat.frameworks.torch_dcp.tagged import decode, foreign_type
 from ucpformat.frameworks.torch_save.leaves import NUMBERED
 from ucpformat.frameworks.torch_save.numbering import PARAMS, STATE
 
@@ -66,15 +66,20 @@ def export_torch_save(
             for alias in alias_paths(atom) if name == "value" else ():
                 put(alias, tensor)  # the same object: it stays tied
     nested = value_paths(content.state)
+    dropped = []
     for name, value in content.state.values.items():
-        put(nested.get(name, (name,)), decode(value, at=name))
+        decoded = decode(value, at=name)
+        foreign = foreign_type(decoded)
+        if foreign is None:
+            put(nested.get(name, (name,)), decoded)
+        else:
+            dropped.append(Lost(f"values/{name}", f"torch has no class for {foreign}"))
     for name, optimizer in content.state.optimizers.items():
         for steps, value in expand_groups(optimizer, group_origin(content.state, name)).values():
             leaf = decode(value, at=dotted(steps))
             if steps[-1] == PARAMS and steps[: len(steps) - 3] in numbers and isinstance(leaf, list):
                 leaf = [numbers[steps[: len(steps) - 3]][atom] for atom in leaf]
             put(steps, leaf)
-    dropped = []
     for name, (media_type, data) in content.blobs.items():
         if media_type == PICKLE:
             dropped.append(Lost(f"blobs/{name}", "an object that is not plain data has no place in the file"))

@@ -1,0 +1,84 @@
+"""What the text of a URL says of the place: a local path, or a file system of fsspec and whether it can take a save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from ucpformat.errors import error
+
+__all__ = ["local_path", "name_of", "refuse_target"]
+
+_LOCAL: Final = ("file://", "local://")
+
+_ARCHIVE: Final = "an archive cannot be written object by object, and published as a whole"
+_WEB: Final = "a web server takes no objects that are created exclusively, listed and removed"
+_HISTORY: Final = "every object that is written there is a change of a repository"
+_INDEX: Final = "it shows what lies elsewhere"
+_CACHE: Final = "a cache may show what the store behind it no longer has"
+
+_NO_TARGETS: Final[Mapping[str, str]] = {
+    "zip": _ARCHIVE,
+    "tar": _ARCHIVE,
+    "libarchive": _ARCHIVE,
+    "http": _WEB,
+    "https": _WEB,
+    "git": _HISTORY,
+    "github": _HISTORY,
+    "gist": _HISTORY,
+    "dvc": _HISTORY,
+    "hf": _HISTORY,
+    "lakefs": _HISTORY,
+    "reference": _INDEX,
+    "data": _INDEX,
+    "pyscript": _INDEX,
+    "root": _INDEX,
+    "wandb": _INDEX,
+    "filecache": _CACHE,
+    "blockcache": _CACHE,
+    "cached": _CACHE,
+    "jupyter": "a notebook server sends whole files alone",
+    "jlab": "a notebook server sends whole files alone",
+}
+"""Protocols of fsspec that cannot keep the promises of a save (SPEC section 8), and why."""
+
+
+def local_path(url: str | os.PathLike[str]) -> str | None:
+    """The path that ``url`` is, or names by ``file://``; None where it is reached through fsspec."""
+    text = os.fspath(url)
+    if "::" not in text:
+        for prefix in _LOCAL:
+            if text.startswith(prefix):
+                return text.removeprefix(prefix)
+        if "://" not in text:
+            return text
+    return None
+
+
+def name_of(url: str | os.PathLike[str]) -> str:
+    """The last component of the path in a URL, or of a path."""
+    links = os.fspath(url).split("::")
+    path = next((link.partition("://")[2] for link in links if "://" in link), links[0])
+    return PurePosixPath(path).name
+
+
+def refuse_target(url: str | os.PathLike[str]) -> None:
+    """Refuse a place that cannot take a save, before anything is asked of it.
+
+    Raises:
+        StoreError: ``UCP-E-STORE``, with what to do instead.
+    """
+    if local_path(url) is not None:
+        return
+    for link in os.fspath(url).split("::"):
+        protocol = link.partition("://")[0]
+        why = _NO_TARGETS.get(protocol)
+        if why is not None:
+            raise error(
+                "UCP-E-STORE",
+                f"nothing can be saved through {protocol}://, since {why}; save to a directory or an object store, "
+                "and put the result there",
+                at=os.fspath(url),
+            )
