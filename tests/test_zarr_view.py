@@ -272,3 +272,44 @@ def test_metadata_says_what_is_served(store: UcpZarrStore) -> None:
     assert document["codecs"] == [{"name": "bytes"}]
     assert document["data_type"] == "int8"
     store.close()
+
+
+def test_dimensions_have_one_extent_by_name(tmp_path: Path) -> None:
+    """xarray refuses a group otherwise."""
+    slots = {"exp_avg": (2, 6), "row": (2,), "step": (), "value": (2, 6)}
+    state = {("a", name): Tensor(np.ones(shape, np.int8), "int8") for name, shape in slots.items()}
+    state["b", "codes"] = Tensor(np.ones((4, 6), np.int8), "int8")
+    state["b", "value"] = Tensor(np.ones((2, 6, 3), np.int8), "int8")
+    save(tmp_path / "c", state)
+    with zarr_store(tmp_path / "c") as store:
+        names = {
+            key: json.loads(get(store, f"{key}/zarr.json") or b"")["dimension_names"] for key in store._slots
+        }
+    assert names == {
+        "a/exp_avg": ["dim_0", "dim_1"],
+        "a/row": ["dim_0"],
+        "a/step": [],
+        "a/value": ["dim_0", "dim_1"],
+        "b/codes": ["codes_dim_0", "dim_1"],
+        "b/value": ["value_dim_0", "dim_1", "dim_2"],
+    }
+
+
+def test_groups_hold_the_documents_of_their_members(
+    store: UcpZarrStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def members(key: str) -> dict[str, Any]:
+        found = json.loads(get(store, key) or b"")
+        consolidated: dict[str, Any] = found.get("consolidated_metadata", {}).get("metadata", {})
+        return consolidated
+
+    array = json.loads(get(store, "a/value/zarr.json") or b"")
+    assert members("a/zarr.json") == {"value": array}
+    assert [*members("zarr.json")] == ["a", "a/value", "b", "b/step"]
+    assert members("zarr.json")["a/value"] == array
+    group = zarr.open_consolidated(store, mode="r")
+    assert sorted(group.group_keys()) == ["a", "b"]
+    monkeypatch.setattr("ucpformat.zarr_view._CONSOLIDATED_AT_MOST", 1)
+    assert members("zarr.json") == {}
+    assert members("a/zarr.json") == {"value": array}
+    store.close()

@@ -1,13 +1,14 @@
 """A checkpoint of either storage as a Zarr v3 store, for zarr-python, xarray and dask (SPEC section 16).
 
 The view is read-only and uncompressed: chunks are decoded, verified, assembled from their segments and padded
-here, and the metadata documents say so.
+here, and the metadata documents say so. They also have what xarray asks for and storage plain does not keep: names of
+dimensions, and the documents of a group's members in its own (consolidated metadata).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from zarr.abc.store import (
@@ -18,6 +19,7 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 
+from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, raw_array_document
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage import zarr_dtypes as _extension_dtypes  # noqa: F401 - registers them with zarr
@@ -29,15 +31,27 @@ if TYPE_CHECKING:
 
     from zarr.core.buffer import Buffer, BufferPrototype
 
+    from ucpformat.jsonio import JsonValue
     from ucpformat.storage.part import StoredSlot
 
 __all__ = ["UcpZarrStore", "zarr_store"]
 
 _METADATA = "zarr.json"
+_CONSOLIDATED_AT_MOST = 10_000
+"""Arrays: with more, the root group leaves their documents out, since whoever opens it parses all of them."""
+_GROUP = cast("dict[str, JsonValue]", loads(GROUP_DOCUMENT, at=_METADATA))
 
 
 def zarr_store(url: str | os.PathLike[str]) -> UcpZarrStore:
-    """Open a checkpoint as a Zarr store: ``zarr.open_group(zarr_store(path))["<atom key>/<slot>"]``.
+    """Open a checkpoint as a Zarr store: a group for each atom, by its key, with an array for each slot.
+
+    The key of an atom is its name, where that can be the name of a file (SPEC section 9).
+
+    * zarr: ``zarr.open_group(store, mode="r")["fc.weight/value"]``
+    * xarray: ``xarray.open_zarr(store, group="fc.weight")`` is a Dataset with a variable for each slot, and
+      ``xarray.open_datatree(store, engine="zarr")`` has all atoms. Dimensions are ``dim_0``, ``dim_1``, ...; where
+      slots of one atom differ in an extent, those of each slot have names of their own: ``exp_avg_dim_0``.
+    * dask: ``dask.array.from_zarr(store, component="fc.weight/value")``
 
     Raises:
         UcpError: as `ucpformat.open`.
@@ -51,15 +65,18 @@ class UcpZarrStore(Store):
     supports_writes = False
     supports_deletes = False
     supports_listing = True
+    supports_partial_writes = False  # asked for by zarr 3.1.0 to 3.1.2, as `set_partial_values` is
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(read_only=True)
         self._checkpoint = checkpoint
         self._slots: dict[str, StoredSlot] = {}
-        self._groups: set[str] = {""}
+        self._groups: dict[str, list[str]] = {"": []}
+        """Keys of the arrays of each group; those of the root are not repeated."""
         for stored in checkpoint.slots():
-            self._slots[f"{stored.atom.key}/{stored.slot.name}"] = stored
-            self._groups.add(stored.atom.key)
+            key = stored.part.keys[stored.position]
+            self._slots[f"{key}/{stored.name}"] = stored
+            self._groups.setdefault(key, []).append(f"{key}/{stored.name}")
 
     def close(self) -> None:
         """Close the checkpoint."""
@@ -96,12 +113,37 @@ class UcpZarrStore(Store):
         if name != _METADATA:
             return None
         if parent in self._groups:
-            return GROUP_DOCUMENT
-        stored = self._slots.get(parent)
-        if stored is None:
-            return None
+            return dumps_canonical(self._group(parent))
+        return dumps_canonical(self._array(parent)) if parent in self._slots else None
+
+    def _group(self, key: str) -> dict[str, JsonValue]:
+        members: dict[str, JsonValue] = {}
+        if key:
+            members = {name.rpartition("/")[2]: self._array(name) for name in self._groups[key]}
+        elif len(self._slots) <= _CONSOLIDATED_AT_MOST:
+            for group in sorted(self._groups.keys() - {""}):
+                members[group] = dict(_GROUP)
+                members |= {name: self._array(name) for name in self._groups[group]}
+        else:
+            return dict(_GROUP)
+        consolidated: JsonValue = {"kind": "inline", "must_understand": False, "metadata": members}
+        return {**_GROUP, "consolidated_metadata": consolidated}
+
+    def _array(self, key: str) -> dict[str, JsonValue]:
+        stored = self._slots[key]
         # The view decodes: what it serves has neither compressor nor checksum.
-        return raw_array_document(stored.dtype, stored.slot.shape, stored.grid.chunk_shape)
+        document = loads(raw_array_document(stored.dtype, stored.grid.shape, stored.grid.chunk_shape), at=key)
+        return {**document, "dimension_names": self._dimensions(stored, key)}  # type: ignore[dict-item]
+
+    def _dimensions(self, stored: StoredSlot, key: str) -> list[str]:
+        """Names of dimensions: within a group, one name has one extent."""
+        siblings = [self._slots[name].grid.shape for name in self._groups[key.rpartition("/")[0]]]
+        return [
+            f"dim_{dim}"
+            if all(shape[dim] == extent for shape in siblings if dim < len(shape))
+            else f"{stored.name}_dim_{dim}"
+            for dim, extent in enumerate(stored.grid.shape)
+        ]
 
     def _read(self, key: str) -> bytes | None:
         document = self._document(key)
@@ -133,9 +175,15 @@ class UcpZarrStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether there is a document or chunk of that key."""
-        return self._document(key) is not None or self._chunk(key) is not None
+        parent, _, name = key.rpartition("/")
+        is_document = name == _METADATA and (parent in self._groups or parent in self._slots)
+        return is_document or self._chunk(key) is not None
 
     async def set(self, key: str, value: Buffer) -> None:
+        """Refused: a committed checkpoint is never changed."""
+        raise ValueError("a checkpoint is read-only")
+
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> None:
         """Refused: a committed checkpoint is never changed."""
         raise ValueError("a checkpoint is read-only")
 

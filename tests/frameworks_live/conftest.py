@@ -8,7 +8,7 @@ from pathlib import Path
 FRAMEWORKS = {
     "accelerate": "accelerate",
     "bitsandbytes": "bitsandbytes",
-    "dask": "distributed",
+    "dask": "distributed xarray",
     "deepspeed": "deepspeed",
     "deepspeed_016": "deepspeed",
     "jax": "jax",

@@ -1,9 +1,9 @@
 """The extension data types for zarr-python (SPEC section 11.2), through ml_dtypes.
 
-zarr-python 3.1 knows the core types alone. Importing this module registers the others with its data type
-registry, for the whole process; zarr then opens and creates arrays of them. Each class is an entry point of
-the group ``zarr.data_type`` too, but zarr-python, up to its main branch of August 2026, collects that group
-and never loads it (``DataTypeRegistry._lazy_load`` has no caller), so the import is needed meanwhile.
+zarr-python knows the core types alone. Importing this module registers the others with its data type registry, for the
+whole process; zarr then opens and creates arrays of them. Each class is an entry point of the group ``zarr.data_type``
+too: zarr-python collects that group, and loads it when a type is first asked for since version 3.4.1; before it never
+did, so that the import is needed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeGuard, overload
 
 import numpy as np
-from zarr.core.dtype import DataTypeValidationError, ZDType, data_type_registry
+from zarr.core.dtype import ZDType, data_type_registry
 from zarr.core.dtype.common import HasEndianness, HasItemSize
 
 from ucpformat.model.dtype import DTYPES
+
+try:
+    from zarr.errors import DataTypeValidationError  # type: ignore[attr-defined, unused-ignore]
+except ImportError:  # up to zarr 3.2
+    from zarr.core.dtype import DataTypeValidationError
 
 if TYPE_CHECKING:
     from zarr.core.common import JSON, ZarrFormat
