@@ -154,7 +154,7 @@ def test_other_formats(tmp_path: Path, config: str, words: str) -> None:
     found = refusal(source)
     assert found.code == "UCP-E-SOURCE"
     assert words in found.message
-    assert detect_kind(source) == "dcp", "what it is besides"
+    assert detect_kind(source) == "megatron", "and not what would be left of it as torch's"
 
 
 def test_parts_that_are_missing(tmp_path: Path) -> None:

@@ -173,8 +173,9 @@ def test_a_truncated_metadata_file(dcp_case: DcpCase, tmp_path: Path) -> None:
         assert problem.code == "UCP-E-PICKLE"
         assert problem.at == ".metadata"
     (path / ".metadata").rename(path / ".metadata.tmp")
-    assert refusal(path).code == "UCP-E-SOURCE"
-    assert not detect(path)
+    problem = refusal(path)
+    assert (problem.code, problem.at) == ("UCP-E-SOURCE", ".metadata")
+    assert detect(path), "by the data that are left, so that what is missing is named"
 
 
 def test_damage_in_compressed_items(dcp_case: DcpCase, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def of_another_save(path: Path) -> None:
 @pytest.mark.parametrize(
     ("victim", "harm", "code", "text"),
     [
-        (0, Path.unlink, "UCP-E-SOURCE", "the file of rank 0"),
+        (0, Path.unlink, "UCP-E-SOURCE", "state-rank0.pt: it is missing, beside state-rank2.pt"),
         (2, Path.unlink, "UCP-E-SOURCE", "3 ranks saved"),
         (1, truncate, "UCP-E-SOURCE", "state-rank1"),
         (1, flip, "UCP-E-SOURCE", "state-rank1"),

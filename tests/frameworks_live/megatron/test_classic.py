@@ -18,6 +18,7 @@ from tests.frameworks_live.harm import Harm, flip, is_found, poison, remove, rep
 from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
+from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
@@ -169,3 +170,15 @@ def test_a_file_that_was_changed_is_read_or_refused(
 ) -> None:
     """One byte or one value of one file: nothing but an error of ours may come of it."""
     is_read_or_refused(made / name / "ckpt", "megatron-classic", tmp_path, data)
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_no_file_is_lost_in_silence(made: Path, name: str, tmp_path: Path) -> None:
+    """Where the two files of one rank contradict each other, either may be the one that is named."""
+    found = sweep(
+        made / name / "ckpt",
+        tmp_path,
+        known_as=lambda victim: victim.split("/")[-2] if "/" in victim else None,
+    )
+    found.check()
+    print(found.counts)

@@ -28,6 +28,7 @@ from tests.frameworks_live.harm import (
 from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
+from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
@@ -341,3 +342,10 @@ def test_the_common_state_of_another_iteration_is_refused(saved: tuple[str, Path
             tmp_path / "iter_0000008", tmp_path / "out.ucp", source_kind="megatron", destination_kind="ucp"
         )
     assert (refusal.value.code, refusal.value.at) == ("UCP-E-SOURCE", "common.pt")
+
+
+def test_no_file_is_lost_in_silence(saved: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = saved
+    found = sweep(folder / "ckpt", tmp_path)
+    found.check()
+    print(found.counts)

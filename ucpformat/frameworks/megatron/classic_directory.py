@@ -28,7 +28,12 @@ _RANK: Final = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
 def detect(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` holds the directories of ranks, or names an iteration that does; never raises."""
     root = Path(path)
-    return root.is_dir() and (_has_ranks(root) or (root / _LATEST).is_file())
+    return root.is_dir() and (_has_ranks(root) or (root / _LATEST).is_file() or bool(_iterations(root)))
+
+
+def _iterations(root: Path) -> list[str]:
+    """The iterations of a run directory."""
+    return sorted(entry.name for entry in root.glob("iter_*") if entry.is_dir() and _has_ranks(entry))
 
 
 def _has_ranks(root: Path) -> bool:
@@ -78,7 +83,15 @@ def directory_name(rank: tuple[int, ...]) -> str:
 
 def _iteration(root: Path) -> Path:
     latest = root / _LATEST
-    if _has_ranks(root) or not latest.is_file():
+    if _has_ranks(root):
+        return root
+    if not latest.is_file():
+        if there := _iterations(root):
+            raise error(
+                "UCP-E-SOURCE",
+                f"it is missing, which names the iteration; give the directory of one, such as {there[-1]}",
+                at=_LATEST,
+            )
         return root
     text = SourceFiles(root).read(_LATEST, _MAX_LATEST).decode("utf-8", "replace").strip()
     if text == "release":

@@ -39,6 +39,7 @@ __all__ = [
 
 COMMON: Final = "common.pt"
 CONFIG: Final = "metadata.json"
+METADATA: Final = ".metadata"
 CONFIGURATION: Final[Mapping[str, str | int]] = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -55,9 +56,15 @@ _MASTERS: Final = ("param", "fp32_param")
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` looks like a ``torch_dist`` checkpoint; runs nothing and never raises."""
+    """Whether ``path`` looks like a ``torch_dist`` checkpoint, or what is left of one; runs nothing and never raises.
+
+    Without one of its files it would be a directory of torch's, of which the arguments and the iteration are gone.
+    """
     files = SourceFiles(Path(path))
-    if not {CONFIG, COMMON} <= set(files.names()):
+    names = set(files.names())
+    if {COMMON, METADATA} <= names:
+        return True
+    if CONFIG not in names or not {COMMON, METADATA} & names:
         return False
     try:
         check_configuration(files)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.source_files import SourceFiles
+from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.torch_dcp.hugging_face import SHARDING_INFO
 from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object, read_header
 
@@ -43,6 +44,8 @@ class Weights:
     headers: Mapping[str, SafetensorsHeader]
     index: str | None
     index_metadata: Mapping[str, JsonValue]
+    odd: Sequence[Lost] = ()
+    """What is missing, or does not fit, and keeps nobody from reading the rest."""
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
@@ -85,11 +88,23 @@ def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
         found = _indexed(files, indexes[0])
         _refuse_others([name for name in names if name not in (indexes[0], *found.headers)], indexes[0])
         return found
-    if not chosen and (len(names) > 1 or _NUMBERED.fullmatch(names[0])):
+    number = _NUMBERED.fullmatch(names[0])
+    if place.is_file() and number is not None and int(number[3]) > 1:
+        raise _refused(
+            f"it is file {int(number[2])} of {int(number[3])} of a model: give the directory, or with "
+            f"--from-set weights={names[0]} this file of it alone",
+            names[0],
+        )
+    missing: list[Lost] = []
+    if not chosen and (len(names) > 1 or number is not None):
         _check_numbers(names)
+        index = f"{number[1] if number else 'model'}{INDEX_SUFFIX}"
+        missing.append(
+            Lost(f"files/{index}", "it is missing: what it says beside names is lost", matters=False)
+        )
     headers = {name: read_header(files, name) for name in names}
     _check_whole(headers)
-    return Weights(files, headers, None, {})
+    return Weights(files, headers, None, {}, missing)
 
 
 def _refused(message: str, at: str) -> UcpError:
@@ -109,7 +124,18 @@ def _indexed(files: SourceFiles, index: str) -> Weights:
         if there != said:
             raise _refused(f"{key!r:.200} is in {there}, and by the index in {said}", index)
     metadata = document.get("metadata")
-    return Weights(files, headers, index, metadata if isinstance(metadata, dict) else {})
+    noted = metadata if isinstance(metadata, dict) else {}
+    said, found = noted.get("total_size"), sum(_nbytes(header) for header in headers.values())
+    odd = []
+    if type(said) in (int, float) and said != found:
+        # Converters of published models have counted in another type, or tied tensors twice; names decide.
+        why = f"its total_size is {said}, and the tensors that it names have {found} bytes"
+        odd.append(Lost(f"files/{index}", why, matters=False))
+    return Weights(files, headers, index, noted, odd)
+
+
+def _nbytes(header: SafetensorsHeader) -> int:
+    return sum(entry.location.length for entry in header.entries.values())
 
 
 def _check_numbers(names: Sequence[str]) -> None:
@@ -120,7 +146,10 @@ def _check_numbers(names: Sequence[str]) -> None:
     count = int(matches[0][3])
     missing = set(range(1, min(count, 1_000_000) + 1)) ^ {int(match[2]) for match in matches}
     if missing:
-        raise _refused(f"file {min(missing)} of {count} is missing, and there is no index", names[0])
+        gone = f"{matches[0][1]}-{min(missing):05}-of-{matches[0][3]}{SUFFIX}"
+        raise _refused(
+            f"file {min(missing)} of {count} is missing, beside {names[0]}, and there is no index", gone
+        )
 
 
 def _refuse_others(names: Sequence[str], chosen: str) -> None:
@@ -140,21 +169,25 @@ def _check_whole(headers: Mapping[str, SafetensorsHeader]) -> None:
                 raise _refused(f"{key!r:.200} is in {places[key]} as well", name)
 
 
-def companions(weights: Weights) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The other files at the top of the directory with their bytes, and those that are left out with the reason."""
+def companions(weights: Weights) -> tuple[dict[str, bytes], list[Lost]]:
+    """The other files at the top of the directory with their bytes, and those that are left out with the reason.
+
+    Hidden files and folders (``.gitattributes``, ``.cache``) are nobody's loss.
+    """
     found: dict[str, bytes] = {}
-    left: dict[str, str] = {}
+    left: list[Lost] = []
     for name in weights.files.names():
         if name in weights.headers or name == weights.index:
             continue
         if (weights.files.root / name).is_dir():
-            left[name] = "a directory inside the model's"
+            why, matters = "a directory inside the model's", not name.startswith(".")
+            left.append(Lost(f"files/{name}", why, matters))
         elif name.startswith("."):
-            left[name] = "a hidden file"
+            left.append(Lost(f"files/{name}", "a hidden file", matters=False))
         elif _OTHER_WEIGHTS.fullmatch(name):
-            left[name] = "other weights beside the ones that are read"
+            left.append(Lost(f"files/{name}", "other weights beside the ones that are read"))
         elif weights.files.size(name) > _MAX_COMPANION:
-            left[name] = f"a file of more than {_MAX_COMPANION >> 20} MiB"
+            left.append(Lost(f"files/{name}", f"a file of more than {_MAX_COMPANION >> 20} MiB"))
         else:
             found[name] = weights.files.read(name, _MAX_COMPANION)
     return found, left

@@ -59,7 +59,7 @@ def import_safetensors(path: str | os.PathLike[str], *, settings: Mapping[str, s
     metadata = _metadata(weights)
     step = metadata.get(STEP)
     blobs: dict[str, bytes] = {}
-    left: dict[str, str] = {}
+    left: list[Lost] = []
     if Path(path).is_dir():
         blobs, left = companions(weights)
     job = Job(
@@ -68,7 +68,7 @@ def import_safetensors(path: str | os.PathLike[str], *, settings: Mapping[str, s
         StateDocument(_values(metadata, weights), {}, {}, state_annotations(KIND, {}, {})),
         {name: (_media_type(name), data) for name, data in blobs.items()},
         step=int(step) if isinstance(step, str) and _STEP.fullmatch(step) else None,
-        dropped=[Lost(f"files/{name}", why) for name, why in left.items()],
+        dropped=[*weights.odd, *left],
     )
     if settings.get("map") and any(
         entry.packed.startswith("F6")

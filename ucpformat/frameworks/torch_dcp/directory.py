@@ -22,7 +22,7 @@ from ucpformat.frameworks.torch_dcp.items import Catalogue, DcpObject, DcpTensor
 from ucpformat.frameworks.torch_dcp.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.frameworks.torch_dcp.object_tree import Limits
 from ucpformat.frameworks.torch_dcp.objects import item_size
-from ucpformat.frameworks.torch_dcp.ranks import rank_files, read_ranks
+from ucpformat.frameworks.torch_dcp.ranks import is_data, rank_files, read_ranks
 from ucpformat.frameworks.torch_dcp.safetensors_header import read_header
 from ucpformat.frameworks.torch_dcp.shared_check import SharedChecks, Step
 from ucpformat.frameworks.torch_dcp.strided import element_view
@@ -40,6 +40,8 @@ def detect(path: str | os.PathLike[str]) -> bool:
     names = files.names()
     if _METADATA in names or rank_files(names) or any(map(is_shard, [*names, *files.names("sharded")])):
         return True
+    if any(map(is_data, names)):
+        return True  # what is left of one: it is refused by the name of what is missing
     try:
         whole = next((name for name in names if is_whole(name)), None)
         return whole is not None and SHARDING_INFO in read_header(files, whole).metadata
@@ -219,6 +221,6 @@ def _catalogue(files: SourceFiles, reader: FragmentReader, shard_count: int | No
         return read_hugging_face(files, shard_count)
     raise error(
         "UCP-E-SOURCE",
-        "there is no .metadata: not a DCP directory, or its save never finished",
-        at=str(files.root),
+        f"there is no {_METADATA} in {files.root}: not a DCP directory, its save never finished, or the file is lost",
+        at=_METADATA,
     )

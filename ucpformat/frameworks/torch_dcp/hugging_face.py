@@ -58,11 +58,14 @@ def read_hugging_face(files: SourceFiles, shard_count: int | None) -> Catalogue:
     if shards and (whole or inner):
         raise _refused("rank files and other files lie side by side; keep one of them", shards[0])
     tensors = _whole_tensors(files, whole) if whole else None
-    if shards or inner:
-        tensors = _shard_tensors(files, shards or inner, tensors, shard_count)
-    if tensors is None:
-        raise _refused("there are no model or shard files", "")
-    check_covers(tensors, "")
+    try:
+        if shards or inner:
+            tensors = _shard_tensors(files, shards or inner, tensors, shard_count)
+        if tensors is None:
+            raise _refused("there are no model or shard files", "")
+        check_covers(tensors, "")
+    except UcpError as refusal:
+        raise error(refusal.code, refusal.message + _absent(shards or inner), at=refusal.at) from None
     return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
 
 
@@ -79,7 +82,8 @@ def _refused(message: str, at: str) -> UcpError:
 
 
 def _whole_tensors(files: SourceFiles, names: Sequence[str]) -> dict[str, DcpTensor]:
-    _check_numbers([(match[1], match[2]) for name in names if (match := _WHOLE.fullmatch(name))], names[0])
+    numbers = [(match[1], match[2]) for name in names if (match := _WHOLE.fullmatch(name))]
+    _check_numbers(numbers, names[0], "model-{}-of-{}.safetensors")
     tensors: dict[str, DcpTensor] = {}
     places: dict[str, str] = {}
     for name in names:
@@ -103,8 +107,11 @@ def _check_index(files: SourceFiles, places: Mapping[str, str]) -> None:
     if _INDEX not in files.names():
         return
     weight_map = parse_object(files.read(_INDEX, _MAX_INDEX), _INDEX).get("weight_map")
-    if weight_map != places:
-        raise _refused("the index and the files do not name the same tensors in the same files", _INDEX)
+    said = weight_map if isinstance(weight_map, dict) else {}
+    for key in sorted(said.keys() | places.keys()):
+        there, wanted = places.get(key, "no file"), said.get(key, "no file")
+        if there != wanted:
+            raise _refused(f"{key!r:.200} is in {there}, and by the index in {wanted!s:.200}", _INDEX)
 
 
 def _shard_tensors(
@@ -114,13 +121,16 @@ def _shard_tensors(
     shard_count: int | None,
 ) -> dict[str, DcpTensor]:
     matches = [match for name in names if (match := _SHARD.fullmatch(name.rpartition("/")[2]))]
-    _check_numbers([(match[2], match[3]) for match in matches], names[0])
+    _check_numbers(
+        [(match[2], match[3]) for match in matches], names[0], "shard-00001-model-{}-of-{}.safetensors"
+    )
     ranks = {int(match[1]) for match in matches}
     count = max(ranks) if shard_count is None else shard_count
     missing = set(range(1, count + 1)) ^ ranks
     if missing:
         raise _refused(
-            f"the files of shard {min(missing)} are missing, or there are more than expected", names[0]
+            f"the files of shard {min(missing)} are missing, or there are more than expected",
+            f"shard-{min(missing):05}-model-00001-of-{matches[0][3]}.safetensors",
         )
     if whole is None and shard_count is None:
         raise _refused(
@@ -137,6 +147,23 @@ def _shard_tensors(
     if whole is not None and whole.keys() != pieces.keys():
         raise _refused("the shards and the consolidated files do not name the same tensors", names[0])
     return {key: _joined(key, parts, whole) for key, parts in pieces.items()}
+
+
+def _absent(names: Sequence[str]) -> str:
+    """The files that ranks have of other parts and not of this one, as what a refusal says in the end.
+
+    None of them need have been written: a rank that holds nothing of a part writes no file for it.
+    """
+    matches = [match for name in names if (match := _SHARD.fullmatch(name.rpartition("/")[2]))]
+    ranks, parts = ({int(match[place]) for match in matches} for place in (1, 2))
+    held = {(int(match[1]), int(match[2])) for match in matches}
+    absent = [
+        f"shard-{rank:05}-model-{part:05}-of-{matches[0][3]}.safetensors"
+        for rank in sorted(ranks)
+        for part in sorted(parts)
+        if (rank, part) not in held
+    ]
+    return f"; there is no {', '.join(absent[:8])}" if absent else ""
 
 
 def _joined(
@@ -173,12 +200,15 @@ def _offset(header: SafetensorsHeader, key: str, entry: SafetensorsEntry, name: 
     return offset
 
 
-def _check_numbers(numbers: Iterable[tuple[str, str]], at: str) -> None:
-    """Refuse where the files ``i`` of ``n`` are not 1 to n with one n."""
-    pairs = [(int(index), int(count)) for index, count in numbers]
-    counts = {count for _, count in pairs}
+def _check_numbers(numbers: Iterable[tuple[str, str]], at: str, name: str) -> None:
+    """Refuse where the files ``i`` of ``n`` are not 1 to n with one n; ``name`` is what they are called."""
+    pairs = list(numbers)
+    counts = {int(count) for _, count in pairs}
     if len(counts) != 1:
         raise _refused("the files come from checkpoints of different numbers of files", at)
-    missing = set(range(1, min(counts.pop(), 1_000_000) + 1)) ^ {index for index, _ in pairs}
+    missing = set(range(1, min(counts.pop(), 1_000_000) + 1)) ^ {int(index) for index, _ in pairs}
     if missing:
-        raise _refused(f"file {min(missing)} of the checkpoint is missing", at)
+        raise _refused(
+            f"file {min(missing)} of the checkpoint is missing",
+            name.format(f"{min(missing):05}", pairs[0][1]),
+        )

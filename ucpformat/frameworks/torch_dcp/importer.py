@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["PICKLE", "ForeignObjects", "TensorSource", "grid_layout", "import_dcp"]
+
+_SHARDED_OBJECT: Final = re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
+"""The key of an object of one rank as Megatron-core writes it; torch itself writes none."""
 
 PICKLE: Final = "application/x-pytorch-dcp-object"
 """Media type of blobs that hold an object's stored bytes."""
@@ -67,6 +71,14 @@ def import_dcp(
             which does not record it.
     """
     directory = DcpDirectory.open(path, shard_count=shard_count)
+    odd = next((key for key in directory.objects if _SHARDED_OBJECT.fullmatch(key)), None)
+    if odd is not None:
+        raise error(
+            "UCP-E-SOURCE",
+            f"{odd!r:.200} is an object of Megatron-core's, whose arguments and iteration lie in common.pt and "
+            "metadata.json beside this file: copy both into the directory",
+            at=".metadata",
+        )
     tensors = {key: tensor.path for key, tensor in directory.tensors.items()}
     paths = {key: item.path for key, item in directory.objects.items()}
     encoded, blobs = _objects(directory, foreign_objects)

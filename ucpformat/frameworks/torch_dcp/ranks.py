@@ -23,7 +23,7 @@ from ucpformat.frameworks.torch_dcp.object_tree import Limits, spelled
 from ucpformat.frameworks.torch_dcp.objects import item_size
 from ucpformat.frameworks.torch_dcp.strided import element_view, slabs
 
-__all__ = ["rank_files", "read_ranks"]
+__all__ = ["is_data", "rank_files", "read_ranks"]
 
 _METADATA: Final = re.compile(r"__(\d+)\.metadata")
 _DATA: Final = re.compile(r"__(\d+)_\d+\.distcp")
@@ -35,20 +35,28 @@ def rank_files(names: Sequence[str]) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := _METADATA.fullmatch(name))}
 
 
+def is_data(name: str) -> bool:
+    """Return whether ``name`` is that of a file in which a rank wrote its items."""
+    return _DATA.fullmatch(name) is not None
+
+
 def read_ranks(files: SourceFiles, names: Sequence[str], reader: FragmentReader) -> Catalogue:
     """Return all ranks' items as one checked catalogue. Raises ``UCP-E-SOURCE`` and as `read_metadata`."""
     metadata = rank_files(names)
     data = {int(match[1]) for name in names if (match := _DATA.fullmatch(name))}
     missing = set(range(max(data | metadata.keys()) + 1)) - metadata.keys()
     if missing:
-        raise _refused(f"the metadata of rank {min(missing)} are missing")
+        raise _refused(f"the metadata of rank {min(missing)} are missing", f"__{min(missing)}.metadata")
     ranks = [
         read_metadata(files.read(metadata[rank], METADATA_LIMITS.pickle_bytes), metadata[rank])
         for rank in range(len(metadata))
     ]
     for rank, catalogue in enumerate(ranks):
         for key, _ in sorted(_keys(catalogue) ^ _keys(ranks[0])):
-            raise _refused(f"{key!r} is not listed by both rank 0 and rank {rank}, so ranks may be missing")
+            raise _refused(
+                f"{key!r} is not listed by both {metadata[0]} and {metadata[rank]}, so ranks may be missing",
+                metadata[rank],
+            )
     tensors = {key: _merged_tensor(key, [rank.tensors[key] for rank in ranks]) for key in ranks[0].tensors}
     at = metadata[0]
     single = {key: tensor for key, (tensor, _) in tensors.items()}
@@ -56,14 +64,16 @@ def read_ranks(files: SourceFiles, names: Sequence[str], reader: FragmentReader)
     for _, copies in tensors.values():
         for kept, other, dtype in copies:
             if not _same_tensor(reader, kept, other, dtype):
-                raise _refused(f"copies in {kept.location.file} and {other.location.file} differ")
+                raise _refused(
+                    f"copies in {kept.location.file} and {other.location.file} differ", other.location.file
+                )
     objects = {key: _merged_object([rank.objects[key] for rank in ranks], reader) for key in ranks[0].objects}
     places = tuple(place for rank in ranks for place in rank.places)
     return Catalogue("dcp-per-rank", single, objects, places)
 
 
-def _refused(message: str) -> UcpError:
-    return error("UCP-E-SOURCE", f"saved with use_collectives=False, not provably complete: {message}")
+def _refused(message: str, at: str = "") -> UcpError:
+    return error("UCP-E-SOURCE", f"saved with use_collectives=False, not provably complete: {message}", at=at)
 
 
 def _keys(catalogue: Catalogue) -> set[tuple[str, bool]]:

@@ -26,6 +26,8 @@ from ucpformat.frameworks.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.frameworks.torch_save.leaves import Leaves, TensorLeaf
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ucpformat.frameworks.converting.job import Job
     from ucpformat.frameworks.state.paths import StatePath
     from ucpformat.frameworks.torch_dcp.importer import ForeignObjects
@@ -42,6 +44,11 @@ _STATE: Final = re.compile(
 )
 _FOLDER: Final = re.compile(r"(?:pytorch_model_fsdp|optimizer)_(\d+)")
 _RANK_FILE: Final = re.compile(r"(?:pytorch_model_fsdp|optimizer).*_rank\d+\.bin")
+_SEVERAL: Final = re.compile(
+    r"(model|pytorch_model|pytorch_model_fsdp|optimizer|scheduler|custom_checkpoint)(?:_(\d{1,6}))?(\.safetensors|\.bin|\.pkl|)"
+)
+_RANK_DATA: Final = re.compile(r"__(\d{1,7})_\d+\.distcp")
+_NUMBERED_FROM_0: Final = ("custom_checkpoint", "pytorch_model_fsdp")
 _META: Final = "meta.pt"
 _METADATA: Final = ".metadata"
 _MAX_BLOB: Final = 64 << 20
@@ -104,8 +111,59 @@ def import_directory(
         elif name != _METADATA and not (_METADATA in files.names() and name.endswith(".distcp")):
             _add_other(leaves, files, name)
     if not any(path[0] == "model" for path in leaves.tensors):
-        raise error("UCP-E-SOURCE", "there is no model", at=str(root))
+        raise error(
+            "UCP-E-SOURCE",
+            "there is no model: no model.safetensors, pytorch_model.bin, pytorch_model_fsdp.bin or "
+            "pytorch_model_fsdp_0",
+            at=str(root),
+        )
+    if _META not in files.names():
+        leaves.dropped += _missing(files.names())
+    if ranks:
+        _check_ranks(files, len(ranks))
     return leaves.job(KIND, order=order)
+
+
+def _check_ranks(files: SourceFiles, count: int) -> None:
+    """Refuse where more ranks wrote parts of tensors than there are random states of."""
+    for folder in filter(_FOLDER.fullmatch, files.names()):
+        for name in files.names(folder):
+            match = _RANK_DATA.fullmatch(name)
+            if match is not None and int(match[1]) >= count:
+                raise error(
+                    "UCP-E-SOURCE",
+                    f"the random states of this rank are missing, which wrote {folder}/{name}",
+                    at=f"random_states_{count}.pkl",
+                )
+
+
+def _missing(names: Sequence[str]) -> list[Lost]:
+    """What ``save_state`` writes always, or for nearly every job, and is not here.
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for one of several models, optimizers, schedulers or objects, which are
+            numbered from 0 on, without those before.
+    """
+    numbered: dict[tuple[str, str], dict[int, str]] = {}
+    for name in names:
+        if match := _SEVERAL.fullmatch(name):
+            numbered.setdefault((match[1], match[3]), {})[int(match[2] or 0)] = name
+    for (base, suffix), found in numbered.items():
+        gap = next((number for number in range(len(found)) if number not in found), None)
+        if gap is not None:
+            is_bare = gap == 0 and base not in _NUMBERED_FROM_0
+            raise error(
+                "UCP-E-SOURCE",
+                f"it is missing, and {found[max(found)]} is there",
+                at=f"{base}{suffix}" if is_bare else f"{base}_{gap}{suffix}",
+            )
+    left = []
+    if not any(map(_RANDOM.fullmatch, names)):
+        left.append(Lost("files/random_states_0.pkl", "it is missing: Accelerate writes one of every rank"))
+    if not any(name.startswith("optimizer") for name in names):
+        why = "it is missing: the states of the job's optimizer, if it had one, are lost"
+        left.append(Lost("files/optimizer.bin", why, matters=False))
+    return left
 
 
 def _add_model(leaves: Leaves, files: SourceFiles, name: str, at: StatePath) -> None:

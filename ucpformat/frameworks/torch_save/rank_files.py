@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,8 @@ KIND: Final = "torch-ranks"
 _RANK: Final = re.compile(r"(.*?)[._-]?rank[._-]?(\d{1,7})((?:[._-].*)?\.(?:pt|pth|bin|ckpt))", re.IGNORECASE)
 _MARK: Final = b"torch.distributed._shard.sharded_tensor.api"
 _MAX_PICKLE: Final = 64 << 20
+_LOOKED_AT: Final = 3
+"""How many files of a row are looked at: the first may be the one that is damaged."""
 _FLAT: Final = ("_flat_param", "flat_param")
 
 
@@ -44,12 +47,21 @@ def detect(path: str | os.PathLike[str]) -> bool:
     root = Path(path)
     try:
         rows = _rows(SourceFiles(root).names()) if root.is_dir() else {}
-        return any(_names_sharded(root / next(iter(row.values()))) for row in rows.values())
     except (OSError, ValueError, UcpError):
         return False
+    return any(
+        _names_sharded(root / name) for row in rows.values() for name in sorted(row.values())[:_LOOKED_AT]
+    )
 
 
 def _names_sharded(place: Path) -> bool:
+    """Whether a file is an archive that names a `ShardedTensor`; one that is damaged is not."""
+    with suppress(OSError, ValueError, UcpError):
+        return _has_mark(place)
+    return False
+
+
+def _has_mark(place: Path) -> bool:
     with open_range(place, 0, place.stat().st_size, place.name) as source:
         records = zip_records(source)
         pickles = [name for name in records if name.endswith("/data.pkl")]
@@ -93,13 +105,21 @@ def import_rank_files(path: str | os.PathLike[str], *, order: str = "", replicas
         if ranks != list(range(len(ranks))):
             missing = next(rank for rank in range(len(ranks)) if rank not in row)
             raise refusal(
-                f"the file of rank {missing} is missing; copy those of all ranks into one directory",
-                row[ranks[-1]],
+                f"it is missing, beside {row[ranks[-1]]}; copy the files of all ranks into one directory",
+                _name_like(row[ranks[-1]], missing),
             )
         held = [TorchFile(files, row[rank], RANK_GLOBALS) for rank in ranks]
         prefix: StatePath = (before,) if len(rows) > 1 and before else ()
         _add_row(leaves, held, prefix, has_equal=replicas != "first")
     return leaves.job(KIND, order=order)
+
+
+def _name_like(name: str, rank: int) -> str:
+    """What the file of another rank is called."""
+    match = _RANK.fullmatch(name)
+    if match is None:
+        raise AssertionError("names of ranks' files have numbers")
+    return f"{name[: match.start(2)]}{rank:0{len(match[2])}}{name[match.end(2) :]}"
 
 
 def _is_leaf(value: object) -> bool:
@@ -147,15 +167,18 @@ def _add_row(leaves: Leaves, files: Sequence[TorchFile], prefix: StatePath, *, h
 
 def _sharded(name: str, files: Sequence[TorchFile], values: Sequence[Any]) -> TensorLeaf:
     found = []
-    for file, value in zip(files, values, strict=True):
+    for rank, (file, value) in enumerate(zip(files, values, strict=True)):
         if not _is_leaf(value) or not isinstance(value, Instance):
             raise refusal(f"{name!r:.200} is sharded in {files[0].name}, and not here: two saves", file.name)
         sharded = Sharded.read(value, name, file.name)
         if sharded.world is not None and sharded.world != len(files):
             raise refusal(
-                f"{sharded.world} ranks saved, and there are files of {len(files)}; copy those of all ranks",
+                f"{sharded.world} ranks saved, and there are files of {len(files)}; copy those of all ranks, "
+                f"{_name_like(file.name, len(files))} too",
                 file.name,
             )
+        if sharded.rank is not None and sharded.rank != rank:
+            raise refusal(f"rank {sharded.rank} wrote it, and not the rank in its name", file.name)
         found.append((file, sharded))
     return TensorLeaf(found[0][1].dtype, found[0][1].shape, joined(name, found))
 

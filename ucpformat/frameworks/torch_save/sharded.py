@@ -111,6 +111,8 @@ class Sharded:
     boxes: tuple[tuple[Box, int | None], ...]
     held: tuple[tuple[Box, StoredTensor], ...]
     world: int | None
+    rank: int | None
+    """Of the process that wrote it, among all of the job."""
 
     @classmethod
     def read(cls, instance: Instance, name: str, at: str) -> Sharded:
@@ -128,8 +130,15 @@ class Sharded:
             dtype = TORCH_DTYPES[kind.name][0]
             boxes = tuple(_box(members(entry)) for entry in described["shards_metadata"])
             held = tuple(_held(members(shard), dtype) for shard in shards)
-            world = members(group).get("global_world_size")
-            return cls(dtype, _extents(described["size"]), boxes, held, world if type(world) is int else None)
+            world, rank = (members(group).get(f"global_{name}") for name in ("world_size", "rank"))
+            return cls(
+                dtype,
+                _extents(described["size"]),
+                boxes,
+                held,
+                world if type(world) is int else None,
+                rank if type(rank) is int else None,
+            )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
             raise error(
                 "UCP-E-SOURCE",
