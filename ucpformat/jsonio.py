@@ -20,7 +20,7 @@ from ucpformat.collector import paused
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ucpformat.errors import UcpError
 
@@ -258,14 +258,33 @@ def _find_duplicate(value: object) -> list[str | int] | None:
 
 
 def _refuse_lone_surrogates(value: JsonValue, at: str) -> None:
+    found = _lone_surrogate(value)
+    if found is not None:
+        path, what = found
+        raise error(
+            "UCP-E-JSON", f"{what} holds a lone surrogate, which is not Unicode text", at=pointer(at, *path)
+        )
+
+
+def _lone_surrogate(value: JsonValue) -> tuple[list[str | int], str] | None:
+    """Return the path to the first text with a lone surrogate, and what that is.
+
+    The path is made on the way back: names may be as long as the document, and elements as many.
+    """
+    items: Iterable[tuple[str | int, JsonValue]]
     if isinstance(value, str):
-        if _LONE_SURROGATE.search(value):
-            raise error("UCP-E-JSON", "a string holds a lone surrogate, which is not Unicode text", at=at)
-    elif isinstance(value, dict):
-        for name, item in value.items():
+        return ([], "a string") if _LONE_SURROGATE.search(value) else None
+    if isinstance(value, dict):
+        for name in value:
             if _LONE_SURROGATE.search(name):
-                raise error("UCP-E-JSON", f"the member name {name!r} holds a lone surrogate", at=at)
-            _refuse_lone_surrogates(item, pointer(at, name))
+                return [], f"the member name {_short(name)!r}"
+        items = value.items()
     elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_lone_surrogates(item, pointer(at, index))
+        items = enumerate(value)
+    else:
+        return None
+    for part, item in items:
+        below = _lone_surrogate(item)
+        if below is not None:
+            return [part, *below[0]], below[1]
+    return None

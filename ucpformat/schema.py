@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
-    from jsonschema import ValidationError
+    from jsonschema.protocols import Validator
     from referencing.jsonschema import Schema, SchemaRegistry
 
     from ucpformat.jsonio import JsonValue
@@ -29,6 +31,8 @@ __all__ = ["BASE", "problems", "registry", "schema_names", "validator"]
 BASE: Final = "https://ucpformat.org/schema/draft/"
 _SUFFIX: Final = ".schema.json"
 _LONGEST_MESSAGE: Final = 240
+_MOST_PROBLEMS: Final = 1000
+"""Of one document, and as many as anybody reads: each takes a thousand times the memory of a wrong byte."""
 _JSON_TYPES: Final = {
     dict: "object",
     list: "array",
@@ -38,6 +42,17 @@ _JSON_TYPES: Final = {
     float: "number",
     type(None): "null",
 }
+
+
+def _any_of(
+    validator: Validator, alternatives: list[Schema], instance: Any, schema: Schema
+) -> Iterator[ValidationError]:
+    """Say that no alternative fits, and nothing of each: jsonschema keeps every error of every alternative below."""
+    if not any(validator.evolve(schema=alternative).is_valid(instance) for alternative in alternatives):
+        yield ValidationError("none of the alternatives fits")
+
+
+_Validator: Final[type[Validator]] = extend(Draft202012Validator, {"anyOf": _any_of})  # type: ignore[no-untyped-call]
 
 
 def _folder() -> Traversable:
@@ -70,21 +85,23 @@ def schema_names() -> tuple[str, ...]:
 
 
 @cache
-def validator(name: str, definition: str = "") -> Draft202012Validator:
+def validator(name: str, definition: str = "") -> Validator:
     """The validator of the schema ``name``, or of its ``$defs`` entry ``definition``; KeyError if unknown."""
     schema = _schemas()[name]
     if definition:
         schema = {"$ref": f"{BASE}{name}{_SUFFIX}#/$defs/{definition}"}
-    return Draft202012Validator(schema, registry=registry())
+    return _Validator(schema, registry=registry())
 
 
 def problems(name: str, value: JsonValue, at: str) -> Iterator[Problem]:
     """What the schema ``name`` has against ``value``, in order of place; ``at`` is the document's place.
 
+    The first thousand problems are enough: a document of zeros where objects belong has one for every second byte.
+
     The code is ``UCP-E-FORMAT`` for the envelope, ``UCP-E-VALUE`` for tagged values wherever they stand, and
     ``UCP-E-SCHEMA`` otherwise.
     """
-    found = sorted(validator(name).iter_errors(value), key=_order)
+    found = sorted(islice(validator(name).iter_errors(value), _MOST_PROBLEMS), key=_order)
     for fault in found:
         code = _code(name, tuple(fault.absolute_path))
         here = pointer(at, *fault.absolute_path)

@@ -11,6 +11,8 @@ from ucpformat.model.envelope import FORMAT_VERSION, check_envelope
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.reference import DocumentRef
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
+from ucpformat.model.state import StateDocument
+from ucpformat.model.values import decode
 from ucpformat.schema import problems
 from ucpformat.storage.fetch import read_root
 
@@ -28,8 +30,8 @@ class Documents:
     """Reads the root and what it refers to, applies the schemas, and remembers which documents are sound.
 
     ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
-    schema; each is None before. ``values`` holds, by key, the documents
-    that meet their schemas, ``parts`` index parts among them that have no problems of their own either.
+    schema; each is None before. ``values`` holds, by key, the documents that meet their schemas; ``parts`` and
+    ``states`` those index parts and state documents among them that have no problems of their own either.
     """
 
     def __init__(self, store: Store, findings: Findings) -> None:
@@ -40,6 +42,7 @@ class Documents:
         self.root: dict[str, JsonValue] | None = None
         self.values: dict[str, JsonValue] = {}
         self.parts: dict[str, IndexPart] = {}
+        self.states: dict[str, StateDocument] = {}
         with findings.collecting():
             self._read()
 
@@ -85,10 +88,13 @@ class Documents:
         value = loads(self._store.read(reference.key, 0, size), at=reference.key)
         # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
         # times as long: it is asked where there is something to say.
-        if schema == "index":
-            with suppress(UcpError):
+        with suppress(UcpError):
+            if schema == "index":
                 self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
-        found = [] if reference.key in self.parts else list(problems(schema, value, reference.key))
+            elif schema == "state":
+                self.states[reference.key] = _sound_state(value, at=reference.key)
+        is_sound = reference.key in self.parts or reference.key in self.states
+        found = [] if is_sound else list(problems(schema, value, reference.key))
         self._findings.extend(found)
         if not found:
             self.values[reference.key] = value
@@ -96,3 +102,11 @@ class Documents:
     def is_sound(self, reference: DocumentRef) -> bool:
         """Whether the document was read and meets its schema."""
         return reference.key in self.values
+
+
+def _sound_state(value: JsonValue, *, at: str) -> StateDocument:
+    """Read a state document and each of its tagged values; raises what the first problem is."""
+    state = StateDocument.from_json(value, at=at)
+    for place, tagged in state.tagged_values(at=at):
+        decode(tagged, at=place)
+    return state

@@ -136,6 +136,9 @@ def _read_state(store: Store, documents: Documents, findings: Findings, checked:
     if not documents.is_sound(reference):
         checked.state = None
         return
+    if reference.key in documents.states:
+        checked.state = documents.states[reference.key]
+        return
     state = StateDocument.structure(documents.values[reference.key], at=reference.key)
     problems = list(state.problems(at=reference.key))
     findings.extend(problems)

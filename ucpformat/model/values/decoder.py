@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import MAX_INTEGER, pointer
 from ucpformat.model.values.content import (
     LONE_SURROGATE,
@@ -20,13 +20,12 @@ from ucpformat.model.values.content import (
     integer_from,
     tensor_from,
 )
-from ucpformat.model.values.keys import canonical_text, is_key, is_plain_name
+from ucpformat.model.values.keys import canonical_text, check_hashes, is_key, is_plain_name
 from ucpformat.model.values.registered import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from ucpformat.errors import UcpError
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["Restore", "decode"]
@@ -95,6 +94,8 @@ class _Decoder:
             result = handler(self, body, depth + 1)
         except ValueError as problem:
             raise self._refusal(str(problem)) from None
+        except UcpError as problem:
+            raise problem if problem.at else error(problem.code, problem.message, at=self._here()) from None
         self._path.pop()
         return result
 
@@ -132,6 +133,7 @@ class _Decoder:
         ]
         if any(before >= after for before, after in pairwise(map(canonical_text, keys))):
             raise self._refusal("the elements are not in strictly ascending order of their canonical texts")
+        check_hashes(elements)
         if len(set(elements)) != len(elements):
             raise self._refusal("two elements are equal")
         return elements
@@ -151,7 +153,7 @@ class _Decoder:
         self._check_depth(depth + 1)
         if type(body) is not list:
             raise self._refusal("a $dict is an array of pairs")
-        members: dict[Hashable, object] = {}
+        pairs: list[tuple[Hashable, object]] = []
         texts: set[bytes] = set()
         plain = True
         for index, pair in enumerate(body):
@@ -162,8 +164,10 @@ class _Decoder:
             key, item = self._items(pair, depth + 1)
             self._path.pop()
             plain = plain and is_plain_name(pair[0])
-            members[self._key(pair[0], key, index, 0)] = item
+            pairs.append((self._key(pair[0], key, index, 0), item))
             texts.add(canonical_text(pair[0]))
+        check_hashes(key for key, _ in pairs)
+        members = dict(pairs)
         if plain:
             raise self._refusal(
                 "a $dict has a key that is not a string or starts with $; else it is a plain object"

@@ -6,10 +6,16 @@ import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.errors import error
+
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["canonical_text", "is_key", "is_plain_name"]
+__all__ = ["canonical_text", "check_hashes", "is_key", "is_plain_name"]
+
+_MOST_OF_ONE_HASH: Final = 64
 
 _LEAVES: Final = frozenset({"$float", "$int", "$bytes", "$complex"})
 
@@ -31,6 +37,20 @@ def is_key(value: JsonValue) -> bool:
     if tag == "$tuple":
         return type(body) is list and all(map(is_key, body))
     return tag == "$object" and type(body) is dict and is_key(body.get("value"))
+
+
+def check_hashes(keys: Iterable[Hashable]) -> None:
+    """Refuse keys of which too many share a hash: a set or dictionary of n such keys takes n^2 comparisons.
+
+    Python hashes numbers modulo 2^61-1, so that whoever writes a checkpoint can choose such keys.
+
+    Raises:
+        UcpError: ``UCP-E-LIMIT`` where more than 64 keys have one hash.
+    """
+    hashes = sorted(map(hash, keys))
+    if any(first == last for first, last in zip(hashes, hashes[_MOST_OF_ONE_HASH:], strict=False)):
+        message = f"more than {_MOST_OF_ONE_HASH} keys have one hash, which a dictionary cannot hold in reasonable time"
+        raise error("UCP-E-LIMIT", message)
 
 
 def canonical_text(value: JsonValue) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import dtype_of
 from ucpformat.model.values.content import NamedValue, TensorValue, array_of, check_tensor, element_bytes
+from ucpformat.model.values.keys import check_hashes
 from ucpformat.model.values.per_rank import ON_RESIZE, PerRankValues
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _dict_from(content: object) -> object:
     if type(content) is not list or any(type(pair) is not list or len(pair) != 2 for pair in content):
         raise ValueError("an OrderedDict is an array of pairs")
     try:
+        check_hashes(key for key, _ in content)
         value = OrderedDict((key, item) for key, item in content)
     except TypeError:
         raise ValueError("a key of the OrderedDict is mutable") from None

@@ -1,0 +1,123 @@
+"""What documents cost that somebody made to be costly (SPEC section 19): in calls, which no machine's speed changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import ucpformat
+from tests.builders import Forgery
+from ucpformat import jsonio, schema
+from ucpformat.errors import UcpError
+from ucpformat.jsonio import loads
+from ucpformat.model.values import decode
+from ucpformat.validate import validate
+
+PRIME = 2**61 - 1
+"""Python's hash of an integer is its remainder by this."""
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions are called, in C and in Python."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def checkpoint_with_values(path: Path, values: dict[str, Any]) -> Path:
+    ucpformat.save(path, {"a": np.ones(2, np.float32), "x": 1})
+    return Forgery(path).edit("state", lambda state: state.update(values=values)).sealed()
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "tuple": lambda inner: {"$tuple": [inner]},
+    "dict": lambda inner: {"$dict": [[1, inner]]},
+    "object": lambda inner: {"$object": {"type": "a", "value": inner}},
+    "list": lambda inner: [inner],
+    "dictionary": lambda inner: {"a": inner},
+    "key": lambda inner: {"$tuple": [inner]},
+}
+
+
+def nested(wrapper: str, depth: int, inner: Any) -> Any:
+    value = inner
+    for _ in range(depth):
+        value = WRAPPERS[wrapper](value)
+    return {"$set": [value]} if wrapper == "key" else value
+
+
+@pytest.mark.parametrize("inner", [1, {"$wrong": 1}], ids=["sound", "broken"])
+@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
+def test_a_value_costs_no_more_than_its_depth(wrapper: str, inner: Any) -> None:
+    """209 bytes of nested tuples took half a minute, and twice as long with each level."""
+    fits = schema.validator("value").is_valid
+    work = [calls(lambda depth=depth: fits(nested(wrapper, depth, inner))) for depth in (4, 8, 16)]  # type: ignore[misc]
+    assert work[2] - work[1] <= 2.5 * (work[1] - work[0])
+
+
+def test_many_wrong_values_are_not_kept_each_with_all_its_alternatives() -> None:
+    few, many = (
+        calls(lambda count=count: list(schema.problems("value", [{"$x": 1}] * count, "")))  # type: ignore[misc]
+        for count in (10, 1000)
+    )
+    assert many <= 2 * few  # one wrong element is enough to know that the list is wrong
+
+
+def test_of_one_document_a_thousand_problems_are_reported() -> None:
+    assert len(list(schema.problems("index", {"atoms": [0] * 5000}, "index/x.json"))) == 1000
+
+
+def test_no_place_is_made_where_nothing_is_wrong() -> None:
+    """A name of a megabyte above a million elements was copied for each of them."""
+    document = json.dumps({"n" * 1000: ["\U0001f600" * 3, *range(1000)]}, ensure_ascii=True).encode()
+    assert b"\\ud83d" in document
+    with patch.object(jsonio, "pointer", side_effect=AssertionError):
+        loads(document, at="ucp.json")
+    with pytest.raises(UcpError, match="lone surrogate") as refusal:
+        loads(b'{"a/b": [1, {"c": "\\ud800"}]}', at="ucp.json")
+    assert refusal.value.at == "ucp.json#/a~1b/1/c"
+
+
+@pytest.mark.parametrize("kind", ["set", "frozenset", "dict", "ordered"])
+def test_keys_that_share_a_hash_are_refused_before_they_are_compared(kind: str) -> None:
+    def value(count: int) -> Any:
+        keys = [str(PRIME * number) for number in range(1, count + 1)]
+        encoded: list[Any] = [{"$int": text} for text in keys]
+        if kind in {"set", "frozenset"}:
+            return {
+                f"${kind}": sorted(encoded, key=lambda key: json.dumps(key, separators=(",", ":")).encode())
+            }
+        pairs = [[key, 0] for key in encoded]
+        if kind == "dict":
+            return {"$dict": pairs}
+        return {"$object": {"type": "collections.OrderedDict", "value": pairs}}
+
+    assert len(decode(value(60), at="x")) == 60  # type: ignore[arg-type]
+    with pytest.raises(UcpError, match="UCP-E-LIMIT") as refusal:
+        decode(value(70), at="values/x")
+    assert refusal.value.at.startswith("values/x")
+
+
+def test_a_sound_state_document_is_decoded_once(tmp_path: Path) -> None:
+    values = {"x": nested("tuple", 20, 1), "y": nested("object", 12, {"a": [1.5]})}
+    path = checkpoint_with_values(tmp_path / "a.ucp", values)
+    with patch.object(schema, "validator", wraps=schema.validator) as asked:
+        assert validate(path) == []
+    assert "state" not in {call.args[0] for call in asked.call_args_list}
