@@ -39,6 +39,21 @@ def no_weights(zero: Path) -> None:
     (zero / NAME / "fp32.pt").unlink()
 
 
+def without(state: str, names: str = NAME) -> Callable[[Path], None]:
+    def act(zero: Path) -> None:
+        for path in list(zero.glob(f"{names}/{state}.pt")):
+            path.unlink()
+
+    return act
+
+
+def moments_exchanged(zero: Path) -> None:
+    one, other = zero / NAME / "exp_avg.pt", zero / NAME / "exp_avg_sq.pt"
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
 def stranger(zero: Path) -> None:
     shutil.copytree(zero / NAME, zero / "stranger")
 
@@ -79,7 +94,12 @@ def lost_group(zero: Path) -> None:
     ("change", "said", "place"),
     [
         (no_folder, "the states of 'up.weight' are missing", f"zero/{NAME}/fp32.pt"),
-        (no_weights, "the parameter has no fp32 weights", f"zero/{NAME}/fp32.pt"),
+        (no_weights, "the file is missing", f"zero/{NAME}/fp32.pt"),
+        (without("exp_avg"), "the file is missing", f"zero/{NAME}/exp_avg.pt"),
+        (without("exp_avg_sq"), "the file is missing", f"zero/{NAME}/exp_avg_sq.pt"),
+        (without("step"), "the file is missing", f"zero/{NAME}/step.pt"),
+        (without("exp_avg_sq", "*"), "the file is missing", "exp_avg_sq.pt"),
+        (moments_exchanged, "it was saved as exp_avg_sq", f"zero/{NAME}/exp_avg.pt"),
         (stranger, "neither the model nor the optimizer has this parameter", "zero/stranger"),
         (no_tensor, "no tensor 'param'", f"zero/{NAME}/fp32.pt"),
         (text, "it holds a str, not a tensor", f"zero/{NAME}/fp32.pt"),

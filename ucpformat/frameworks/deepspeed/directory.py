@@ -35,6 +35,7 @@ __all__ = ["DeepSpeedDirectory", "detect"]
 
 _LATEST: Final = "latest"
 LATEST_UNIVERSAL: Final = "latest_universal"
+_FIRST_MODEL: Final = "mp_rank_00_model_states.pt (under ZeRO-3 zero_pp_rank_0_mp_rank_00_model_states.pt)"
 _MAX_TAG: Final = 4096
 _MAX_LISTED: Final = 1000
 _MODEL: Final = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -136,8 +137,8 @@ class DeepSpeedDirectory:
         if not found.model:
             raise error(
                 "UCP-E-SOURCE",
-                f"{found.missing_name('model', 0, 0)} is missing: a DeepSpeed tag has a *_model_states.pt of each "
-                "model-parallel rank; copy the files of all ranks into one directory",
+                f"{_FIRST_MODEL} is missing: a DeepSpeed tag has a *_model_states.pt of each model-parallel rank; "
+                "copy the files of all ranks into one directory",
                 at=str(root),
             )
         found._check_ranks()
@@ -327,8 +328,8 @@ def _tag_directory(root: Path) -> Path:
     if not _is_tag(root / tag):
         raise error(
             "UCP-E-SOURCE",
-            "mp_rank_00_model_states.pt (under ZeRO-3 zero_pp_rank_0_mp_rank_00_model_states.pt) is missing, and there "
-            "are no other files of ranks: copy those of all ranks into this directory",
+            f"{_FIRST_MODEL} is missing, and there are no other files of ranks: copy those of all ranks into this "
+            "directory",
             at=str(root / tag),
         )
     if (root / tag).is_symlink():

@@ -22,7 +22,7 @@ from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.expert_stacks import ExpertStacks, parts_of
 from ucpformat.frameworks.deepspeed.fields import integer, items, mapping, member, refused
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
-from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
+from ucpformat.frameworks.deepspeed.state_values import Groups, state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, Shapes
 from ucpformat.frameworks.deepspeed.tensor_parallel import affine_maps, check_shards, shard_source
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile, rank_file
@@ -37,6 +37,7 @@ __all__ = ["KIND", "import_universal"]
 
 KIND: Final = "ds-universal"
 _MASTER: Final = "fp32"
+_ADAM: Final = ("exp_avg", "exp_avg_sq")
 _SUFFIX: Final = ".pt"
 
 
@@ -68,6 +69,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     folders = [name for name in files.names("zero") if not name.endswith(_SUFFIX)]
     for name in sorted(trained - set(folders)):
         raise refused(f"the states of {name!r} are missing", f"zero/{name}/{_MASTER}{_SUFFIX}")
+    _require_states(files, local, number, _kept_states(tree))
     stacked = ExpertStacks(files, shapes)
     partitioned = directory.is_partitioned
     stages = None
@@ -165,10 +167,43 @@ def _other_groups(model: ModelStates, place: int) -> Exception:
 
 def _number(tree: Mapping[str, Any]) -> object:
     """The step that the dialect of ZeRO-3 keeps once for all."""
+    return _kept_states(tree).get("step")
+
+
+def _kept_states(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of the first flat group, which the dialect of ZeRO-3 keeps as the first rank had them."""
     inner = tree.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     first = states.get(0) if isinstance(states, dict) else None
-    return first.get("step") if isinstance(first, dict) else None
+    return first if isinstance(first, dict) else {}
+
+
+def _require_states(files: SourceFiles, groups: Groups, number: object, kept: Mapping[str, Any]) -> None:
+    """Refuse a parameter without a state that it must have had.
+
+    That is every state that another parameter has, Adam's moments where the options are Adam's, and what the
+    optimizer's file keeps of the first rank's states under ZeRO-3 (``kept``); a step is in there as well.
+    """
+    held = {name: files.names(f"zero/{name}") for names, _ in groups for name in names}
+    some = {file_name for names in held.values() for file_name in names}
+    some |= {f"{name}{_SUFFIX}" for name, value in kept.items() if _has_elements(value)}
+    for names, options in groups:
+        wanted = {f"{_MASTER}{_SUFFIX}", *some}
+        if "betas" in options:
+            wanted |= {f"{state}{_SUFFIX}" for state in _ADAM}
+            if number is None and "step" not in options:
+                wanted.add(f"step{_SUFFIX}")
+        for name in names:
+            for file_name in sorted(wanted - set(held[name]), reverse=True):
+                raise refused(
+                    "the file is missing, and other parameters or the options of the optimizer show that it was "
+                    "there; copy it, too",
+                    f"zero/{name}/{file_name}",
+                )
+
+
+def _has_elements(value: object) -> bool:
+    return isinstance(value, StoredTensor) and value.shape != ()
 
 
 def _add_parameter(
@@ -182,10 +217,9 @@ def _add_parameter(
 ) -> None:
     """The slots of a parameter that the optimizer has, or of the experts that are stacked under its name."""
     names = files.names(f"zero/{name}")
-    if f"{_MASTER}{_SUFFIX}" not in names:
-        raise refused("the parameter has no fp32 weights", f"zero/{name}/{_MASTER}{_SUFFIX}")
+    stems = [file_name.removesuffix(_SUFFIX) for file_name in names]
     for file_name in names:
-        file = TorchFile(files, f"zero/{name}/{file_name}")
+        file = rank_file(files, f"zero/{name}/{file_name}", stems)
         state = file_name.removesuffix(_SUFFIX)
         if state == "step":
             for atom in atoms:
