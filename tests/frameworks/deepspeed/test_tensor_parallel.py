@@ -35,7 +35,7 @@ def described() -> dict[str, Any]:
     return {"version": 1, "params": {"^rows$": rows, "^columns$": columns, "^norm$": norm}}
 
 
-def saved(folder: Path, *, same_norm: bool = True, **changes: Any) -> Path:
+def saved(folder: Path, *, same_norm: bool = True, stage: str = "1", **changes: Any) -> Path:
     """Two ranks' files side by side, each written as a job of its own and then given its place."""
     out = folder / "ds" / "tag"
     out.mkdir(parents=True)
@@ -43,7 +43,7 @@ def saved(folder: Path, *, same_norm: bool = True, **changes: Any) -> Path:
     for rank in range(2):
         salts = {"rows": rank, "columns": rank, "norm": 0 if same_norm else rank}
         source = make_checkpoint(folder / f"{rank}.ucp", shapes=shards_of(rank), groups=groups, salts=salts)
-        settings = {"world_size": "2", "stage": "1"}
+        settings = {"world_size": "2", "stage": stage}
         convert_checkpoint(
             source, folder / f"{rank}.ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
         )
@@ -56,6 +56,8 @@ def saved(folder: Path, *, same_norm: bool = True, **changes: Any) -> Path:
                 tree["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": 2}
                 tree["universal_checkpoint_info"] = {"affine_map": described()}
                 tree["rank"] = rank
+                if stage == "3" and (rank or "pp_rank_1" in place.name):
+                    tree["shared_params"] = {}  # DeepSpeed writes them on global rank 0 alone
                 torch.save({**tree, **changes}, place)
     return out.parent / "tag"
 
@@ -65,8 +67,9 @@ def converted(source: Path, out: Path) -> Path:
     return out
 
 
-def test_shards_are_joined(tmp_path: Path) -> None:
-    path = converted(saved(tmp_path), tmp_path / "out.ucp")
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_shards_are_joined(tmp_path: Path, stage: str) -> None:
+    path = converted(saved(tmp_path, stage=stage), tmp_path / "out.ucp")
     assert ucpformat.validate(path) == []
     with (
         ucpformat.open(path) as found,

@@ -21,13 +21,14 @@ STAGES = {
     "tp-z2-fp32": (2, False),
     "tp-z0-fp32": (0, False),
     "tp-z3-bf16": (3, True),
+    "tp-z3-tied": (3, True),
 }
 
 
 class Block(nn.Module):
     """A fused projection of unequal parts, column- and row-parallel layers, frozen ones too, what is replicated."""
 
-    def __init__(self, *, has_frozen: bool) -> None:
+    def __init__(self, *, has_frozen: bool, is_tied: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(21, 12)
         self.qkv = nn.Linear(12, 16)
@@ -40,6 +41,10 @@ class Block(nn.Module):
         for layer in (self.fixed, self.narrow):
             layer.requires_grad_(not has_frozen)
         self.register_buffer("table", torch.arange(5.0))
+        self.head: nn.Linear | None = None
+        if is_tied:
+            self.head = nn.Linear(12, 21, bias=False)
+            self.head.weight = self.embed.weight
 
     def forward(self, ids: Tensor) -> Any:
         hidden = self.embed(ids)
@@ -49,6 +54,8 @@ class Block(nn.Module):
         query, key, value = torch.split(fused, [2 * unit, unit, unit], -1)
         mixed = query.view(*query.shape[:-1], unit, 2).sum(-1) + key * value
         hidden = hidden + self.mix(mixed) + self.narrow(self.fixed(hidden))
+        if self.head is not None:
+            hidden = hidden + self.head(hidden).mean(-1, keepdim=True)
         return self.norm(hidden + self.down(torch.relu(self.up(hidden))))
 
 
@@ -83,7 +90,7 @@ def engine_of(name: str, degree: int = DEGREE, seed: int = 7) -> Any:
     stage, bf16 = STAGES[name]
     torch.manual_seed(seed)
     # Without ZeRO, nothing names the parameters, and frozen ones could not be told from those of equal shape.
-    net = Block(has_frozen=stage > 0)
+    net = Block(has_frozen=stage > 0, is_tied=name.endswith("tied"))
     optimizer = torch.optim.AdamW([item for item in net.parameters() if item.requires_grad], lr=0.01)
     engine, *_ = deepspeed.initialize(
         model=net, optimizer=optimizer, config=configuration(stage, bf16, degree)

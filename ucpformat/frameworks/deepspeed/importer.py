@@ -63,6 +63,8 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     positions = [
         _position(directory, number, has_shared=has_shared) for number in range(directory.model_degree)
     ]
+    if not directory.layers:
+        positions = _with_tied_names(positions)
     note: dict[str, JsonValue] = {
         "kind": KIND,
         "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
@@ -102,6 +104,23 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
         step=step_of(first.position.model),
         dropped=[*lost, *directory.layers_in_doubt()],
     )
+
+
+def _with_tied_names(positions: Sequence[Position]) -> list[Position]:
+    """Positions that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
+    shared = positions[0].model.shared
+    return [
+        replace(
+            position,
+            models=[
+                replace(model, shared={name: owner for name, owner in shared.items() if name in model.module})
+                if not model.shared
+                else model
+                for model in position.models
+            ],
+        )
+        for position in positions
+    ]
 
 
 def _with_all_counts(positions: Sequence[Position]) -> list[Position]:
