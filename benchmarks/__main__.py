@@ -27,6 +27,7 @@ _LATER: Final = {
     "free-pages": "benchmarks.free_pages",
     "growth": "benchmarks.growth.command",
     "open": "benchmarks.opening",
+    "replicas": "benchmarks.replicas",
     "objects": "benchmarks.objects",
     "together": "benchmarks.together",
     "validate": "benchmarks.validation",

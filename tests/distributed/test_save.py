@@ -295,7 +295,7 @@ def test_ranks_alike_send_digests_and_receipts_alone(tmp_path: Path) -> None:
 
     reports = run_threads(3, work)
     assert sum(one.nbytes for one in reports if isinstance(one, SaveReport)) == 500 * 7 * 4
-    assert [rounds for rounds, _ in sent] == [3, 3, 3]
+    assert [rounds for rounds, _ in sent] == [4, 4, 4]
     assert sent[0][1] < 300, "the first rank has no receipt to send"
     assert all(size < 500 * 16 * 8 for _, size in sent)
 

@@ -1,4 +1,4 @@
-"""One rank of two: shards of FSDP1, and tensor subclasses that are divided."""
+"""One rank of two: shards of FSDP1, tensor subclasses that are divided, and DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -97,10 +97,42 @@ def divided_subclasses(path: Path) -> None:
             check(torch.equal(torch.from_numpy(checkpoint["w"]["value.scale"].read()), scale), "scale")
 
 
+def data_parallel(path: Path) -> None:
+    """BatchNorm's buffers differ from rank to rank: a save has those of the first rank, with all else, or refuses."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for number in range(2):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * rank + number)
+        ddp(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    for value in first.values():
+        dist.broadcast(value, 0)
+    differing = [name for name, value in model.state_dict().items() if not torch.equal(value, first[name])]
+    check(differing == ([] if rank == 0 else ["1.running_mean", "1.running_var"]), f"{differing} differ")
+    state = {"model": model, "optim": optimizer}
+    ucpformat.save(path / "ddp.ucp", state)
+    ucpformat.async_save(path / "ddp-async.ucp", state).wait()
+    for name in ("ddp.ucp", "ddp-async.ucp"):
+        found = ucpformat.load(path / name, tensors="torch")["model"]
+        check(all(torch.equal(found[key], value) for key, value in first.items()), f"{name} is no rank's")
+    try:
+        ucpformat.save(path / "refused.ucp", state, replicas="check")
+    except UcpError as refusal:
+        check("ranks 0 and 1 hold different copies of 2 tensors" in refusal.message, refusal.message)
+    else:
+        raise AssertionError("replicas that differ passed the check")
+
+
 if __name__ == "__main__":
     join()
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
     fsdp1(root / "fsdp1.ucp")
     divided_subclasses(root / "subclass.ucp")
+    data_parallel(root)
     leave()

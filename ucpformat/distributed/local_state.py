@@ -41,7 +41,8 @@ class LocalState:
     say; that of a slot whose layout puts it into a buffer is the buffer. ``state`` has values, optimizers and
     annotations; what ranks list alike has to be equal. ``devices`` has the torch tensors of slots that lie on an
     accelerator: what their ``arrays`` would give copies of. ``own`` are
-    the values of this process's own, of which ``state`` has what is alike on all ranks.
+    the values of this process's own, of which ``state`` has what is alike on all ranks. ``digest_on_device`` gives
+    digests of eight bytes of tensors of ``devices``, where they lie.
     """
 
     atoms: Sequence[AtomSpec]
@@ -49,3 +50,4 @@ class LocalState:
     state: StateDocument = field(default_factory=StateDocument)
     devices: Mapping[SlotName, Any] = field(default_factory=dict)
     own: Mapping[str, OwnValue] = field(default_factory=dict)
+    digest_on_device: Callable[[Sequence[Any]], Sequence[bytes]] | None = None

@@ -22,6 +22,7 @@ from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
 from ucpformat.distributed.own_values import Owners, announced, entry_of, owners_of, whole_of
 from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt
+from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly
@@ -113,6 +114,7 @@ def _agree(
 
     def begin() -> tuple[bytes, bytes]:
         nonlocal local
+        options.require_known()
         local = describe_state()
         description = describe(
             local,
@@ -121,6 +123,7 @@ def _agree(
                 "chunk_bytes": options.chunk_bytes,
                 "step": options.step,
                 "annotations": dict(options.annotations),
+                "replicas": options.replicas,
             },
         )
         if first:
@@ -131,6 +134,7 @@ def _agree(
         whole, replies = agree(group, begin)
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
+        settle_replicas(local, whole, group, options.replicas)
         owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
         return Saving(url, store, local, group, options, replies[0][:_TOKEN_BYTES].hex(), whole, owners)
     except BaseException:

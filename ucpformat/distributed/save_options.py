@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
+from ucpformat.errors import error
+from ucpformat.model.root import Storage
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability
     from ucpformat.writer import StoredBytes
 
-__all__ = ["SaveOptions", "SaveReport"]
+__all__ = ["Replicas", "SaveOptions", "SaveReport"]
+
+Replicas = Literal["compare", "check", "trust"]
+"""What is done about copies of plain tensors: the first rank's where they differ, an error, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How to save; the same on all ranks but for ``workers``. ``annotations`` are those of the root document."""
+    """How to save; the same on all ranks but for ``workers``.
+
+    ``annotations`` are those of the root document. ``replicas`` says what is done about copies of plain tensors that
+    differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
+    at (``trust``).
+    """
 
     storage: Storage = "packed"
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
@@ -27,6 +36,18 @@ class SaveOptions:
     workers: int | None = None
     durability: Durability = "fsync"
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    replicas: Replicas = "compare"
+
+    def require_known(self) -> None:
+        """Refuse options that are not among those that there are, by ``UCP-E-MISMATCH``."""
+        for name, value, known in (
+            ("storage", self.storage, get_args(Storage)),
+            ("replicas", self.replicas, get_args(Replicas)),
+        ):
+            if value not in known:
+                raise error("UCP-E-MISMATCH", f"{name}= is one of {', '.join(known)}, not {value!r}")
+        if self.step is not None and (isinstance(self.step, bool) or not isinstance(self.step, int)):
+            raise error("UCP-E-MISMATCH", f"step= is an integer, not {self.step!r}")
 
 
 @dataclass(frozen=True, slots=True)

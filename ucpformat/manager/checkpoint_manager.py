@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import os
     from types import TracebackType
 
+    from ucpformat.distributed.save_options import Replicas
     from ucpformat.frameworks.live.local_tensors import Held
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
@@ -115,6 +116,7 @@ class CheckpointManager:
         replace: bool = False,
         when_busy: WhenBusy = "wait",
         layouts: Mapping[str, Held] | None = None,
+        replicas: Replicas = "compare",
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         compressor: Compression | None = None,
@@ -155,6 +157,7 @@ class CheckpointManager:
                 path,
                 state,
                 layouts=layouts,
+                replicas=replicas,
                 storage=storage,
                 chunk_bytes=chunk_bytes,
                 compressor=compressor,
@@ -164,7 +167,7 @@ class CheckpointManager:
                 then=lambda: self._committed(step),
             )
         else:
-            options = SaveOptions(storage, chunk_bytes, step, annotations=annotations)
+            options = SaveOptions(storage, chunk_bytes, step, annotations=annotations, replicas=replicas)
             report = save_state(
                 path, state, options, group=self._group, layouts=layouts, compressor=compressor
             )

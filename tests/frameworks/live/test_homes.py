@@ -321,9 +321,9 @@ def test_tied_parameters_are_one_atom(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_shards_of_fsdp1_and_divided_subclasses(tmp_path: Path) -> None:
+def test_shards_of_fsdp1_divided_subclasses_and_data_parallelism(tmp_path: Path) -> None:
     launch("tests.frameworks.homes_worker", [str(tmp_path)], 2)
-    checkpoints = sorted(tmp_path.glob("*.ucp"))
-    assert len(checkpoints) == 2
+    checkpoints = sorted(path.parent for path in tmp_path.glob("*.ucp/ucp.json"))
+    assert len(checkpoints) == 4
     for path in checkpoints:
         assert list(validate(path)) == []

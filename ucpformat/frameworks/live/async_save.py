@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ucpformat.distributed.local_state import LocalState
+    from ucpformat.distributed.save_options import Replicas
     from ucpformat.frameworks.live.local_tensors import Held
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
@@ -66,6 +67,7 @@ class AsyncSaver:
         compressor: Compression | None = None,
         step: int | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
+        replicas: Replicas = "compare",
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
     ) -> AsyncSave:
@@ -75,7 +77,7 @@ class AsyncSaver:
         def describe() -> LocalState:
             return live_state(unwrapped(state)[0], rank=group.rank, layouts=layouts, compressor=compressor)
 
-        options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
+        options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
 
     def drain(self) -> None:
@@ -121,6 +123,7 @@ def async_save(
     compressor: Compression | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
+    replicas: Replicas = "compare",
     when_busy: WhenBusy = "wait",
 ) -> AsyncSave:
     """Save as `save` does, in the background: returns when this rank's part is copied into host memory.
@@ -144,6 +147,7 @@ def async_save(
         compressor=compressor,
         step=step,
         annotations=annotations,
+        replicas=replicas,
         when_busy=when_busy,
     )
 

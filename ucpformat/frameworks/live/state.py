@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ucpformat.distributed.local_state import LocalState, OwnValue
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.live.device_digests import digests_on_device
 from ucpformat.frameworks.live.local_tensors import Held, LocalTensor, local_tensor
 from ucpformat.frameworks.live.objects import extend
 from ucpformat.frameworks.live.per_rank import PerRank, encoded_own
@@ -109,6 +110,7 @@ def live_state(
         ),
         {slot: tensor.local.detach() for slot, tensor in owned.items() if not tensor.on_host},
         own,
+        digests_on_device,
     )
 
 

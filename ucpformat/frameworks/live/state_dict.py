@@ -32,6 +32,7 @@ from ucpformat.views import SlotView
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
+    from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
@@ -50,6 +51,7 @@ def save(
     compressor: Compression | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
+    replicas: Replicas = "compare",
     report: Callable[[SaveReport], None] | None = None,
 ) -> str:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values; returns the root digest.
@@ -57,8 +59,11 @@ def save(
     Under torch.distributed every rank of ``group`` (the default group, unless given) calls this with what it holds,
     and all of them make one checkpoint: a plain tensor counts as the same on every rank that has it, a DTensor as
     its placements say, and one that ``layouts`` names, by its dotted path, as is said there. Each rank writes a
-    share of what it holds; nothing but descriptions and receipts is sent, and, in storage plain and with a compressor,
-    parts of chunks that several ranks hold.
+    share of what it holds; nothing but descriptions, digests and receipts is sent, and, in storage plain and with a
+    compressor, parts of chunks that several ranks hold.
+    Ranks compare their copies of plain tensors: of those that differ, such as buffers under DistributedDataParallel,
+    the first rank's is saved, so that the checkpoint has the state of that rank; with ``replicas="check"`` they are an
+    error, and with ``"trust"`` nobody looks. Replicas of DTensors are compared with ``"check"`` alone.
     A module, an optimizer beside its module, and whatever else has ``state_dict()`` and ``load_state_dict()`` may stand
     at the top level themselves.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
@@ -71,7 +76,7 @@ def save(
             at ``path``; ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry,
             for what cannot be stored; ``UCP-E-COVER`` for what no rank holds.
     """
-    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {})
+    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
     done = save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
     if report is not None:
         report(done)
