@@ -112,7 +112,10 @@ def model(folder: Path, *, index: bool = True) -> Path:
 def test_safetensors(tmp_path: Path, index: bool) -> None:
     companion = "files beside the weights are the user's, and nothing lists them"
     sweep(
-        model(tmp_path / "a", index=index), tmp_path / "scratch", blind={r"config\.json": companion}
+        model(tmp_path / "a", index=index),
+        tmp_path / "scratch",
+        blind={r"config\.json": companion},
+        known_as=lambda name: "no checkpoint of a known kind",
     ).check()
 
 

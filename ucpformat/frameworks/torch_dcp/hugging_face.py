@@ -65,6 +65,8 @@ def read_hugging_face(files: SourceFiles, shard_count: int | None) -> Catalogue:
             raise _refused("there are no model or shard files", "")
         check_covers(tensors, "")
     except UcpError as refusal:
+        if "missing" not in refusal.message:
+            raise
         raise error(refusal.code, refusal.message + _absent(shards or inner), at=refusal.at) from None
     return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
 
@@ -145,21 +147,24 @@ def _shard_tensors(
         for key, entry in header.entries.items():
             pieces.setdefault(key, []).append((_offset(header, key, entry, name), entry))
     if whole is not None and whole.keys() != pieces.keys():
-        raise _refused("the shards and the consolidated files do not name the same tensors", names[0])
+        raise _refused(
+            "the shards and the consolidated files do not name the same tensors: a shard is missing, or odd",
+            names[0],
+        )
     return {key: _joined(key, parts, whole) for key, parts in pieces.items()}
 
 
 def _absent(names: Sequence[str]) -> str:
-    """The files that ranks have of other parts and not of this one, as what a refusal says in the end.
+    """The files of parts that a rank, up to one more than there are, has not: what a refusal says in the end.
 
-    None of them need have been written: a rank that holds nothing of a part writes no file for it.
+    Not all of them need have been written: a rank that holds nothing of a part writes no file for it.
     """
     matches = [match for name in names if (match := _SHARD.fullmatch(name.rpartition("/")[2]))]
     ranks, parts = ({int(match[place]) for match in matches} for place in (1, 2))
     held = {(int(match[1]), int(match[2])) for match in matches}
     absent = [
         f"shard-{rank:05}-model-{part:05}-of-{matches[0][3]}.safetensors"
-        for rank in sorted(ranks)
+        for rank in range(1, max(ranks, default=0) + 2)
         for part in sorted(parts)
         if (rank, part) not in held
     ]
