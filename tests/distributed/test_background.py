@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from tests.distributed.test_save import Held, cases, local_state, logical
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
+from ucpformat.distributed import background
 from ucpformat.distributed.background import AsyncReport, BackgroundSaver
+from ucpformat.distributed.group import OneProcess
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import Copy, HostCopier
@@ -347,3 +350,32 @@ def test_a_closed_saver_refuses(tmp_path: Path) -> None:
             saver.save(tmp_path / "a.ucp", lambda: owned(0, NORM)[0], OPTIONS)
 
     together(1, work)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_what_its_parent_saves(tmp_path: Path) -> None:
+    """A DataLoader's workers took ten seconds to end, and `Process.join` never returned."""
+    gate = threading.Event()
+    saver = BackgroundSaver(OneProcess(), copier=GatedCopier(gate))
+    save = saver.save(tmp_path / "a", lambda: local_state(0, NORM), OPTIONS)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the other process
+        ended = 1
+        try:
+            with pytest.raises(UcpError, match="UCP-E-RANK"):
+                save.wait(5)
+            saver.wait()
+            background._finish_all()
+            gate.set()
+            saver.save(tmp_path / "b", lambda: local_state(0, NORM), OPTIONS).wait(20)
+            ended = 0
+        finally:
+            os._exit(ended)
+    try:
+        assert not save.done()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gate.set()
+    assert save.wait(30).digest is not None
+    saver.close()

@@ -8,6 +8,7 @@ exactly one of the calls that follow, or told when the interpreter ends.
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import sys
 import threading
@@ -23,7 +24,6 @@ from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
@@ -109,6 +109,14 @@ class AsyncSave:
     def _untold(self) -> bool:
         return self._ended.is_set() and self._failure is not None and not self._told
 
+    def _disown(self) -> None:
+        # A new event: a thread of the parent may have held the lock of the old one when the process was forked.
+        self._ended = threading.Event()
+        self._ready.clear()
+        message = "this save is under way in the process that this one was forked from: wait for it there"
+        self._told = True
+        self._end(error("UCP-E-RANK", message, at=self.path))
+
     def _end(self, outcome: AsyncReport | BaseException) -> None:
         if isinstance(outcome, AsyncReport):
             self._report = outcome
@@ -125,6 +133,16 @@ def _finish_all() -> None:
     for saver in list(_open.values()):
         saver._finish()
 
+
+def _disown_all() -> None:
+    """In a process that was forked: nobody there writes what its parent had under way."""
+    for saver in _open.values():
+        saver._disown()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
 
 # Writing needs executors of concurrent.futures, which stop before `atexit` has its turn; these go in reverse order.
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)
@@ -148,7 +166,8 @@ class BackgroundSaver:
         self._calls = group
         self._writes = another(group)
         self._copier = copier or HostCopier()
-        self._arena = Arena(limit=arena_bytes, allocate=self._copier.allocate)
+        self._arena_bytes = arena_bytes
+        self._arena = self._new_arena()
         self._last: AsyncSave | None = None
         self._closed = False
 
@@ -257,6 +276,16 @@ class BackgroundSaver:
                 raise
             # What ended the block goes first; this is told with it.
             value.add_note(f"and a save in the background failed: {failure}")
+
+    def _new_arena(self) -> Arena:
+        return Arena(limit=self._arena_bytes, allocate=self._copier.allocate)
+
+    def _disown(self) -> None:
+        """Leave the save that is under way to the process that began it; threads do not survive a fork."""
+        if self._last is not None and not self._last.done():
+            self._last._disown()
+        self._copier.forget()
+        self._arena = self._new_arena()  # as with the event of a save: nobody here would release its lock
 
     def _finish(self) -> None:
         try:

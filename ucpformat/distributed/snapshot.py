@@ -69,6 +69,10 @@ class Copier(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Let go of threads that this process, being a fork, does not have."""
+        ...
+
     def close(self) -> None:
         """Release threads."""
         ...
@@ -114,6 +118,10 @@ class HostCopier:
             for _ in self._executor.map(lambda pair: np.copyto(*pair), large):
                 pass
         return _nothing
+
+    def forget(self) -> None:
+        """Let go of threads that this process, being a fork, does not have."""
+        self._executor = None
 
     def close(self) -> None:
         """Release threads."""
