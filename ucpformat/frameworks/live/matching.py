@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Match", "Missing", "match_state", "stored_slots", "stored_values"]
 
 _T = TypeVar("_T")
+_MASTER: Final = "master"
 _EXTRA_STATE: Final = "_extra_state"  # the key that torch.nn.Module gives what get_extra_state returns
 
 
@@ -120,6 +121,7 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
     stored = _Stored(
         {dotted(path): slot for path, slot in slots_by_path.items()},
         {dotted(path): value for path, value in values_by_path.items()},
+        _masters(checkpoint),
     )
     restore = WITH_TORCH if "torch" in sys.modules else WITHOUT_TORCH
     match = Match(slots=frozenset(stored.slots), stored_values=frozenset(stored.values))
@@ -154,12 +156,28 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
     return match
 
 
+def _masters(checkpoint: Checkpoint) -> dict[str, tuple[str, SlotView]]:
+    """Of values that have a second copy of another data type, the optimizer's: that copy and its own name, by name."""
+    found: dict[str, tuple[str, SlotView]] = {}
+    for view in checkpoint.values():
+        if _MASTER not in view or "value" not in view:
+            continue
+        value, master = view["value"], view[_MASTER]
+        if master.shape != value.shape or master.dtype == value.dtype:
+            continue
+        name = dotted(slot_path(view.atom.name, _MASTER, master.stored.slot.annotations))
+        own = slot_path(view.atom.name, "value", value.stored.slot.annotations)
+        found |= dict.fromkeys(map(dotted, (own, *alias_paths(view.atom))), (name, master))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the checkpoint has, by dotted names."""
+    """What the checkpoint has, by dotted names; ``masters`` as `_masters` finds them."""
 
     slots: Mapping[str, SlotView]
     values: Mapping[str, JsonValue]
+    masters: Mapping[str, tuple[str, SlotView]]
 
     def kind_of(self, name: str) -> str | None:
         """What it has under a name, in words."""
@@ -209,6 +227,7 @@ def _match_tensor(
 ) -> list[str]:
     """Returns the names in the checkpoint that this asks for beyond ``source``."""
     name = dotted(path)
+    also: list[str] = []
     taken = taken_apart(path, leaf, options.layouts)
     described = next(iter(taken.descriptions.values()), None)
     its_own = f"{source}.{DESCRIPTION}"
@@ -234,6 +253,12 @@ def _match_tensor(
             continue
         if tensor.on_host:
             destination_of(tensor.local, at=part)
+        if tensor.dtype != slot.dtype.name and origin in stored.masters:
+            # The rounded copy is for whoever computes with its type; any other is given what it was rounded from.
+            master_name, master = stored.masters[origin]
+            if options.cast or tensor.dtype == master.dtype.name:
+                slot = master
+                also.append(master_name)
         problem = _misfit(tensor, slot, cast=options.cast and not one.part)
         if problem is not None and _is_extra_state(path, tensor, slot):
             match.values.append((path, to_torch(slot.read(), slot.dtype.name)))
@@ -241,7 +266,7 @@ def _match_tensor(
             match.tensors.append((part, slot, tensor))
         else:
             match.problems.append((part, problem))
-    return [its_own, *(source + one.part for one in taken.tensors)]
+    return [its_own, *also, *(source + one.part for one in taken.tensors)]
 
 
 def _is_extra_state(path: StatePath, tensor: LocalTensor, slot: SlotView) -> bool:
