@@ -119,7 +119,7 @@ class CheckpointWriter:
             places = self._atoms.places(chunk_bytes)
         self._store = open_target(url, durability=durability) if prepared is None else prepared
         if prepared is None:
-            self._store.prepare()
+            self._store.prepare(storage)
         self.pieces = PieceWriter(
             self._store,
             places,
@@ -269,7 +269,7 @@ class CheckpointWriter:
             data = root.seal()
             # What a reader would refuse is not published.
             digest = parse_root(data, features=READ_FEATURES, extensions=frozenset(self._extensions)).digest
-            self._store.flush()
+            self._store.flush([pack.key for pack in packs])
             self._store.publish(data)
         except BaseException:
             self.abort()
@@ -366,12 +366,23 @@ class CheckpointWriter:
         self.pieces.abort()
         self._store.close()
 
-    def abort(self) -> None:
-        """Give the attempt up: nothing becomes visible; what was written is removed as far as possible."""
-        self.pieces.abort()
+    def withdraw(self) -> bool:
+        """Give up the right to commit; whether certainly no root document is there, nor will be by this attempt."""
         with suppress(Exception):
-            self._store.discard()
+            return self._store.withdraw()
+        return False
+
+    def abort(self) -> bool:
+        """Give the attempt up: what was written is removed, unless a root document may reach it.
+
+        Returns what `withdraw` does.
+        """
+        self.pieces.abort()
+        is_uncommitted = False
+        with suppress(Exception):
+            is_uncommitted = self._store.discard()
         self._store.close()
+        return is_uncommitted
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -111,10 +112,10 @@ def test_what_the_medium_refuses_goes_through_the_page_cache(
 
     real_open = os.open
 
-    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+    def refuse(path: str, flags: int, mode: int = 0o777, **options: Any) -> int:
         if str(path).startswith("/proc/self/fd/") and flags & getattr(os, "O_DIRECT", 0):
             raise OSError(errno.EINVAL, "not here")
-        return real_open(path, flags, mode)
+        return real_open(path, flags, mode, **options)
 
     with (
         TemporaryDirectory() as directory,

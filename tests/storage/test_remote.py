@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
-from tests.builders import State, Tensor, read_everything, result_or_refusal, save
+from tests.builders import STORAGES, State, Tensor, read_everything, result_or_refusal, save
 from ucpformat.errors import UcpError
+from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.local import LocalStore
 from ucpformat.storage.remote import RemoteStore
@@ -95,41 +98,142 @@ def test_unsafe_keys_are_refused(url: str, key: str) -> None:
         assert found.code == "UCP-E-KEY"
 
 
-def test_debris_is_cleared_and_foreign_objects_are_not(url: str) -> None:
-    store = RemoteStore(url)
-    store.create("index/debris", [memoryview(b"x")])
-    save(url, STATE, storage="plain")
-    assert validate(url) == []
+def test_debris_is_cleared_behind_the_commit_and_foreign_objects_are_not(url: str) -> None:
+    """UCP-W-012: what lies there may be another's who is alive, until there is a root document."""
     memory = MemoryFileSystem()
+    RemoteStore(url).create("index/debris", [memoryview(b"x")])
+    store = RemoteStore(url)
+    store.prepare()
+    assert memory.exists(f"{url}/index/debris")
+    store.close()
+    save(url, STATE)
+    assert validate(url) == []
     memory.pipe_file(f"{url}2/thesis.txt", b"irreplaceable")
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         save(f"{url}2", STATE)
     assert memory.cat_file(f"{url}2/thesis.txt") == b"irreplaceable"
 
 
-def test_a_medium_without_conditional_writes_is_looked_at_first(url: str) -> None:
-    """UCP-W-004."""
-    real = MemoryFileSystem.pipe_file
-
-    def unconditional(self: Any, path: str, value: bytes) -> None:
-        real(self, path, value)
-
-    with patch.object(MemoryFileSystem, "pipe_file", unconditional):
-        save(url, STATE, storage="plain")
-        assert validate(url) == []
-        with pytest.raises(UcpError, match="UCP-E-EXISTS"):
-            RemoteStore(url).publish(b"{}")
+def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
+    """UCP-W-018: its keys are those of any attempt."""
+    first = RemoteStore(url)
+    first.prepare("plain")
+    for storage in STORAGES:
+        second = RemoteStore(url)
+        if storage == "plain":
+            with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+                second.prepare(storage)
+        second.discard()
+    save(url, STATE, storage="packed")
+    assert validate(url) == []
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+        first.publish(b"{}")
+    assert not first.discard()
     assert validate(url) == []
 
 
+def test_two_that_claim_a_place_at_the_same_moment(url: str) -> None:
+    """UCP-W-018: both have listed nothing."""
+    stores = [RemoteStore(url), RemoteStore(url)]
+    with patch.object(MemoryFileSystem, "find", return_value=[]):
+        stores[0].prepare("plain")
+        with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+            stores[1].prepare("plain")
+    stores[1].discard()
+    stores[0].create("atoms/zarr.json", [memoryview(b"{}")])
+    stores[0].publish(b"{}")
+    assert sorted(stores[0].keys()) == ["atoms/zarr.json", "ucp.json"]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_one_lost_answer_fails_nothing(url: str, storage: Storage) -> None:
+    """UCP-W-011: each put in turn is done, and the client repeats it or tells an error."""
+    real = MemoryFileSystem.pipe_file
+    save(f"{url}/known", STATE)  # whether the medium keeps to conditions is asked once
+
+    def lossy(at: int, seen: list[str], *, again: bool) -> Any:
+        def put(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+            seen.append(path)
+            real(self, path, value, mode)
+            if len(seen) == at:
+                if again:
+                    real(self, path, value, mode)
+                raise ConnectionError("no answer")
+
+        return patch.object(MemoryFileSystem, "pipe_file", put)
+
+    for again in (True, False):
+        for number in range(1, 100):
+            seen: list[str] = []
+            place = f"{url}/{again}/{number}"
+            with lossy(number, seen, again=again):
+                save(place, STATE, storage=storage)
+            assert validate(place) == []
+            if len(seen) < number:
+                break
+        assert number > 5
+
+
+def test_what_may_still_become_the_root_document_keeps_its_objects(url: str) -> None:
+    """UCP-W-011: a put without an answer may be done later."""
+    store = RemoteStore(url)
+    store.prepare()
+    store.create("index/x", [memoryview(b"x")])
+    with (
+        patch.object(MemoryFileSystem, "pipe_file", side_effect=ConnectionError("no answer")),
+        pytest.raises(UcpError, match="UCP-E-STORE"),
+    ):
+        store.publish(b"{}")
+    assert not store.discard()
+    assert list(store.keys()) == ["index/x"]
+
+
+def test_an_attempt_that_was_silent_for_long_gives_up(url: str) -> None:
+    """UCP-W-019: others remove what has not changed for a day."""
+    store = RemoteStore(url)
+    store.prepare()
+    store.create("index/x", [memoryview(b"x")])
+    now = time.time()
+    with patch("ucpformat.storage.remote.time.time", lambda: now + 13 * 3600):
+        store.create("index/y", [memoryview(b"y")])
+        with pytest.raises(UcpError, match=r"UCP-E-STORE.*12 hours"):
+            store.publish(b"{}")
+    assert store.size("ucp.json") is None
+
+
+def unconditional(self: Any, path: str, value: bytes) -> None:
+    """A file system that has never heard of conditions."""
+    self.open(path, "wb", data=value)
+
+
+def ignoring(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+    """A server that does not look at a header that it does not know."""
+    self.open(path, "wb", data=value)
+
+
+def unimplemented(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+    """HTTP 501, which s3fs makes ENOSYS of."""
+    if mode == "create":
+        raise OSError(errno.ENOSYS, "A header you provided implies functionality that is not implemented")
+    self.open(path, "wb", data=value)
+
+
+@pytest.mark.parametrize("put", [unconditional, ignoring, unimplemented, AbstractFileSystem.pipe_file])
+def test_a_medium_without_conditional_writes_is_refused_at_once(url: str, put: Any) -> None:
+    """UCP-W-010: the last one looks and then writes, as fsspec does for media that have nothing better."""
+    with (
+        patch.object(MemoryFileSystem, "pipe_file", put),
+        pytest.raises(UcpError, match=r"UCP-E-STORE.*under the condition"),
+    ):
+        save(url, STATE)
+    assert MemoryFileSystem().find(url) == []
+
+
 def test_a_root_that_appears_in_between_wins(url: str) -> None:
-    """UCP-W-004: the conditional write decides, not the look before it."""
+    """UCP-W-004, UCP-W-017: the conditional write decides, not the look before it."""
     save(url, STATE)
     store = RemoteStore(url)
-    with (
-        patch.object(MemoryFileSystem, "exists", side_effect=[False, True]),
-        pytest.raises(UcpError, match="UCP-E-EXISTS"),
-    ):
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         store.publish(b"{}")
     store.discard()
     assert validate(url) == []
@@ -189,7 +293,7 @@ def conflicting(times: int, code: str) -> Any:
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", "409"])
 def test_a_put_that_met_another_under_way_is_repeated(url: str, code: str) -> None:
     """UCP-W-004: S3 answers 409 to a put under a condition, and wants it repeated."""
-    with patch("ucpformat.storage.remote.time.sleep") as slept, conflicting(3, code):
+    with patch("ucpformat.storage.conditional_put.time.sleep") as slept, conflicting(3, code):
         save(url, STATE)
     assert slept.call_count == 3
     assert validate(url) == []
@@ -197,7 +301,7 @@ def test_a_put_that_met_another_under_way_is_repeated(url: str, code: str) -> No
 
 def test_a_put_that_meets_others_for_ever_fails(url: str) -> None:
     with (
-        patch("ucpformat.storage.remote.time.sleep"),
+        patch("ucpformat.storage.conditional_put.time.sleep"),
         conflicting(1 << 30, "ConditionalRequestConflict"),
         pytest.raises(UcpError, match=r"UCP-E-STORE.*cannot succeed now"),
     ):
@@ -210,30 +314,13 @@ def test_a_root_that_appears_while_a_put_is_repeated_wins(url: str) -> None:
     save(url, STATE)
     store = RemoteStore(url)
     with (
-        patch("ucpformat.storage.remote.time.sleep"),
-        patch.object(MemoryFileSystem, "exists", side_effect=[False, True]),
+        patch("ucpformat.storage.conditional_put.time.sleep"),
         conflicting(1, "ConditionalRequestConflict"),
         pytest.raises(UcpError, match="UCP-E-EXISTS"),
     ):
         store.publish(b"{}")
     store.discard()
     assert validate(url) == []
-
-
-def test_a_server_without_conditional_writes_is_looked_at_first(url: str) -> None:
-    """UCP-W-004: HTTP 501, which s3fs makes ENOSYS of."""
-    real = MemoryFileSystem.pipe_file
-
-    def without(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
-        if mode == "create":
-            raise OSError(errno.ENOSYS, "A header you provided implies functionality that is not implemented")
-        real(self, path, value)
-
-    with patch.object(MemoryFileSystem, "pipe_file", without):
-        save(url, STATE)
-        assert validate(url) == []
-        with pytest.raises(UcpError, match="UCP-E-EXISTS"):
-            RemoteStore(url).publish(b"{}")
 
 
 def test_object_stores_have_no_directories_and_their_buckets_are_not_made(url: str) -> None:

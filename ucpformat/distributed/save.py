@@ -27,7 +27,6 @@ from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly
 from ucpformat.model.names import assign_keys
-from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.slot_form import slot_form
@@ -127,7 +126,7 @@ def _agree(
             },
         )
         if first:
-            store.prepare()
+            store.prepare(options.storage)
         return description, secrets.token_bytes(_TOKEN_BYTES) + announced(local, group)
 
     try:
@@ -256,11 +255,11 @@ class Saving:
                 raise reply.failure
             digest, stored = self._publish(writer, unpack(self._group, packed))
         except BaseException as failure:
-            self._give_up(writer)
+            is_uncommitted = self._give_up(writer)
             elsewhere = next((one for one in packed[1:] if one[:1] == b"-"), None)
             if reply.failure is not None or elsewhere is None:
                 elsewhere = Reply(b"", failure).pack(self._group.rank)
-            self._group.broadcast((_DISCARD if self._is_unpublished() else _KEEP) + elsewhere)
+            self._group.broadcast((_DISCARD if is_uncommitted else _KEEP) + elsewhere)
             raise
         self._group.broadcast(_PUBLISHED + json.dumps([digest, *astuple(stored)]).encode())
         return digest, stored
@@ -285,19 +284,13 @@ class Saving:
             raise AssertionError("what is stored was not counted")
         return digest, writer.stored
 
-    def _give_up(self, writer: CheckpointWriter | None) -> None:
+    def _give_up(self, writer: CheckpointWriter | None) -> bool:
+        """Whether certainly nothing is committed, nor will be: others may then remove what they wrote."""
         if writer is not None:
-            writer.abort()
-        else:
-            with suppress(Exception):
-                self._store.discard()
-
-    def _is_unpublished(self) -> bool:
-        """Whether certainly no root document was published: others may then remove what they wrote."""
-        try:
-            return self._store.size(ROOT_KEY) is None
-        except Exception:
-            return False
+            return writer.abort()
+        with suppress(Exception):
+            return self._store.discard()
+        return False
 
     def _contribute(self) -> tuple[str, StoredBytes]:
         reply = reply_of(self._write_part)

@@ -8,7 +8,7 @@ it that is no part of a checkpoint stays as well. Whoever calls is not writing m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -121,7 +121,7 @@ def collect(
         if step_of(name) not in damaged:
             fault = first_fault(run.place.child(by))
             if fault is None:
-                _remove(run, name, found, dry=dry)
+                _remove(run.place.remove, name, found, dry=dry)
             else:
                 found.failed[by] = fault
     # What was replaced would count again, were only the checkpoint removed that has replaced it.
@@ -137,10 +137,10 @@ def collect(
     for step in steps:
         if step not in kept:
             known.pop(step, None)
-            _remove(run, run.name(step) or step_name(step), found, dry=dry)
+            _remove(run.place.remove, run.name(step) or step_name(step), found, dry=dry)
     for name in [*run.without_root(), *run.aside()]:
         if _is_debris(run, name, debris_age, found):
-            _remove(run, name, found, dry=dry)
+            _remove(run.place.clear, name, found, dry=dry)
     return found
 
 
@@ -163,10 +163,10 @@ def _is_debris(run: RunDirectory, name: str, debris_age: float, found: Collected
     return age is not None and age >= debris_age
 
 
-def _remove(run: RunDirectory, name: str, found: Collected, *, dry: bool) -> None:
+def _remove(remove: Callable[[str], None], name: str, found: Collected, *, dry: bool) -> None:
     try:
         if not dry:
-            run.place.remove(name)
+            remove(name)
         found.removed.append(name)
     except UcpError as problem:
         found.failed[name] = problem

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
-from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.local_io import sync, translated
+from ucpformat.storage.directory_claim import DirectoryClaim
+from ucpformat.storage.local_io import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["LocalPlace"]
 
@@ -55,22 +57,26 @@ class LocalPlace:
 
     def remove(self, name: str) -> None:
         """Take the root document away, move the rest aside, remove it."""
-        path = self._path / name
-        with translated(path.name):
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise error("UCP-E-EXISTS", "a writer is at work here", at=str(path)) from None
-                except OSError:
-                    pass  # a medium without locks
-                (path / ROOT_KEY).unlink(missing_ok=True)
-                sync(path)
-                if not is_aside(name):
-                    # A writer that comes back from the dead finds itself in a directory of its own.
-                    path = path.rename(path.with_name(f"{name}.debris-{uuid.uuid4().hex[:8]}"))
-                    sync(self._path)
-            finally:
-                os.close(held)
-            shutil.rmtree(path)
+        with translated(name), self._held(name) as claim:
+            claim.remove_root()
+            claim.remove_all()
+
+    def clear(self, name: str) -> None:
+        """Move debris aside and remove it, unless a checkpoint was committed there meanwhile."""
+        with translated(name), self._held(name) as claim:
+            if not is_aside(name):
+                claim.remove_all()
+            elif claim.has_root():
+                message = "a committed checkpoint was moved here; move it back, or remove it"
+                raise error("UCP-E-EXISTS", message, at=name)
+            else:
+                shutil.rmtree(self._path / name)
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[DirectoryClaim]:
+        claim = DirectoryClaim(self._path / name)
+        try:
+            claim.hold()
+            yield claim
+        finally:
+            claim.release()

@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 
+from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.remote import translated
@@ -80,3 +81,19 @@ class RemotePlace:
                 self._filesystem.rm_file(f"{self._full(name)}/{ROOT_KEY}")
             with suppress(FileNotFoundError):
                 self._filesystem.rm(self._full(name), recursive=True)
+
+    def clear(self, name: str) -> None:
+        """Remove the objects of debris, unless a checkpoint was committed there meanwhile."""
+        with translated(name):
+            self._filesystem.invalidate_cache()
+            root = f"{self._full(name)}/{ROOT_KEY}"
+            found = self._filesystem.find(self._full(name))
+            if any(key.lstrip("/") == root.lstrip("/") for key in found):
+                message = "a checkpoint was committed here meanwhile; nothing was removed"
+                raise error("UCP-E-EXISTS", message, at=name)
+            for key in found:
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(key)
+            with suppress(Exception):  # directories, where the medium has them and they are empty
+                if not self._filesystem.find(self._full(name)):
+                    self._filesystem.rm(self._full(name), recursive=True)

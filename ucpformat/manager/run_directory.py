@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.directory_claim import is_staged
+from ucpformat.storage.draft import is_staged
 from ucpformat.storage.store import PREFIXES, open_store
 from ucpformat.storage.urls import local_path
 
@@ -98,6 +98,15 @@ class Place(Protocol):
 
         Raises:
             StoreError: ``UCP-E-EXISTS`` where a writer is at work in it.
+        """
+        ...
+
+    def clear(self, name: str) -> None:
+        """Remove an entry that is debris.
+
+        Raises:
+            StoreError: ``UCP-E-EXISTS``, and nothing is removed, where a checkpoint was committed in it meanwhile, or
+                a writer is at work in it.
         """
         ...
 

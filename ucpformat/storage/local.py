@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import threading
-import uuid
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,22 +13,29 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.directory_claim import STAGED, DirectoryClaim, is_staged
-from ucpformat.storage.local_io import read_all, sync, translated, write_all
+from ucpformat.storage.directory_claim import DirectoryClaim
+from ucpformat.storage.draft import is_staged, staged_name
+from ucpformat.storage.local_io import (
+    CREATE_FLAGS,
+    READ_FLAGS,
+    read_all,
+    sync,
+    translated,
+    write_all,
+)
 from ucpformat.storage.local_pack import LocalPackFile
 from ucpformat.storage.mappings import Mappings, populated
 from ucpformat.storage.store import Calls
 from ucpformat.storage.write_back import WriteBack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ucpformat.model.root import Storage
     from ucpformat.storage.store import Durability
 
 __all__ = ["LocalStore"]
 
-_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_PACKS: Final = 64
 _MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
 _PIECE_BYTES: Final = 1 << 23
@@ -59,13 +64,14 @@ class LocalStore:
         self._write_back = WriteBack() if durability == "fsync" else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
-        self._created: dict[Path, _Identity] = {}
-        self._made_directories: dict[Path, None] = {}
+        self._created: dict[str, _Identity] = {}
+        self._made_directories: dict[str, None] = {}
+        """Keys of directories whose entries a flush makes durable; that of the checkpoint's own is empty."""
+        self._made_parents: dict[Path, None] = {}
         self._descriptors: dict[str, int] = {}
         self._mappings = Mappings()
         self._lock = threading.RLock()
         self._claim = DirectoryClaim(self._root)
-        self._published = False
 
     @property
     def url(self) -> str:
@@ -125,7 +131,7 @@ class LocalStore:
             if descriptor is not None:
                 yield descriptor
                 return
-        descriptor = os.open(self._locate(key), _READ_FLAGS)
+        descriptor = os.open(self._locate(key), READ_FLAGS)
         try:
             self._require_regular(os.fstat(descriptor).st_mode, key)
             if kept:
@@ -198,46 +204,43 @@ class LocalStore:
             yield data
 
     def keys(self) -> Iterator[str]:
-        """Keys of everything below the directory, links and special files included; links are not followed."""
+        """Keys of everything below the directory but the draft of this attempt; links are not followed."""
         with translated(self.url):
             if not self._root.is_dir():
                 return
             for directory, names, files in os.walk(self._root):
                 base = Path(directory)
+                if base == self._root and self._claim.draft in files:
+                    files.remove(self._claim.draft)
                 for name in files + [name for name in names if (base / name).is_symlink()]:
                     yield (base / name).relative_to(self._root).as_posix()
 
-    def prepare(self) -> None:
-        """Make an empty directory; debris of an uncommitted attempt is moved aside and removed."""
+    def prepare(self, storage: Storage = "packed") -> None:
+        """Begin in an empty directory; debris of an uncommitted attempt is moved aside and removed."""
+        del storage
         with translated(self.url):
-            self._begin()
-            self._claim.clear_debris()
+            self._make_parents()
+            self._claim.begin()
 
-    def resume(self) -> None:
-        """Lock the directory, and leave what lies there."""
+    def resume(self, storage: Storage = "packed") -> None:
+        """Begin an attempt, and leave what lies there; the one that left it cannot commit any more."""
+        del storage
         with translated(self.url):
-            self._begin()
-            self._claim.require_no_other()
+            self._make_parents()
+            self._claim.resume()
 
-    def _begin(self) -> None:
-        self._make_directories(self._root.parent)
-        with suppress(FileExistsError):
-            self._root.mkdir()
-        self._claim.hold()
-        self._made_directories[self._root] = None
-        self._made_directories[self._root.parent] = None
-
-    def remove(self, key: str) -> None:
-        """Remove a file, and what directories below the root become empty."""
-        with translated(key), suppress(FileNotFoundError):
-            path = self._root / key if is_staged(key) else self._locate(key)
-            path.unlink()
-            for parent in path.parents:
-                if parent == self._root or any(parent.iterdir()):
-                    break
-                parent.rmdir()
-                self._plain_directories.discard(parent)
-                self._made_directories.pop(parent, None)
+    def _make_parents(self) -> None:
+        parent = self._root.parent
+        missing = []
+        while not os.path.isdir(parent):
+            missing.append(parent)
+            parent = parent.parent
+        for directory in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(directory)
+            self._made_parents[directory.parent] = None
+        self._made_parents[self._root.parent] = None
+        self._made_directories[""] = None
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock."""
@@ -249,139 +252,156 @@ class LocalStore:
                 "the directory that the first rank has made is not seen here; save to storage that all ranks share",
                 at=self.url,
             ) from reason
-        self._made_directories[self._root] = None
+        self._made_directories[""] = None
 
-    def _make_directories(self, directory: Path) -> None:
-        missing = []
-        while not directory.is_dir():
-            missing.append(directory)
-            directory = directory.parent
-        for directory in reversed(missing):
-            with suppress(FileExistsError):
-                directory.mkdir()
+    def remove(self, key: str) -> None:
+        """Remove a file, and what directories below the root become empty."""
+        with translated(key), suppress(FileNotFoundError):
+            path = self._root / key if is_staged(key) else self._locate(key)
+            path.unlink()
+            for parent in path.parents:
+                if parent == self._root or any(parent.iterdir()):
+                    break
+                parent.rmdir()
+                self._plain_directories.discard(parent)
+                with self._lock:
+                    self._made_directories.pop(parent.relative_to(self._root).as_posix(), None)
+
+    def clear(self, keys: Iterable[str]) -> None:
+        """Remove what an earlier attempt has left, which cannot commit any more."""
+        for key in keys:
+            self.remove(key)
+
+    def _place(self, key: str) -> tuple[str, int | None]:
+        """How the system is told of a key: within the directory that is held, wherever that has been moved."""
+        directory = self._claim.directory
+        return (key or ".", directory) if directory is not None else (os.path.join(self._root, key), None)
+
+    def _require_directories(self, key: str) -> None:
+        """Make the directories that a key lies in."""
+        parent = key.rpartition("/")[0]
+        if parent in self._made_directories:
+            return
+        names = parent.split("/") if parent else []
+        for count in range(len(names) + 1):
+            directory = "/".join(names[:count])
+            place, within = self._place(directory)
+            if directory or within is None:
+                with suppress(FileExistsError):
+                    os.mkdir(place, dir_fd=within)
             with self._lock:
                 self._made_directories[directory] = None
-                self._made_directories[directory.parent] = None
 
-    def _require_directory(self, directory: Path) -> None:
-        if directory not in self._made_directories:
-            self._make_directories(directory)
-            with self._lock:
-                self._made_directories[directory] = None
-
-    def _create_file(self, key: str) -> tuple[Path, int]:
+    def _create_file(self, key: str) -> int:
         check_key(key, key or self.url)
-        self._claim.require_mine()
-        path = self._root.joinpath(*key.split("/"))
-        self._require_directory(path.parent)
-        descriptor = os.open(path, _CREATE_FLAGS, 0o666)
-        self._wrote(path, 0)
+        try:
+            self._require_directories(key)
+            place, within = self._place(key)
+            descriptor = os.open(place, CREATE_FLAGS, 0o666, dir_fd=within)
+        except FileNotFoundError:
+            self._claim.require_mine()
+            raise
+        self._wrote(key, 0)
         with self._lock:
-            self._created[path] = _identity(os.fstat(descriptor))
-        return path, descriptor
+            self._created[key] = _identity(os.fstat(descriptor))
+        return descriptor
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively."""
         with translated(key):
-            path, descriptor = self._create_file(key)
+            descriptor = self._create_file(key)
             try:
                 write_all(descriptor, buffers, 0)
             finally:
                 os.close(descriptor)
-            self._wrote(path, sum(buffer.nbytes for buffer in buffers))
+            self._wrote(key, sum(buffer.nbytes for buffer in buffers))
 
     def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole object, whatever lies there: it appears whole."""
         with translated(key):
             check_key(key, key or self.url)
-            path = self._root.joinpath(*key.split("/"))
-            with self._staged(buffers) as (staged, _):
-                self._require_directory(path.parent)
+            self._claim.require_mine()
+            staged, within = self._place(staged_name())
+            descriptor = os.open(staged, CREATE_FLAGS, 0o666, dir_fd=within)
+            try:
+                try:
+                    write_all(descriptor, buffers, 0)
+                finally:
+                    os.close(descriptor)
+                self._require_directories(key)
                 with self._lock:
                     # What takes its place may be given its number.
-                    self._created.pop(path, None)
-                staged.replace(path)
-            self._wrote(path, sum(buffer.nbytes for buffer in buffers))
+                    self._created.pop(key, None)
+                os.replace(staged, self._place(key)[0], src_dir_fd=within, dst_dir_fd=within)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(staged, dir_fd=within)
+                raise
+            self._wrote(key, sum(buffer.nbytes for buffer in buffers))
 
     def create_pack(self, key: str) -> LocalPackFile:
         """Begin a new pack."""
         with translated(key):
-            path, descriptor = self._create_file(key)
+            descriptor = self._create_file(key)
             durable = self._write_back is not None
-            return LocalPackFile(key, descriptor, partial(self._wrote, path), is_durable=durable)
+            return LocalPackFile(key, descriptor, partial(self._wrote, key), is_durable=durable)
 
-    def _wrote(self, path: Path, nbytes: int) -> None:
+    def _wrote(self, key: str, nbytes: int) -> None:
         if self._write_back is not None:
-            self._write_back.wrote(path, nbytes)
+            self._write_back.wrote(self._root.joinpath(*key.split("/")), nbytes)
 
-    def flush(self) -> None:
+    def flush(self, reached: Iterable[str] = ()) -> None:
         """Sync files, several at a time, and then every directory that was made or changed."""
+        del reached  # nobody removes them while this attempt can commit
         if self._write_back is None:
             return
         with translated(self.url):
-            self._write_back.flush()
-            for directory in self._made_directories:
-                sync(directory)
+            try:
+                self._write_back.flush()
+                for key in self._made_directories:
+                    sync(*self._place(key))
+                for directory in self._made_parents:
+                    sync(directory)
+            except FileNotFoundError:
+                self._claim.require_mine()
+                raise
 
     def publish(self, data: bytes) -> None:
-        """Link a finished, synced file under the root's name: it appears whole, once, or not at all."""
+        """Make a finished, synced file the root document: it appears whole, once, or not at all."""
         with translated(ROOT_KEY):
-            with self._staged([memoryview(data)]) as (staged, descriptor):
-                if self._write_back is not None:
-                    os.fsync(descriptor)
-                self._link(staged)
-                self._published = True
-            if self._write_back is not None:
-                sync(self._root)
+            self._claim.publish(data, is_durable=self._write_back is not None)
 
-    @contextmanager
-    def _staged(self, buffers: Sequence[memoryview]) -> Iterator[tuple[Path, int]]:
-        """A file with these bytes under a name that everybody takes for debris."""
-        self._claim.require_mine()
-        staged = self._root / f"{STAGED}{uuid.uuid4().hex}"
-        descriptor = os.open(staged, _CREATE_FLAGS, 0o666)
-        try:
-            write_all(descriptor, buffers, 0)
-            yield staged, descriptor
-        finally:
-            os.close(descriptor)
-            with suppress(OSError):
-                staged.unlink(missing_ok=True)
+    def withdraw(self) -> bool:
+        """Give up the right to commit."""
+        return self._claim.withdraw()
 
-    def _link(self, staged: Path) -> None:
-        target = self._root / ROOT_KEY
-        try:
-            os.link(staged, target)
-        except OSError as reason:
-            if reason.errno == errno.EEXIST and target.samefile(staged):
-                return  # a network file system that lost its answer and tried again
-            if reason.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                raise
-            # Without hard links the check and the rename are two steps: exclusive among careful writers only.
-            if target.exists():
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from reason
-            staged.rename(target)
-
-    def discard(self) -> None:
+    def discard(self) -> bool:
         """Remove the files created through this store, and directories that become empty.
 
-        Nothing is removed once the root was published, or where another file has taken a path meanwhile.
+        Nothing is removed where there is a root document, or may be, or where another file has taken a path.
         """
         created, self._created = self._created, {}
-        if self._published or not self._claim.is_mine():
-            return
-        directories = {self._root}
-        for path, identity in created.items():
+        if not self.withdraw():
+            return False
+        directories: dict[str, None] = {}
+        for key, identity in created.items():
+            place, within = self._place(key)
             with suppress(OSError):
-                if _identity(path.lstat()) == identity:
-                    path.unlink()
-            directories.update(parent for parent in path.parents if self._root in parent.parents)
-        for directory in sorted(directories, key=lambda path: -len(path.parts)):
+                if _identity(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
+                    os.unlink(place, dir_fd=within)
+            while key := key.rpartition("/")[0]:
+                directories[key] = None
+        for key in sorted(directories, key=lambda key: -key.count("/")):
+            place, within = self._place(key)
             with suppress(OSError):
-                directory.rmdir()
+                os.rmdir(place, dir_fd=within)
+        if self._claim.is_mine():
+            with suppress(OSError):
+                os.rmdir(self._root)
+        return True
 
     def close(self) -> None:
-        """Close the descriptors of packs, and let go of the directory."""
+        """Close the descriptors of packs, and let go of the directory; silent, since nothing hangs on it."""
         self._claim.release()
         self._mappings.forget()
         if self._write_back is not None:
@@ -389,7 +409,8 @@ class LocalStore:
         with self._lock:
             descriptors, self._descriptors = self._descriptors, {}
         for descriptor in descriptors.values():
-            os.close(descriptor)
+            with suppress(OSError):
+                os.close(descriptor)
 
     def __del__(self) -> None:
         with suppress(Exception):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-__all__ = ["read_all", "sync", "translated", "write_all"]
+__all__ = ["CREATE_FLAGS", "READ_FLAGS", "read_all", "rename_exclusively", "sync", "translated", "write_all"]
 
+READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_NO_REPLACE: Final = 1  # RENAME_NOREPLACE, renameat2(2)
+_renameat2: Final = (
+    getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+)
 _IOV_LIMIT: Final = 1024
 _NBYTES: Final = attrgetter("nbytes")
 
@@ -72,10 +81,24 @@ def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
     return []
 
 
-def sync(path: Path) -> None:
-    """Make a file or directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def sync(path: str | Path, within: int | None = None) -> None:
+    """Make a file or directory durable; ``within`` is the open directory that a relative path begins at."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=within)
     try:
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # nothing was written by it
+            os.close(descriptor)
+
+
+def rename_exclusively(source: str, target: str, directory: int) -> None:
+    """Rename a file within an open directory, unless the target exists.
+
+    Raises:
+        OSError: ``EEXIST`` where it does; ``EINVAL`` or ``ENOSYS`` where the system or file system knows no such call.
+    """
+    if _renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _renameat2(directory, os.fsencode(source), directory, os.fsencode(target), _NO_REPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source, None, target)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import time
+import uuid
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,7 @@ import fsspec
 from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.conditional_put import ConditionalPuts
 from ucpformat.storage.remote_pack import MultipartPackFile, RemotePackFile, StreamedPackFile, UploadSlots
 from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.store import PREFIXES, Calls
@@ -19,6 +20,8 @@ from ucpformat.storage.store import PREFIXES, Calls
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from ucpformat.model.root import Storage
 
 __all__ = ["RemoteStore", "translated"]
 
@@ -30,10 +33,12 @@ _WITHOUT_DIRECTORIES: Final = frozenset(
 _WEB: Final = frozenset(("http", "https"))
 """Protocols whose servers may or may not send parts of objects."""
 
-_PRECONDITION: Final = ("PreconditionFailed", "412")
-_CONFLICT: Final = ("ConditionalRequestConflict", "OperationAborted", "409")
-_CONFLICT_WAITS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between puts that met another one under way."""
+_SILENCE: Final = 12 * 3600.0
+"""Seconds. An attempt of which nothing was seen for a day is dead to others; this one gives up long before."""
+
+_CLAIM: Final = "index/claim"
+"""The object that says, in storage plain, whose attempt has the keys that are the same in all attempts."""
+
 _STREAMS: Final = 4
 _BLOCK_BYTES: Final = 1 << 24
 """What a stream to an object store gathers and sends at once; four of them hold, and copy, 128 MiB at most."""
@@ -66,19 +71,6 @@ def _writing(at: str) -> Iterator[None]:
         except FileNotFoundError as reason:
             message = "there is no such bucket or container; make it, or choose another URL"
             raise error("UCP-E-STORE", message, at=at) from reason
-
-
-def _answer_code(reason: BaseException | None) -> str:
-    """What an S3 server has called its refusal; empty for anything else.
-
-    s3fs makes errors of Python of it, and what botocore raised is their cause (s3fs/errors.py).
-    """
-    while reason is not None:
-        response = getattr(reason, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        reason = reason.__cause__
-    return ""
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -115,8 +107,12 @@ class RemoteStore:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._created: list[str] = []
-        self._published = False
+        self._created: dict[str, None] = {}
+        self._debris: list[str] = []
+        self._name = uuid.uuid4().hex
+        self._has_claim = self._is_void = False
+        self._offered = self._is_refused = False
+        self._seen = time.time()
         self._directories: set[str] = set()
         with translated(url):
             self._filesystem, self._path = _file_system(url)
@@ -126,6 +122,7 @@ class RemoteStore:
             self._has_ranges = not self._is_web
             self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
             self._uploads = S3Uploads.by(self._filesystem)
+            self._puts = ConditionalPuts(self._filesystem, self._head)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
         # Streams wait one for another, parts do not.
         if self._uploads is None:
@@ -160,14 +157,17 @@ class RemoteStore:
         """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
         try:
             with translated(key):
-                # A server may send all of it.
-                return bytes(self._filesystem.cat_file(self._full(key), start=0, end=most))[:most]
+                return self._head(self._full(key), most)
         except UcpError as problem:
             if problem.code == "UCP-E-MISSING":
                 return None
         # Some media refuse a range that leaves the object.
         size = self.size(key)
         return None if size is None else self.read(key, 0, min(most, size))
+
+    def _head(self, path: str, most: int) -> bytes:
+        # A server may send all of it.
+        return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
 
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""
@@ -246,16 +246,35 @@ class RemoteStore:
         for path in found:
             yield path.removeprefix(base)
 
-    def prepare(self) -> None:
-        """Refuse a committed checkpoint; remove debris of an attempt that was not committed."""
-        self._remove(self._require_no_other())
-        if self._uploads is not None:
-            # Parts of objects that never were, from an attempt that ended with its process.
-            self._uploads.abort_below(self._path)
+    def prepare(self, storage: Storage = "packed") -> None:
+        """Begin an attempt. What others have left, or are writing, is not touched before this one has committed."""
+        debris = self._begin()
+        if storage == "plain":
+            if debris:
+                raise error(
+                    "UCP-E-EXISTS",
+                    f"another attempt is at work here, or has left {debris[0]!r}; storage plain needs a place of its "
+                    "own: remove what lies here, or choose another URL",
+                    at=self._url,
+                )
+            with _writing(self._url):
+                self._puts.put(self._full(_CLAIM), self._name.encode())
+            self._has_claim = True
+        self._debris = debris
 
-    def resume(self) -> None:
-        """Refuse a committed checkpoint, and leave what lies there."""
-        self._require_no_other()
+    def resume(self, storage: Storage = "packed") -> None:
+        """Begin an attempt that goes on with what one has left, of which the caller knows that it is dead."""
+        self._begin()
+        if storage == "plain":
+            self.replace(_CLAIM, [memoryview(self._name.encode())])
+            self._has_claim = True
+
+    def _begin(self) -> list[str]:
+        found = self._require_no_other()
+        with _writing(self._url):
+            self._puts.require(self._full(f"index/{self._name}.probe"), self._url)
+        self._seen = time.time()
+        return found
 
     def _require_no_other(self) -> list[str]:
         with translated(self._url):
@@ -280,52 +299,43 @@ class RemoteStore:
         with translated(key), suppress(FileNotFoundError):
             self._filesystem.rm_file(self._full(key))
 
+    def clear(self, keys: Iterable[str]) -> None:
+        """Remove what an earlier attempt has left: at once where its keys are needed, else behind the commit."""
+        if self._has_claim:
+            for key in keys:
+                if key != _CLAIM:
+                    self.remove(key)
+        else:
+            self._debris.extend(keys)
+
     def join(self) -> None:
         """Nothing: object stores have no directories that could be moved away."""
 
+    def _sign_of_life(self) -> None:
+        """Note that something was written; after a long silence others may think this attempt dead."""
+        now = time.time()
+        self._is_void = self._is_void or now - self._seen > _SILENCE
+        self._seen = now
+
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
-        """Write a whole new object, exclusively where the medium can."""
+        """Write a whole new object, exclusively."""
         with _writing(key):
             self._make_directory(key)
-            self._put(key, b"".join(buffers))
-            self._created.append(key)
+            is_new = key not in self._created
+            self._created[key] = None
+            try:
+                self._puts.put(self._full(key), b"".join(buffers))
+            except FileExistsError:
+                if is_new:
+                    del self._created[key]
+                raise
+            self._sign_of_life()
 
     def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole object, whatever lies there; a medium of files may show half of it meanwhile."""
         with _writing(key):
             self._make_directory(key)
             self._filesystem.pipe_file(self._full(key), b"".join(buffers))
-
-    def _put(self, key: str, data: bytes) -> None:
-        """Put an object where there is none.
-
-        S3 answers 409 where another request for the same key is under way, and wants to be asked again (AWS, API
-        reference of PutObject, If-None-Match): by then that one has made the object, or has not.
-        """
-        for seconds in _CONFLICT_WAITS:
-            try:
-                self._put_once(self._full(key), data)
-                return
-            except OSError as reason:
-                if _answer_code(reason) not in _CONFLICT:
-                    raise
-            time.sleep(seconds)
-        self._put_once(self._full(key), data)
-
-    def _put_once(self, path: str, data: bytes) -> None:
-        try:
-            self._filesystem.pipe_file(path, data, mode="create")
-        except (TypeError, ValueError, NotImplementedError):
-            # The medium knows no conditional writes.
-            self._filesystem.pipe_file(path, data)
-        except OSError as reason:
-            if reason.errno == errno.ENOSYS:  # HTTP 501, for the same reason
-                self._filesystem.pipe_file(path, data)
-            elif _answer_code(reason) in _PRECONDITION:
-                # s3fs sees it where the answer names the condition, as AWS does and others do not.
-                raise FileExistsError(path) from reason
-            else:
-                raise
 
     def _make_directory(self, key: str) -> None:
         # File-like media (SFTP, HDFS, memory) have them.
@@ -347,49 +357,77 @@ class RemoteStore:
                 block = {} if self._has_directories else {"block_size": _BLOCK_BYTES}
                 stream = self._filesystem.open(self._full(key), "wb", **block)
                 pack = StreamedPackFile(key, stream, _writing)
-            self._created.append(key)
+            self._created[key] = None
+            self._sign_of_life()
             return pack
 
-    def flush(self) -> None:
-        """Objects are durable when their write returns; here it is made sure that nobody has removed them.
-
-        Media without locks cannot tell a writer that is alive from debris (see `prepare`).
-        """
-        missing = set(self._created).difference(self.keys())
+    def flush(self, reached: Iterable[str] = ()) -> None:
+        """Objects are durable when their write returns; here it is made sure that nobody has removed them."""
+        missing = {*self._created, *reached}.difference(self.keys())
         if missing:
             raise error(
-                "UCP-E-MISSING", "another writer has cleared this place; choose another URL", at=min(missing)
+                "UCP-E-MISSING", "somebody else has cleared this place; choose another URL", at=min(missing)
             )
+        self._sign_of_life()
 
     def publish(self, data: bytes) -> None:
-        """Create the root document, conditionally where the medium knows conditional writes."""
+        """Create the root document, under the condition that there is none, and then remove debris."""
+        self._sign_of_life()
+        if self._is_void:
+            message = "nothing was written for 12 hours, and others may think this attempt dead; save again"
+            raise error("UCP-E-STORE", message, at=self._url)
         with _writing(ROOT_KEY):
-            target = self._full(ROOT_KEY)
-            self._filesystem.invalidate_cache()
-            if self._filesystem.exists(target):
-                raise FileExistsError(target)
-            # A write that fails may have happened all the same.
-            self._published = True
+            # A request that fails may have been done all the same, or be done later.
+            self._offered = True
             try:
-                self._put(ROOT_KEY, data)
+                self._puts.put(self._full(ROOT_KEY), data)
             except FileExistsError:
-                # Clients repeat a request whose answer was lost, and then meet what the first has done.
-                if self.head(ROOT_KEY, len(data) + 1) == data:
-                    return
-                self._published = False
+                self._is_refused = True
                 raise
+        self._clear_debris()
 
-    def discard(self) -> None:
+    def _clear_debris(self) -> None:
+        """Remove what other attempts have left here, which can commit no more: there is a root document."""
+        self._remove(key for key in self._debris if key not in self._created)
+        if self._has_claim:
+            self._remove([_CLAIM])
+        if self._uploads is not None:
+            # Parts of objects that never were, from attempts that ended with their processes.
+            self._uploads.abort_below(self._path)
+
+    def withdraw(self) -> bool:
+        """Give up the right to commit."""
+        if self._offered:
+            # Of two attempts with keys of their own, the one that was refused has no root document.
+            return self._is_refused and not self._has_claim
+        self._is_void = True
+        if not self._has_claim:
+            return True
+        try:
+            return self.size(ROOT_KEY) is None
+        except UcpError:
+            return False
+
+    def discard(self) -> bool:
         """Remove the objects created through this store, unless a root document may reach them."""
-        created, self._created = self._created, []
-        with suppress(Exception):
-            if not self._published and self.size(ROOT_KEY) is None:
-                self._remove(created)
+        created, self._created = self._created, {}
+        if not self.withdraw():
+            return False
+        # Where a removal is not answered it may be done later: nobody else may have the same keys then.
+        if self._remove(created) and self._has_claim:
+            self._remove([_CLAIM])
+        return True
 
-    def _remove(self, keys: Iterable[str]) -> None:
+    def _remove(self, keys: Iterable[str]) -> bool:
+        """Remove objects; whether all removals were answered."""
+        is_answered = True
         for key in keys:
-            with suppress(Exception):
-                self._filesystem.rm_file(self._full(key))
+            try:
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(self._full(key))
+            except Exception:
+                is_answered = False
+        return is_answered
 
     def close(self) -> None:
         """Release threads."""

@@ -9,8 +9,10 @@ from ucpformat.storage.urls import local_path, refuse_target
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from ucpformat.model.root import Storage
 
 __all__ = [
     "PREFIXES",
@@ -153,16 +155,17 @@ class Store(Protocol):
         """All keys, in no order; directories are not keys."""
         ...
 
-    def prepare(self) -> None:
-        """Make the place ready for a new checkpoint; clears debris of an attempt that was not committed.
+    def prepare(self, storage: Storage = "packed") -> None:
+        """Begin an attempt at a new checkpoint; what one that was not committed has left is not in its way.
 
         Raises:
-            StoreError: ``UCP-E-EXISTS`` if a root document, or anything foreign, is there.
+            StoreError: ``UCP-E-EXISTS`` if a root document, or anything foreign, is there, or another attempt that
+                may be alive; ``UCP-E-STORE`` where the medium cannot keep two writers from both committing.
         """
         ...
 
-    def resume(self) -> None:
-        """As `prepare`, but what an attempt has left stays: whoever goes on with it removes what it does not need.
+    def resume(self, storage: Storage = "packed") -> None:
+        """As `prepare`, to go on with what an attempt has left; that one cannot commit any more.
 
         Raises:
             StoreError: as `prepare`.
@@ -173,6 +176,13 @@ class Store(Protocol):
         """Remove an object of an attempt that was not committed, and what directories become empty.
 
         Silent where it is gone.
+        """
+        ...
+
+    def clear(self, keys: Iterable[str]) -> None:
+        """Remove objects that the attempt which is gone on with has left, as soon as it cannot commit any more.
+
+        That may be behind the commit of this one.
         """
         ...
 
@@ -199,16 +209,29 @@ class Store(Protocol):
         """Begin a new pack."""
         ...
 
-    def flush(self) -> None:
-        """Make every object created so far durable, directories included (SPEC UCP-W-002)."""
+    def flush(self, reached: Iterable[str] = ()) -> None:
+        """Make every object created so far durable, directories included (SPEC UCP-W-002).
+
+        ``reached`` are objects that others have created for this attempt, and that are about to be committed.
+        """
         ...
 
     def publish(self, data: bytes) -> None:
         """Create the root document atomically, exclusively and durably (SPEC UCP-W-003, UCP-W-004)."""
         ...
 
-    def discard(self) -> None:
-        """Remove the objects that were created through this store, and no others; silent where they are gone."""
+    def withdraw(self) -> bool:
+        """Give up the right to commit; whether certainly nothing is committed here, nor will be by this attempt.
+
+        Others may then remove what they wrote for it. False is also the answer where this cannot be known.
+        """
+        ...
+
+    def discard(self) -> bool:
+        """`withdraw`, and remove the objects that were created through this store if that answers so.
+
+        Returns what `withdraw` does. Silent about objects that are gone, or stay.
+        """
         ...
 
     def close(self) -> None:

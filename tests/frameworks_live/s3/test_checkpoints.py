@@ -104,13 +104,22 @@ def test_damage_is_found(url: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["first", "second"])
-@pytest.mark.parametrize("storage", STORAGES)
-def test_of_two_writers_one_commits_at_most(url: str, storage: Storage, order: str) -> None:
-    """UCP-W-004: the second takes the first for debris; what is committed is whole all the same."""
-    first, second = begin(url, storage), begin(url, storage)
-    committed = [finish(writer) for writer in ([first, second] if order == "first" else [second, first])]
-    assert sum(committed) <= 1
-    assert is_whole_or_absent(url) == any(committed)
+def test_of_two_writers_one_commits(url: str, order: str) -> None:
+    """UCP-W-012: neither touches what is the other's; the first to commit has."""
+    first, second = begin(url, "packed"), begin(url, "packed")
+    writers = [first, second] if order == "first" else [second, first]
+    assert [finish(writer) for writer in writers] == [True, False]
+    assert is_whole_or_absent(url)
+    assert validate(url) == []
+
+
+def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
+    """UCP-W-018."""
+    first = begin(url, "plain")
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+        begin(url, "plain")
+    assert finish(first)
+    assert validate(url) == []
 
 
 @pytest.mark.parametrize("says_which", [True, False])

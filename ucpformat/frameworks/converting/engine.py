@@ -72,7 +72,7 @@ class Engine:
                 return self._write(pool, self._order(secrets.token_hex(4)), None, {})
             store = open_target(self._url, durability=self._options.durability)
             try:
-                store.resume()
+                store.resume(self._options.storage)
                 found = journal.earlier(store, self._order(""), self._batches, self._cut)
                 attempt = secrets.token_hex(4) if found is None else found.attempt
                 receipts = {} if found is None else found.receipts
@@ -126,7 +126,8 @@ class Engine:
             step=self._job.step,
             annotations=self._job.annotations,
             extensions=self._job.extensions,
-            attempt=order.attempt,
+            # Documents are each process's own, also where two go on with one attempt.
+            attempt=order.attempt if prepared is None else secrets.token_hex(4),
             workers=1,
             prepared=prepared,
             durability=order.durability,
@@ -141,8 +142,9 @@ class Engine:
             digest = writer.commit()
         except BaseException as failure:
             if isinstance(failure, Exception) and not self._options.resume:
-                with suppress(Exception):
-                    journal.clear(order)
+                if writer.withdraw():
+                    with suppress(Exception):
+                        journal.clear(order)
                 writer.abort()
             else:
                 writer.leave()

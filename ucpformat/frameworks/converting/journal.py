@@ -20,7 +20,7 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.worker import unsealed
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.directory_claim import is_staged
+from ucpformat.storage.draft import is_staged
 from ucpformat.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> E
     keys = set(store.keys())
     attempts = [match[1] for match in map(_PLAN.fullmatch, keys) if match is not None]
     if len(attempts) != 1:
-        for key in keys:
-            store.remove(key)
+        store.clear(keys)
         return None
     (attempt,) = attempts
     plan_key = f"packs/{attempt}.plan"
@@ -131,10 +130,8 @@ def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> E
             if all(store.size(name) == length for name, length in objects.items()):
                 receipts[batch.number] = data
                 kept |= {key, *objects}
-    for key in keys - kept:
-        store.remove(key)
+    store.clear(keys - kept if noted is not None else keys)
     if noted is None:
-        store.remove(plan_key)
         return None
     return Earlier(attempt, receipts)
 

@@ -140,7 +140,7 @@ class UcpStorageWriter(StorageWriter):
         self._store = open_target(self.checkpoint_id, durability=self._durability)
         if is_coordinator:
             self._attempt = secrets.token_hex(4)
-            self._store.prepare()
+            self._store.prepare(self._storage)
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """The plan itself."""
