@@ -20,6 +20,7 @@ import ucpformat.frameworks.live.device_copier
 import ucpformat.frameworks.live.torch_layouts
 import ucpformat.frameworks.torch_dcp_plugin  # noqa: F401 - as above
 from tests.documentation.markdown import page
+from tests.documentation.rooms import ROOMS
 from tests.documentation.running import Reader
 from tests.processes import join, leave
 
@@ -33,6 +34,8 @@ def main(folder: str, *names: str) -> None:
         torch.distributed.barrier()
         os.chdir(directory)
         reader = Reader(directory)
+        if name in ROOMS:
+            ROOMS[name](directory, reader.namespace)
         for block in page(name).blocks:
             if block.is_run:
                 text = reader.run(block)

@@ -109,12 +109,47 @@ def _hugging_face(path: Path, layer: dict[str, tuple[int, ...]]) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+class Counter:
+    """What keeps its own place, as data loaders and torchtitan's train state do."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> Namespace:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Namespace) -> None:
+        self.step = state["step"]
+
+
+def training(directory: Path, namespace: Namespace) -> None:
+    """A training job under FSDP2, as the guides speak of one, that trains for three steps."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    counter = Counter()
+
+    def train_step() -> None:
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        counter.step += 1
+
+    namespace.update(model=model, optimizer=optimizer, schedule=schedule, scheduler=schedule, loss=1.0)
+    namespace.update(data=counter, train_state=counter, train_step=train_step, steps=3, interval=2)
+
+
 ROOMS: Final[dict[str, Callable[[Path, Namespace], None]]] = {
     "README.md": readme,
     "docs/convert.md": convert,
     "docs/frameworks/deepspeed.md": deepspeed,
     "docs/frameworks/safetensors.md": safetensors,
     "docs/frameworks/torch_save.md": torch_save,
+    "docs/guides/pytorch.md": training,
+    "docs/guides/torchtitan.md": training,
     "docs/plan.md": plan,
 }
 """By page; a page that is not here begins in an empty directory, with nothing defined."""

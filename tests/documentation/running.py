@@ -119,6 +119,10 @@ class Reader:
                 code, said = result.exit_code, result.output
             case ["python", script, *arguments] if script.endswith(".py"):
                 code, said = 0, run_script(script, arguments)
+            case ["torchrun", *arguments]:
+                job = [sys.executable, "-m", "torch.distributed.run", *arguments]
+                done = subprocess.run(job, capture_output=True, text=True, check=False)
+                code, said = done.returncode, done.stdout + done.stderr
             case ["make" | "pip", *_]:
                 check_command(words)
                 return ""

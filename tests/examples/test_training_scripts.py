@@ -7,8 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 import ucpformat as ucp
+from tests.documentation.markdown import run_by
+from tests.documentation.running import commands_of
 from tests.processes import Ranks, launch_in_turn
 
 pytestmark = pytest.mark.distributed
@@ -27,32 +30,42 @@ def close(first: dict[int, float], second: dict[int, float], steps: range) -> bo
     return all(abs(first[step] - second[step]) <= TOLERANCE for step in steps)
 
 
+def guided(page: str, tmp_path: Path, *options: str) -> list[Ranks]:
+    """The jobs of a guide's commands, one after the other, with a tenth of the steps and ``options`` besides."""
+    (block,) = run_by("tests/examples/test_training_scripts.py", page)
+    found = []
+    for number, command in enumerate(commands_of(block.text)):
+        words = shlex.split(command, comments=True)
+        chosen = get_args_parser().parse_args(
+            words[1:]
+        )  # that of python alone has the same form, for one process
+        script, *arguments = [chosen.training_script, *chosen.training_script_args]
+        folder, steps = arguments.index("--folder") + 1, arguments.index("--steps") + 1
+        arguments[folder] = str(tmp_path / arguments[folder])
+        arguments[steps] = str(int(arguments[steps]) // 10)
+        kept = str(tmp_path / f"guided-{number}.json")
+        world = int(chosen.nproc_per_node) if words[0] == "torchrun" else 1
+        found.append(Ranks([Path(script).name, *arguments, *options, "--losses", kept], world))
+    return found
+
+
 def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
-    """On 2 ranks to the end; or on 2 until step 6, and from there on 2 again, on 3, and on 1."""
+    """On 2 ranks to the end; on 2 until step 6, and again on 2; and as the guide has it, on 2, on 3, and on 1."""
 
-    def job(world: int, run: str, steps: int) -> Ranks:
-        kept = str(tmp_path / f"{run}-{world}.json")
-        arguments = [
-            "--folder",
-            str(tmp_path / run),
-            "--steps",
-            str(steps),
-            "--save-every",
-            "3",
-            "--losses",
-            kept,
-        ]
-        return Ranks(["train_plain.py", *arguments], world)
+    def job(run: str, steps: int) -> Ranks:
+        kept = str(tmp_path / f"{run}.json")
+        place = ["--folder", str(tmp_path / run), "--losses", kept]
+        return Ranks(["train_plain.py", *place, "--steps", str(steps), "--save-every", "3"], 2)
 
-    begun = [job(2, "whole", 12), job(2, "a", 6), job(2, "b", 6), job(2, "c", 6)]
-    launch_in_turn(WORKER, [*begun, job(2, "a", 12), job(3, "b", 12), job(1, "c", 12)])
-    whole = losses(tmp_path / "whole-2.json")
+    commands = guided("docs/guides/pytorch.md", tmp_path, "--save-every", "3")
+    launch_in_turn(WORKER, [job("whole", 12), job("a", 6), job("a", 12), *commands])
+    whole = losses(tmp_path / "whole.json")
     assert list(whole) == list(range(12))
-    assert losses(tmp_path / "a-2.json") == {step: whole[step] for step in range(6, 12)}, "to the last bit"
-    for name in ("b-3", "c-1"):
-        found = losses(tmp_path / f"{name}.json")
-        assert list(found) == list(range(6, 12))
-        assert close(found, whole, range(6, 12))
+    assert losses(tmp_path / "a.json") == {step: whole[step] for step in range(6, 12)}, "to the last bit"
+    for number, steps in enumerate([range(6), range(6, 9), range(9, 12)]):
+        found = losses(tmp_path / f"guided-{number}.json")
+        assert list(found) == list(steps)
+        assert close(found, whole, steps)
     assert len(set(whole.values())) == 12, "a loss that moves"
     run = ucp.CheckpointManager(tmp_path / "a")
     best = min((3, 6, 9, 12), key=lambda step: whole[step - 1])
@@ -61,36 +74,33 @@ def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
-    """FSDP2 over 2 x TP over 2 to the end; or until step 4, and from there likewise, on FSDP2 over 2, and on 1."""
+    """FSDP2 over 2 x TP over 2 to the end and in two parts; as the guide has it, then FSDP2 over 2, then 1 process."""
 
-    def job(dp: int, tp: int, run: str, steps: int) -> Ranks:
-        kept = str(tmp_path / f"{run}-{dp}x{tp}.json")
-        arguments = ["--dp", str(dp), "--tp", str(tp), "--steps", str(steps), "--save-every", "2"]
-        return Ranks(
-            ["train_parallel.py", "--folder", str(tmp_path / run), "--losses", kept, *arguments], dp * tp
-        )
+    def job(run: str, steps: int) -> Ranks:
+        place = ["--folder", str(tmp_path / run), "--losses", str(tmp_path / f"{run}.json")]
+        mesh = ["--dp", "2", "--tp", "2"]
+        return Ranks(["train_parallel.py", *place, *mesh, "--steps", str(steps), "--save-every", "2"], 4)
 
-    begun = [job(2, 2, "whole", 8), job(2, 2, "a", 4), job(2, 2, "b", 4)]
-    launch_in_turn(WORKER, [*begun, job(2, 2, "a", 8), job(2, 1, "b", 6), job(1, 1, "b", 8)])
-    whole = losses(tmp_path / "whole-2x2.json")
-    assert list(whole) == list(range(8))
-    assert losses(tmp_path / "a-2x2.json") == {step: whole[step] for step in range(4, 8)}, "to the last bit"
-    assert close(losses(tmp_path / "b-2x1.json"), whole, range(4, 6))
-    assert close(losses(tmp_path / "b-1x1.json"), whole, range(6, 8))
-    run = ucp.CheckpointManager(tmp_path / "b")
-    assert run.steps() == [6, 8]
+    commands = guided("docs/guides/torchtitan.md", tmp_path, "--save-every", "2")
+    launch_in_turn(WORKER, [job("whole", 6), job("a", 2), job("a", 6), *commands])
+    whole = losses(tmp_path / "whole.json")
+    assert list(whole) == list(range(6))
+    assert losses(tmp_path / "a.json") == {step: whole[step] for step in range(2, 6)}, "to the last bit"
+    for number, steps in enumerate([range(2), range(2, 4), range(4, 6)]):
+        found = losses(tmp_path / f"guided-{number}.json")
+        assert list(found) == list(steps)
+        assert close(found, whole, steps)
+    run = ucp.CheckpointManager(tmp_path / "out" / "parallel")
+    assert run.steps() == [4, 6]
     for step in run.steps():
         assert list(ucp.validate(run.path(step))) == []
 
 
-def test_torchrun_takes_the_commands_of_guides_and_scripts() -> None:
+def test_torchrun_takes_the_commands_of_the_scripts() -> None:
     """It takes what begins an option of its own for that option, wherever it stands."""
-    from torch.distributed.run import get_args_parser
-
-    guides = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("pytorch", "torchtitan")]
-    texts = [path.read_text() for path in (*guides, *ROOT.glob("examples/train_*.py"))]
+    texts = [path.read_text() for path in ROOT.glob("examples/train_*.py")]
     commands = [line.split("#")[0] for text in texts for line in text.splitlines() if "torchrun --" in line]
-    assert len(commands) > 5
+    assert len(commands) >= 3
     for command in commands:
         _, *words = shlex.split(command)
         found = get_args_parser().parse_args(words)

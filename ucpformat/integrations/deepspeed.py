@@ -112,6 +112,9 @@ def _parts(engine: Any) -> _Parts:
 def _divided(engine: Any, state: dict[str, Any]) -> _Parts:
     """Masters and states of ZeRO-1 and 2: of every parameter, a run of its flattened elements on each rank."""
     optimizer = engine.optimizer
+    if not any(optimizer.optimizer.state.get(flat) for flat in optimizer.single_partition_of_fp32_groups):
+        message = "the optimizer has no states before the engine's first step; save after it"
+        raise error("UCP-E-OBJECT", message, at=type(engine).__name__)
     _link(optimizer)
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     members = [[(names[id(one)], one) for one in group] for group in optimizer.bit16_groups]

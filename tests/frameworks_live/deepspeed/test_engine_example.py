@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ucpformat as ucp
-from tests.processes import Ranks, launch_in_turn
+from tests.processes import Ranks, launch, launch_in_turn
 from ucpformat import validate
 
 WORKER = "tests.frameworks_live.deepspeed.example_worker"
@@ -52,6 +52,10 @@ def test_engines_go_on_on_other_numbers_of_processes(tmp_path: Path) -> None:
         with ucp.open(path) as checkpoint:
             slots = {"value", "exp_avg", "exp_avg_sq", "step"} | ({"master"} if bits == 16 else set())
             assert set(checkpoint["0.weight"]) == slots
+
+
+def test_the_block_of_the_guide(tmp_path: Path) -> None:
+    launch("tests.frameworks_live.deepspeed.guide_worker", [str(tmp_path)], 2)
 
 
 def losses(path: Path) -> dict[int, float]:
