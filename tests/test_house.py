@@ -54,13 +54,6 @@ def test_ci_calls_the_test_command_of_the_readme() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_every_make_target_that_a_document_names_exists(document: str) -> None:
-    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read(document), re.MULTILINE))
-    assert named
-    assert named <= makefile_targets().keys()
-
-
 def test_every_target_is_phony_and_explained() -> None:
     targets = makefile_targets()
     declared = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
@@ -73,12 +66,6 @@ def test_torch_is_pinned_in_the_environment_of_the_makefile() -> None:
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     assert ".[dev]" in read("Makefile")
     assert [need for need in extras["dev"] if re.fullmatch(r"torch==\d+\.\d+\.\d+", need)]
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SPEC.md"])
-def test_relative_links_lead_somewhere(document: str) -> None:
-    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", read(document))
-    assert not [target for target in targets if not (ROOT / target).exists()]
 
 
 def test_readme_describes_places_that_exist_and_are_tracked() -> None:
