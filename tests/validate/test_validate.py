@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
@@ -368,3 +369,25 @@ def test_every_flipped_byte_of_large_data_is_found_where_it_is(storage: Storage,
             assert found in ({"UCP-E-CHECKSUM"}, {"UCP-E-CHECKSUM", "UCP-E-CONTENT"}), (path, place)
         path.write_bytes(data)
     assert validate(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_references_that_share_a_key_are_problems_and_no_crash(
+    tmp_path: Path, storage: Storage, level: Level
+) -> None:
+    """UCP-D-140: a document that meets one schema is looked at by another one."""
+    places: list[tuple[str | int, ...]] = [("state",), ("parts", 0, "index"), ("parts", 0, "table")]
+    if storage == "packed":
+        places.append(("packs",))
+    for number, (place, other) in enumerate(permutations(places, 2)):
+        forged = make(tmp_path / str(number), storage)
+        found: Any = forged.root
+        for member in place:
+            found = found[member]
+        twin: Any = forged.root
+        for member in other:
+            twin = twin[member]
+        found.update(twin)
+        problems = validate(forged.sealed(), level)
+        assert level == "structure" or "UCP-E-KEY" in codes(problems), (place, other)

@@ -30,8 +30,9 @@ class Documents:
     """Reads the root and what it refers to, applies the schemas, and remembers which documents are sound.
 
     ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
-    schema; each is None before. ``values`` holds, by key, the documents that meet their schemas; ``parts`` and
-    ``states`` those index parts and state documents among them that have no problems of their own either.
+    schema; each is None before. ``values`` holds the documents that meet the schema by which they are referred to, by
+    that and their key; ``parts`` and ``states`` hold, by key, those index parts and state documents among them that
+    have no problems of their own either.
     """
 
     def __init__(self, store: Store, findings: Findings) -> None:
@@ -40,7 +41,7 @@ class Documents:
         self.root_data: bytes = b""
         self.envelope: dict[str, JsonValue] | None = None
         self.root: dict[str, JsonValue] | None = None
-        self.values: dict[str, JsonValue] = {}
+        self.values: dict[tuple[str, str], JsonValue] = {}
         self.parts: dict[str, IndexPart] = {}
         self.states: dict[str, StateDocument] = {}
         with findings.collecting():
@@ -93,15 +94,15 @@ class Documents:
                 self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
             elif schema == "state":
                 self.states[reference.key] = _sound_state(value, at=reference.key)
-        is_sound = reference.key in self.parts or reference.key in self.states
+        is_sound = reference.key in {"index": self.parts, "state": self.states}.get(schema, ())
         found = [] if is_sound else list(problems(schema, value, reference.key))
         self._findings.extend(found)
         if not found:
-            self.values[reference.key] = value
+            self.values[schema, reference.key] = value
 
-    def is_sound(self, reference: DocumentRef) -> bool:
-        """Whether the document was read and meets its schema."""
-        return reference.key in self.values
+    def is_sound(self, schema: str, reference: DocumentRef) -> bool:
+        """Whether the document was read and meets the schema that it is referred to by."""
+        return (schema, reference.key) in self.values
 
 
 def _sound_state(value: JsonValue, *, at: str) -> StateDocument:

@@ -113,10 +113,10 @@ def _read_packs(store: Store, documents: Documents, findings: Findings, checked:
         return True
     with findings.collecting():
         read_document(store, reference)
-    if not documents.is_sound(reference):
+    if not documents.is_sound("packs", reference):
         checked.complete = False
         return False
-    packs = PackList.structure(documents.values[reference.key], at=reference.key)
+    packs = PackList.structure(documents.values["packs", reference.key], at=reference.key)
     problems = list(packs.problems(at=reference.key))
     findings.extend(problems)
     if problems:
@@ -133,13 +133,13 @@ def _read_state(store: Store, documents: Documents, findings: Findings, checked:
         return
     with findings.collecting():
         read_document(store, reference)
-    if not documents.is_sound(reference):
+    if not documents.is_sound("state", reference):
         checked.state = None
         return
     if reference.key in documents.states:
         checked.state = documents.states[reference.key]
         return
-    state = StateDocument.structure(documents.values[reference.key], at=reference.key)
+    state = StateDocument.structure(documents.values["state", reference.key], at=reference.key)
     problems = list(state.problems(at=reference.key))
     findings.extend(problems)
     for at, value in state.tagged_values(at=reference.key):
@@ -154,13 +154,13 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
     for number, entry in enumerate(root.parts):
         with findings.collecting():
             read_document(store, entry.index)
-        if not documents.is_sound(entry.index):
+        if not documents.is_sound("index", entry.index):
             checked.complete = False
             continue
         index = documents.parts.get(entry.index.key)
         problems: list[Problem] = []
         if index is None:
-            index = IndexPart.structure(documents.values[entry.index.key], at=entry.index.key)
+            index = IndexPart.structure(documents.values["index", entry.index.key], at=entry.index.key)
             problems += index.problems(at=entry.index.key)
         at = pointer(ROOT_KEY, "parts", number)
         if (index.atoms[0].name, index.atoms[-1].name, len(index.atoms)) != (
