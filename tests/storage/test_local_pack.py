@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -265,3 +266,22 @@ def test_where_no_room_is_to_be_had_it_is_not_asked_for_again(tmp_path: Path) ->
         room.leave(5)
         assert (len(asked), os.fstat(descriptor).st_size) == (1, 0)
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "none"])
+def test_an_error_of_closing_is_a_registered_one(tmp_path: Path, durability: Durability) -> None:
+    """Some network file systems tell only then that something could not be written."""
+    store = LocalStore(tmp_path / "c", durability=durability)
+    store.prepare()
+    pack = store.create_pack("packs/x.pack")
+    pack.append([memoryview(bytes(1 << 21))], 4096)
+    real = os.close
+
+    def close(descriptor: int) -> None:
+        real(descriptor)
+        raise OSError(errno.EIO, "at close")
+
+    with patch("os.close", close), pytest.raises(UcpError, match=r"UCP-E-STORE at packs/x\.pack"):
+        pack.close()
+    assert pack.close() == 1 << 21, "nothing is closed twice"
+    store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
@@ -182,18 +182,17 @@ class LocalPackFile:
         return self._length
 
     def _end(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
-        if self._descriptor >= 0:
-            with translated(self._key):
-                try:
-                    was_longer = self._room.leave(self._length)
-                finally:
-                    os.close(self._descriptor)
-                    self._descriptor = -1
-            if was_longer:
-                # What was synced before has another length.
-                self._wrote(0)
+        descriptor, self._descriptor = self._descriptor, -1
+        was_longer = False
+        with translated(self._key), ExitStack() as closing:
+            if descriptor >= 0:
+                closing.callback(os.close, descriptor)
+                was_longer = self._room.leave(self._length)
+            if self._direct is not None:
+                self._direct.close()
+        if was_longer:
+            # What was synced before has another length.
+            self._wrote(0)
 
     def abort(self) -> None:
         """Close the file; whoever gives an attempt up removes it, or leaves it as debris."""
