@@ -20,6 +20,7 @@ import ucpformat.frameworks.live.torch_layouts
 from tests.processes import die_at
 
 FAILED = 3
+UNREGISTERED = 4
 
 
 def state(number: int) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def work(directory: Path, task: dict[str, Any]) -> int:
             manager.wait()
     except BaseException as failure:
         print(f"{type(failure).__name__}: {failure}")
-        return FAILED
+        return FAILED if isinstance(failure, ucp.UcpError) else UNREGISTERED
     return 0
 
 

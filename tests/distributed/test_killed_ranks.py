@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ucpformat as ucp
+from tests.distributed.killed_worker import FAILED
 from tests.processes import Ranks, launch_in_turn
 
 pytestmark = pytest.mark.distributed
@@ -54,6 +55,7 @@ def test_a_rank_that_is_killed_leaves_no_bad_checkpoint(tmp_path: Path) -> None:
     for task in tasks():
         number, victim = task["number"], task["victim"]
         ended = [int((tmp_path / f"ended-{number}-{rank}").read_text()) for rank in range(WORLD)]
+        assert set(ended) <= {0, KILLED, FAILED}, "survivors hear of it by a registered error"
         if ended == [0] * WORLD:
             assert number in committed, "the point lay behind the end"
         if task["point"] == 1:

@@ -36,7 +36,8 @@ Bytes = NDArray[np.uint8]
 class Group(Protocol):
     """Processes that call the same methods in the same order.
 
-    Where one of them is gone, a method raises, or the group's own time limit does; it never returns with less.
+    Where one of them is gone, a method raises `StoreError` (``UCP-E-RANK``), at the group's own time limit at the
+    latest; it never returns with less.
     """
 
     @property

@@ -26,6 +26,7 @@ from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly
+from ucpformat.errors import UcpError, error
 from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.piece_writer import PieceWriter
@@ -259,9 +260,13 @@ class Saving:
             elsewhere = next((one for one in packed[1:] if one[:1] == b"-"), None)
             if reply.failure is not None or elsewhere is None:
                 elsewhere = Reply(b"", failure).pack(self._group.rank)
-            self._group.broadcast((_DISCARD if is_uncommitted else _KEEP) + elsewhere)
+            with suppress(UcpError):  # who is gone hears nothing
+                self._group.broadcast((_DISCARD if is_uncommitted else _KEEP) + elsewhere)
             raise
-        self._group.broadcast(_PUBLISHED + json.dumps([digest, *astuple(stored)]).encode())
+        try:
+            self._group.broadcast(_PUBLISHED + json.dumps([digest, *astuple(stored)]).encode())
+        except UcpError as reason:
+            raise error(reason.code, f"the checkpoint is committed, but {reason.message}") from reason
         return digest, stored
 
     def _publish(self, writer: CheckpointWriter | None, receipts: Sequence[bytes]) -> tuple[str, StoredBytes]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.distributed.group import Group, OneProcess
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ucpformat.distributed.group import Bytes
 
@@ -32,10 +33,27 @@ def group_of(group: object) -> Group:
     return TorchGroup(group)
 
 
+@contextmanager
+def _talking() -> Iterator[None]:
+    """What torch raises where a process is gone or does not answer in time, as a registered error.
+
+    gloo and NCCL raise plain `RuntimeError`, or classes of torch made from it.
+    """
+    try:
+        yield
+    except RuntimeError as reason:
+        said = str(reason).partition("\n")[0]
+        message = (
+            f"another process of the job is gone, or did not answer in time; start the job again: {said}"
+        )
+        raise error("UCP-E-RANK", message) from reason
+
+
 class TorchGroup:
     """Wraps a process group; None is the default one.
 
-    Bytes lie in host memory where the group has a backend for it (gloo), else on the current device.
+    Bytes lie in host memory where the group has a backend for it (gloo), else on the current device. Where a process
+    is gone, or the group's time limit has passed, methods raise `StoreError` (``UCP-E-RANK``).
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -61,8 +79,11 @@ class TorchGroup:
         """A gloo group of the same ranks; no other rank of the job needs to take part."""
         import torch.distributed as dist
 
-        return TorchGroup(dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True))
+        with _talking():
+            group = dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True)
+        return TorchGroup(group)
 
+    @_talking()
     def all_gather(self, data: bytes) -> list[bytes]:
         """What every process gave."""
         import torch
@@ -74,6 +95,7 @@ class TorchGroup:
         dist.all_gather(found, mine, group=self._group)
         return [self._bytes(one, size) for one, size in zip(found, sizes, strict=True)]
 
+    @_talking()
     def gather(self, data: bytes) -> list[bytes] | None:
         """As `all_gather`, for the first process."""
         import torch
@@ -88,6 +110,7 @@ class TorchGroup:
             return None
         return [self._bytes(one, size) for one, size in zip(found, sizes, strict=True)]
 
+    @_talking()
     def broadcast(self, data: bytes) -> bytes:
         """What the first process gave."""
         import torch
@@ -100,6 +123,7 @@ class TorchGroup:
         dist.broadcast(buffer, src=first, group=self._group)
         return self._bytes(buffer, int(size.item()))
 
+    @_talking()
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
         """Messages to and from other processes, all at once."""
         import torch
