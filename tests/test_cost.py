@@ -17,9 +17,11 @@ import ucpformat
 from tests.builders import Forgery
 from ucpformat import jsonio, schema
 from ucpformat.errors import UcpError
+from ucpformat.geometry import BlockRule, Blocks, Layout, Mesh, MeshAxis, Shard
 from ucpformat.jsonio import loads
 from ucpformat.model.values import decode
 from ucpformat.validate import validate
+from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 PRIME = 2**61 - 1
 """Python's hash of an integer is its remainder by this."""
@@ -121,3 +123,40 @@ def test_a_sound_state_document_is_decoded_once(tmp_path: Path) -> None:
     with patch.object(schema, "validator", wraps=schema.validator) as asked:
         assert validate(path) == []
     assert "state" not in {call.args[0] for call in asked.call_args_list}
+
+
+def test_layouts_of_more_ranges_than_the_documents_have_bytes_are_passed_over(tmp_path: Path) -> None:
+    """A checkpoint of 3,610 bytes with six layouts of a million blocks took a minute and a half."""
+    mesh = Mesh((MeshAxis("a", 2),))
+    specs = [
+        AtomSpec(
+            f"w{number}",
+            {"value": SlotSpec("uint8", (1 << 21,), Layout(mesh, (Blocks(0, rule), Shard("a", 0))))},
+        )
+        for number, rule in enumerate([BlockRule("ceil", 1 << 20), BlockRule("ceil", 4)])
+    ]
+    with CheckpointWriter(tmp_path / "a.ucp", specs) as writer:
+        for spec in specs:
+            writer.write(spec.name, "value", np.zeros(1 << 21, np.uint8))
+    problems = validate(tmp_path / "a.ucp")
+    (problem,) = problems
+    assert (problem.code, problem.severity) == ("UCP-W-UNCHECKED", "warning")
+    with ucpformat.open(tmp_path / "a.ucp") as checkpoint:
+        (large,) = [layout for layout in checkpoint.root.layouts if layout.work == 2 << 20]
+        assert problem.at == f"ucp.json#/layouts/{checkpoint.root.layouts.index(large)}"
+    assert len(validate(tmp_path / "a.ucp", layout_work=7)) == 2
+    assert len(validate(tmp_path / "a.ucp", layout_work=8)) == 1
+
+
+def test_what_layouts_may_cost_follows_the_bytes_that_are_there(tmp_path: Path) -> None:
+    """Stated lengths would let a small document ask for any amount of work."""
+    mesh = Mesh((MeshAxis("a", 1 << 10),))
+    layout = Layout(mesh, (Blocks(0, BlockRule("ceil", 1 << 9)), Shard("a", 0)))
+    with CheckpointWriter(
+        tmp_path / "a.ucp", [AtomSpec("w", {"value": SlotSpec("uint8", (8,), layout)})]
+    ) as writer:
+        writer.write("w", "value", np.zeros(8, np.uint8))
+    forgery = Forgery(tmp_path / "a.ucp")
+    forgery.root["parts"][0]["index"]["length"] = 1 << 27
+    codes = {problem.code for problem in validate(forgery.sealed(), "semantics")}
+    assert {"UCP-E-LENGTH", "UCP-W-UNCHECKED"} <= codes

@@ -26,12 +26,22 @@ __all__ = ["validate"]
     show_default=True,
     help="structure: JSON Schemas; semantics: documents and tables agree; integrity: every stored byte.",
 )
+@click.option(
+    "--layout-work",
+    type=click.IntRange(min=0),
+    help="Check layouts of so many ranges in all, coordinates times blocks. "
+    "[default: 2^18, and more for checkpoints with long documents]",
+)
 @format_option
 @click.pass_context
-def validate(context: click.Context, checkpoint: str, level: str, output: str) -> None:
+def validate(
+    context: click.Context, checkpoint: str, level: str, layout_work: int | None, output: str
+) -> None:
     """Say every problem of CHECKPOINT, a path or an fsspec URL. Warnings do not fail."""
     with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
-        problems = validate_checkpoint(checkpoint, cast("Level", level), progress=progress)
+        problems = validate_checkpoint(
+            checkpoint, cast("Level", level), layout_work=layout_work, progress=progress
+        )
     errors = [problem for problem in problems if problem.severity == "error"]
     if output == "json":
         report = {

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import get_args
@@ -79,6 +80,19 @@ class Layout:
             if isinstance(step, Blocks):
                 found.extend(itertools.chain.from_iterable(own or () for own in step.steps or ()))
         return frozenset(step.axis for step in found if isinstance(step, Shard | Partial))
+
+    @property
+    def work(self) -> int:
+        """An upper bound, known from the steps alone, of the ranges that all coordinates of the mesh hold together.
+
+        Example:
+            >>> mesh = Mesh((MeshAxis("dp", 8),))
+            >>> Layout(mesh, (Blocks(0, (3, 3)), Shard("dp", 0))).work
+            16
+        """
+        sizes = (step.sizes for step in self.steps if isinstance(step, Blocks))
+        counts = (size.count if isinstance(size, BlockRule) else len(size) for size in sizes)
+        return self.mesh.size * math.prod(counts)
 
     def holds(self, rank: int) -> bool:
         """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty."""

@@ -88,16 +88,21 @@ class _Kinds:
 
 
 def spread_faults(
-    slots: Sequence[SpreadSlot], check: Callable[[Lowering], None] | None = None
+    slots: Sequence[SpreadSlot],
+    check: Callable[[Lowering], None] | None = None,
+    *,
+    admit: Callable[[Layout], bool] = lambda _: True,
 ) -> Iterator[SpreadFault]:
     """Yield what is wrong with how slots were spread; slots that are alike count once.
 
     Those of one name whose layouts have one mesh and one group lie in one buffer. ``check`` raises what else
-    is wrong with a layout.
+    is wrong with a layout. ``admit`` is asked before a layout is applied to a shape, and refuses what would take
+    too long: the slots that have it are passed over.
     """
     kinds = _Kinds()
     seen: set[object] = set()
     buffers: dict[tuple[int, str, str], list[int]] = {}
+    passed: set[tuple[int, str, str]] = set()
     for number, slot in enumerate(slots):
         kind = None if slot.layout is None else kinds.number(slot.layout)
         buffer = None if kind is None else kinds.buffers[kind]
@@ -116,6 +121,10 @@ def spread_faults(
         key = _alike(slot, kind, kinds.many_blocks[kind])
         if key in seen:
             continue
+        if not admit(slot.layout):
+            if buffer is not None:
+                passed.add((*buffer, slot.name))
+            continue
         try:
             lowering = lower(slot.layout, slot.shape, place=slot.place)
             if check is not None:
@@ -126,8 +135,9 @@ def spread_faults(
                 continue  # of the place: that is said below
             yield SpreadFault(number, True, refusal)
         seen.add(key)
-    for found in buffers.values():
-        yield from _buffer(slots, found)
+    for name, found in buffers.items():
+        if name not in passed:
+            yield from _buffer(slots, found)
 
 
 def _check_dtype(layout: Layout, dtype: str) -> None:

@@ -32,7 +32,7 @@ class Documents:
     ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
     schema; each is None before. ``values`` holds the documents that meet the schema by which they are referred to, by
     that and their key; ``parts`` and ``states`` hold, by key, those index parts and state documents among them that
-    have no problems of their own either.
+    have no problems of their own either. ``nbytes`` is how long the documents are that were read.
     """
 
     def __init__(self, store: Store, findings: Findings) -> None:
@@ -44,11 +44,13 @@ class Documents:
         self.values: dict[tuple[str, str], JsonValue] = {}
         self.parts: dict[str, IndexPart] = {}
         self.states: dict[str, StateDocument] = {}
+        self.nbytes = 0
         with findings.collecting():
             self._read()
 
     def _read(self) -> None:
         self.root_data = read_root(self._store)
+        self.nbytes += len(self.root_data)
         value = loads(self.root_data, at=ROOT_KEY)
         check_envelope(value, at=ROOT_KEY)
         root = cast("dict[str, JsonValue]", value)
@@ -86,6 +88,7 @@ class Documents:
             raise error("UCP-E-MISSING", "the object is missing", at=reference.key)
         if size > MAX_DOCUMENT_BYTES:
             raise error("UCP-E-LIMIT", f"{size} bytes exceed {MAX_DOCUMENT_BYTES}", at=reference.key)
+        self.nbytes += size
         value = loads(self._store.read(reference.key, 0, size), at=reference.key)
         # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
         # times as long: it is asked where there is something to say.

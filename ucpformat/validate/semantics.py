@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckedCheckpoint", "check_semantics"]
 
+# A few bytes can state a layout of a million ranges, and a small document name thousands of those: what layouts may
+# cost follows the bytes that there are, whatever lengths the documents state.
+_LAYOUT_WORK: Final = 1 << 18
+_BYTES_OF_A_RANGE: Final = 16
+
 
 class CheckedCheckpoint:
     """What of a checkpoint is sound enough to look further: parts with sound tables, the packs, the state."""
@@ -61,8 +66,13 @@ class CheckedCheckpoint:
             yield from part.slots_at(np.flatnonzero(left).tolist())
 
 
-def check_semantics(store: Store, documents: Documents, findings: Findings) -> CheckedCheckpoint | None:
-    """Collect semantic problems; returns what can be checked for integrity, None if that is nothing."""
+def check_semantics(
+    store: Store, documents: Documents, findings: Findings, layout_work: int | None
+) -> CheckedCheckpoint | None:
+    """Collect semantic problems; returns what can be checked for integrity, None if that is nothing.
+
+    ``layout_work`` is that of `validate`.
+    """
     value = documents.root
     if documents.envelope is not None:
         _negotiate(documents.envelope, findings)
@@ -85,7 +95,10 @@ def check_semantics(store: Store, documents: Documents, findings: Findings) -> C
         compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
         findings.extend(feature_set_problems(root.envelope, needed_features(compressors), at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
-        _check_layouts(checked, findings)
+        if layout_work is None:
+            nbytes = documents.nbytes + sum(part.table.rows.nbytes for part in checked.parts)
+            layout_work = _LAYOUT_WORK + nbytes // _BYTES_OF_A_RANGE
+        _check_layouts(checked, findings, layout_work)
     for stored in checked.slots_without(part.single_chunks.slots for part in checked.parts):
         for chunk in range(stored.grid.count):
             with findings.collecting():
@@ -238,9 +251,20 @@ def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Fin
                     findings.add(Problem("UCP-E-REFERENCE", at, f"there is no atom {atom[:80]!r}"))
 
 
-def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
+def _check_layouts(checked: CheckedCheckpoint, findings: Findings, layout_work: int) -> None:
     """Every layout fits the slots that refer to it, and leaves nothing of them out (SPEC 12 and 13)."""
     layouts: tuple[Layout, ...] = checked.root.layouts
+    left = layout_work
+    passed: dict[Layout, None] = {}
+
+    def admit(layout: Layout) -> bool:
+        nonlocal left
+        if layout.work > left:
+            passed[layout] = None
+            return False
+        left -= layout.work
+        return True
+
     stored: list[StoredSlot] = []
     spread: list[SpreadSlot] = []
     for part in checked.parts:
@@ -252,7 +276,7 @@ def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
                 layout = None if slot.layout is None else layouts[slot.layout]
                 stored.append(found)
                 spread.append(SpreadSlot(slot.name, slot.dtype, slot.shape, layout, slot.place))
-    for fault in spread_faults(spread, _check_cover):
+    for fault in spread_faults(spread, _check_cover, admit=admit):
         found = stored[fault.number]
         if fault.of_layout and found.slot.layout is not None:
             problem = relocated(fault.refusal, pointer(ROOT_KEY, "layouts", found.slot.layout)).problem()
@@ -260,6 +284,9 @@ def _check_layouts(checked: CheckedCheckpoint, findings: Findings) -> None:
             findings.add(Problem(problem.code, problem.at, f"{problem.message} ({who})"))
         else:
             findings.add(Problem(fault.refusal.code, found.at, fault.refusal.message))
+    for layout in passed:
+        message = f"not checked: a layout of {layout.work} ranges is more work than was allowed; allow more to check it"
+        findings.add(Problem("UCP-W-UNCHECKED", pointer(ROOT_KEY, "layouts", layouts.index(layout)), message))
 
 
 def _check_cover(lowering: Lowering) -> None:
