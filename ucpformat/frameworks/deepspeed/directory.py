@@ -223,7 +223,7 @@ class DeepSpeedDirectory:
         elif not self.experts and not self.is_universal:
             there |= {STAGES: 1, TENSOR: tensor}
         if ranks or self.is_partitioned:
-            there[DATA] = len(ranks or models)
+            there[DATA] = len(ranks) or self.data_degree
 
         def missing(of: str, number: int) -> str:
             if of == DATA:

@@ -171,8 +171,9 @@ def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -
     ]
     check_one_save(models, ranks, directory)
     first = models[0]
-    if first.values.get("num_experts") and not directory.experts:
-        with_experts(directory, first)  # which names the first file that is missing
+    if first.values.get("num_experts") and (first.groups is None or not directory.experts):
+        # What is missing would show elsewhere, too, but without its name.
+        with_experts(directory, first, None if has_shared else number)
     if ranks and first.groups is None:
         tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
         models[0] = first = named_slices(directory, ranks, first, number % tensor_degree)

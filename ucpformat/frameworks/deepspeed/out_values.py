@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ucpformat.frameworks.deepspeed.outlines import Outline
-from ucpformat.frameworks.deepspeed.state_values import WRAPPER
+from ucpformat.frameworks.deepspeed.state_values import SCALERS, WRAPPER
 from ucpformat.frameworks.deepspeed.torch_writer import Call
 from ucpformat.frameworks.torch_dcp.objects import TorchDtype
 
@@ -15,7 +15,8 @@ __all__ = ["VERSION", "model_values", "scaler_state", "wrapper_values"]
 VERSION: Final = "0.19.8"
 """The DeepSpeed whose files these are."""
 
-_SCALERS: Final = "deepspeed.runtime.fp16.loss_scaler"
+_SCALERS: Final = SCALERS.removesuffix(".")
+_SCALER_NAMES: Final = ("LossScaler", "DynamicLossScaler")
 
 
 def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
@@ -74,7 +75,14 @@ def scaler_state(outline: Outline) -> dict[str, Any]:
 
 def _kept(outline: Outline) -> dict[str, Any]:
     found = outline.values.get(WRAPPER)
-    return dict(found) if isinstance(found, dict) else {}
+    kept = dict(found) if isinstance(found, dict) else {}
+    scaler = kept.get("loss_scaler")
+    if isinstance(scaler, dict):
+        state = scaler.get("state")
+        name = scaler.get("class")
+        known = name in _SCALER_NAMES and isinstance(state, dict)
+        kept["loss_scaler"] = Call(_SCALERS, str(name), (), state, makes_instance=True) if known else None
+    return kept
 
 
 def _loss_scaler(outline: Outline, kept: Mapping[str, Any]) -> Call:

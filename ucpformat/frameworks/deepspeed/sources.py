@@ -23,6 +23,7 @@ __all__ = [
     "Pieces",
     "ReadBox",
     "Whole",
+    "read_only_to_check",
     "sample_shape",
     "window",
 ]
@@ -118,6 +119,9 @@ class CastSource:
             with np.errstate(over="ignore", invalid="ignore"):
                 np.copyto(window(out, Box(offset, shape)), data, casting="unsafe")
 
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Compare nothing: it is made of what it would be compared with."""
+
 
 @dataclass(frozen=True, slots=True)
 class EqualSources:
@@ -140,6 +144,15 @@ class EqualSources:
                 "the files are from two saves, or a copy was changed without the other",
                 at=self.at,
             )
+
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Compare a box of ``kind`` that nobody wants. Raises ``UCP-E-SOURCE`` as for one that is read."""
+        read_only_to_check(self, box, kind)
+
+
+def read_only_to_check(read: ReadBox, box: Box, kind: np.dtype[Any]) -> None:
+    """Read a box for the comparisons that its source makes, and keep nothing of it."""
+    read(box, np.empty(box.shape, kind))
 
 
 def _bits(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
@@ -166,9 +179,21 @@ class AgreeingSources:
         """Fill ``out`` with a box. Raises ``UCP-E-SOURCE`` where the copies differ."""
         self.first(box, out)
         sample = Box(box.offset, sample_shape(box.shape))
-        other = np.empty(sample.shape, out.dtype)
+        self._compare(sample, window(out, Box((0,) * sample.ndim, sample.shape)))
+
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Compare as for a box of ``kind`` that is read, and read no more than that takes.
+
+        Raises ``UCP-E-SOURCE`` as for one that is read.
+        """
+        sample = Box(box.offset, sample_shape(box.shape))
+        mine = np.empty(sample.shape, kind)
+        self.first(sample, mine)
+        self._compare(sample, mine)
+
+    def _compare(self, sample: Box, mine: npt.NDArray[np.generic]) -> None:
+        other = np.empty(sample.shape, mine.dtype)
         self.second(sample, other)
-        mine = window(out, Box((0,) * sample.ndim, sample.shape))
         if not np.array_equal(_bits(mine), _bits(other)):
             raise error(
                 "UCP-E-SOURCE",

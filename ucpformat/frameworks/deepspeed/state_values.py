@@ -6,21 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.deepspeed.allowed import instance_state
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.state.origins import SOURCE
+from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.tagged import encode
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["OPTIMIZER", "WRAPPER", "Groups", "state_document", "step_of"]
+__all__ = ["OPTIMIZER", "SCALERS", "WRAPPER", "Groups", "state_document", "step_of"]
 
 Groups = Sequence[tuple[Sequence[str], Mapping[str, Any]]]
 """Of every parameter group the names, in order, and the options."""
 
 OPTIMIZER: Final = "optim"
+SCALERS: Final = "deepspeed.runtime.fp16.loss_scaler."
 WRAPPER: Final = "zero_optimizer"
 """The value that holds what DeepSpeed's optimizer has around torch's: loss scale, overflow, clipping."""
 
@@ -53,7 +56,9 @@ def state_document(
             if (found := _encoded(model.file, key, value)) != values.get(key):
                 values[f"mp_rank/{rank}/{key}"] = found
     if wrapper is not None:
-        values[WRAPPER] = _encoded(file, WRAPPER, dict(wrapper))
+        values[WRAPPER] = _encoded(
+            file, WRAPPER, {key: _plain_scaler(value) for key, value in wrapper.items()}
+        )
     optimizers = {}
     if groups:
         optimizers[OPTIMIZER] = Optimizer(
@@ -65,6 +70,13 @@ def state_document(
             )
         )
     return StateDocument(values, optimizers, {}, {SOURCE: dict(note)})
+
+
+def _plain_scaler(value: object) -> object:
+    """A loss scaler as plain data, which every destination holds; `out_values` makes the object of it again."""
+    if isinstance(value, Instance) and value.kind.startswith(SCALERS):
+        return {"class": value.kind.removeprefix(SCALERS), "state": dict(instance_state(value))}
+    return value
 
 
 def _encoded(file: TorchFile, key: str, value: object) -> JsonValue:

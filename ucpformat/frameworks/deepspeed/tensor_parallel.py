@@ -19,7 +19,7 @@ from ucpformat.frameworks.converting.shard_patterns import ShardPatterns
 from ucpformat.frameworks.deepspeed.affine import AffineHoldings, affine_holdings
 from ucpformat.frameworks.deepspeed.draft import Draft
 from ucpformat.frameworks.deepspeed.fields import mapping, refused
-from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, window
+from ucpformat.frameworks.deepspeed.sources import EqualSources, ReadBox, read_only_to_check, window
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 
@@ -134,6 +134,10 @@ class _Shards:
             part = np.empty(piece.box.shape, out.dtype)
             shard.read(Box(offset, piece.box.shape), part)
             window(out, piece.box.relative_to(box))[...] = part
+
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Compare a box of ``kind`` that nobody wants: every shard as it compares itself."""
+        read_only_to_check(self, box, kind)
 
 
 def shard_source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:

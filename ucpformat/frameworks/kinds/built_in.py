@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.frameworks.kinds.file_kinds import MAPS
+from ucpformat.frameworks.kinds.file_kinds import MAPS, MASTER_COPIES
 from ucpformat.frameworks.kinds.foreign import (
     ExportOptions,
     ExportPlan,
@@ -39,7 +39,7 @@ def _plan_dcp(path: Path, options: ImportOptions) -> Job:
 def _export_dcp(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
     from ucpformat.frameworks.torch_dcp.exporter import export_dcp
 
-    return export_dcp(content, path)
+    return export_dcp(content, path, settings=options.settings)
 
 
 DCP: Final = ForeignKind(
@@ -47,6 +47,7 @@ DCP: Final = ForeignKind(
     _detect_dcp,
     _plan_dcp,
     _export_dcp,
+    export_settings=(MASTER_COPIES,),
     title="torch.distributed.checkpoint, in all its directory formats; written as files of up to 1 GiB",
     suffixes=(".dcp",),
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpformat.frameworks.converting.content import Content
     from ucpformat.frameworks.converting.job import Job
 
-__all__ = ["ACCELERATE", "MAPS", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE"]
+__all__ = ["ACCELERATE", "MAPS", "MASTER_COPIES", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE"]
 
 
 def _detect_safetensors(path: Path) -> bool:
@@ -74,6 +74,12 @@ SAFETENSORS: Final = ForeignKind(
 )
 
 
+MASTER_COPIES: Final = Setting(
+    "slot",
+    "master, to write the optimizer's copies of higher precision as the weights, or value, for the module's, with the "
+    "copies as states of the optimizer; left out, master for what DeepSpeed or Megatron saved, else value",
+)
+
 _ORDER: Final = Setting(
     "order",
     "module, where optimizers that number parameters list them in the order of the model's state dict",
@@ -105,7 +111,10 @@ TORCH_SAVE: Final = ForeignKind(
     _export_torch_save,
     title="files of torch.save: state dicts, training states, Lightning's .ckpt",
     import_settings=(_ORDER,),
-    export_settings=(Setting("numbered", "true, to number the parameters of optimizers as torch's own do"),),
+    export_settings=(
+        Setting("numbered", "true, to number the parameters of optimizers as torch's own do"),
+        MASTER_COPIES,
+    ),
     suffixes=(".pt", ".pth", ".ckpt", ".bin"),
 )
 

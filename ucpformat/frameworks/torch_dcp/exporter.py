@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import error
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.converting.master_copies import with_one_copy
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
 from ucpformat.frameworks.state.groups import expand_groups
 from ucpformat.frameworks.state.origins import alias_paths, group_origin, key_path, slot_path, value_paths
@@ -27,7 +29,7 @@ from ucpformat.geometry import Box
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
+    from ucpformat.frameworks.converting.content import AtomContent, SlotContent
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["SlotReader", "export_dcp"]
@@ -45,13 +47,19 @@ class SlotReader:
         self.slot.read_box(Box(offset, shape), target)
 
 
-def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
+def export_dcp(
+    content: Content, path: str | os.PathLike[str], *, settings: Mapping[str, str] | None = None
+) -> ExportPlan:
     """Plan a DCP directory; nothing is lost in it but values of other software's types.
 
+    Of weights that are there twice one copy is written (`with_one_copy`).
+
     Raises:
-        UcpError: ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE`` for types that torch lacks,
-            ``UCP-E-NAME`` where two things would get one key, and what reading raises.
+        UcpError: ``UCP-E-MISMATCH`` for settings; ``UCP-E-EXISTS`` for a directory that is not empty, ``UCP-E-DTYPE``
+            for types that torch lacks, ``UCP-E-NAME`` where two things would get one key, and what reading raises.
     """
+    job, unmissed = with_one_copy(content.job, settings or {})
+    content = Content(job)
     paths: dict[str, KeyPath] = {}
 
     def claim(steps: KeyPath) -> str:
@@ -69,7 +77,7 @@ def export_dcp(content: Content, path: str | os.PathLike[str]) -> ExportPlan:
             tensors[key] = ExportTensor(slot.dtype.name, slot.shape, SlotReader(slot))
             renamed.setdefault(f"{atom.name}/{slot.name}", key)
     objects: dict[str, object] = {}
-    dropped: list[Lost] = []
+    dropped: list[Lost] = list(unmissed)
     nested = value_paths(content.state)
     for name, value in content.state.values.items():
         decoded = decode(value, at=f"values/{name}")

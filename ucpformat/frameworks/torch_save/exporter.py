@@ -12,6 +12,8 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.blocks import slot_blocks
+from ucpformat.frameworks.converting.content import Content
+from ucpformat.frameworks.converting.master_copies import with_one_copy
 from ucpformat.frameworks.converting.out_files import OutFiles
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, archive_file
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
@@ -27,7 +29,7 @@ from ucpformat.frameworks.torch_save.numbering import PARAMS, STATE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.frameworks.converting.content import Content, SlotContent
+    from ucpformat.frameworks.converting.content import SlotContent
 
 __all__ = ["export_torch_save"]
 
@@ -43,10 +45,14 @@ def export_torch_save(
     """Plan the file; ``torch.load(path, weights_only=True)`` reads it.
 
     Optimizers that numbered their parameters do so again, by their groups; with the setting ``numbered`` all do.
+    Of weights that are there twice one copy is written (`with_one_copy`).
 
     Raises:
-        UcpError: ``UCP-E-DTYPE`` for types that torch lacks, ``UCP-E-NAME`` where two things would lie in one place.
+        UcpError: ``UCP-E-MISMATCH`` for settings, ``UCP-E-DTYPE`` for types that torch lacks, ``UCP-E-NAME`` where two
+            things would lie in one place.
     """
+    job, unmissed = with_one_copy(content.job, settings or {})
+    content = Content(job)
     numbers = _numbers(content, settings or {})
     leaves: dict[StatePath, object] = {}
     renamed: dict[str, str] = {}
@@ -66,7 +72,7 @@ def export_torch_save(
             for alias in alias_paths(atom) if name == "value" else ():
                 put(alias, tensor)  # the same object: it stays tied
     nested = value_paths(content.state)
-    dropped = []
+    dropped = list(unmissed)
     for name, value in content.state.values.items():
         decoded = decode(value, at=name)
         foreign = foreign_type(decoded)
