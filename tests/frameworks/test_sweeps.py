@@ -62,7 +62,6 @@ def test_accelerate(tmp_path: Path) -> None:
         blind={
             r"(scheduler\.bin|custom_checkpoint_0\.pkl)": unlisted,
             r"random_states_1\.pkl": "nothing says how many ranks there were",
-            r"random_states_0\.pkl <-> .*": "random states do not say of which rank they are",
         },
     ).check()
 
@@ -78,13 +77,14 @@ def test_accelerate(tmp_path: Path) -> None:
 )
 def test_what_is_numbered_begins_at_0(tmp_path: Path, files: list[str], missing: str) -> None:
     source = saved(tmp_path / "a")
-    whole = {path.name: path.read_bytes() for path in source.iterdir()}
+    weights = (source / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "optimizer.bin", "custom_checkpoint_0.pkl", "scheduler.bin"):
         (source / name).unlink()
     for name in files:
-        (source / name).write_bytes(
-            whole["model.safetensors" if name.startswith("model") else "custom_checkpoint_0.pkl"]
-        )
+        if name.startswith("model"):
+            (source / name).write_bytes(weights)
+        else:
+            torch.save({"n": 1}, source / name)
     with pytest.raises(UcpError) as refusal:
         convert_checkpoint(source, tmp_path / "b.ucp", source_kind="accelerate", destination_kind="ucp")
     assert missing in str(refusal.value)

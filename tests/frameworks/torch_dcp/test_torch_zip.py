@@ -193,14 +193,6 @@ def test_archives_without_checksums_are_read() -> None:
     assert archive(data).read_object(LIMITS) == {"a": stand_in(torch.ones(3))}
 
 
-def test_the_old_format_is_named() -> None:
-    stream = io.BytesIO()
-    torch.save(torch.ones(2), stream, _use_new_zipfile_serialization=False)
-    with pytest.raises(UcpError, match="old format") as caught:
-        archive(stream.getvalue())
-    assert caught.value.code == "UCP-E-SOURCE"
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -83,10 +83,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "UCP-E-SOURCE",
         "pytorch_model_fsdp_0_rank0.bin",
     ),
-    "old format": (
-        lambda f: torch.save({}, f / "scaler.pt", _use_new_zipfile_serialization=False),
+    "exchanged": (
+        lambda f: (
+            torch.save({}, f / "random_states_9.pkl")
+            or (f / "random_states_9.pkl").replace(f / "random_states_1.pkl")
+        ),
         "UCP-E-SOURCE",
-        "scaler.pt",
+        "random_states_1.pkl",
     ),
 }
 

@@ -17,11 +17,12 @@ from ucpformat.errors import error
 from ucpformat.frameworks.converting.byte_source import FileRange, open_range
 from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS, instance_state
+from ucpformat.frameworks.torch_dcp.legacy import open_archive
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES, TensorValue, item_size
 from ucpformat.frameworks.torch_dcp.shared_check import SharedChecks, record_steps
 from ucpformat.frameworks.torch_dcp.strided import element_view, read_strided
-from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, TorchArchive, swap_bytes
+from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor, swap_bytes
 from ucpformat.frameworks.torch_dcp.unpickle import Globals
 from ucpformat.frameworks.torch_dcp.zip_records import ZipRecord
 from ucpformat.model.values import NamedValue
@@ -49,7 +50,7 @@ class TorchFile:
         self._size = files.size(name)
         self._checks = SharedChecks[ZipRecord](lambda record: record_steps(self._open, [record]))
         with self._open() as source:
-            archive = TorchArchive(source)
+            archive = open_archive(source)
             self._has_checksums = archive.has_checksums
             self.saved_name = archive.name
             self.tree = archive.read_tree(allowed, _LIMITS)

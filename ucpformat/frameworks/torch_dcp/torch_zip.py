@@ -31,10 +31,8 @@ from ucpformat.frameworks.torch_dcp.zip_records import (
     zip_records,
 )
 
-__all__ = ["StoredTensor", "TorchArchive", "swap_bytes"]
+__all__ = ["Storage", "StoredTensor", "TorchArchive", "rebuilders", "swap_bytes"]
 
-# The pickled magic number that older torch.save files start with.
-_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _TENSOR_LIMITS: Final = Limits(pickle_bytes=1 << 20, nodes=1 << 16)
 
 
@@ -51,7 +49,9 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Storage:
+class Storage:
+    """A record that tensors are views of; ``dtype`` is torch's name, empty where the storage has no type."""
+
     record: ZipRecord
     dtype: str
 
@@ -60,13 +60,6 @@ class TorchArchive:
     """One ``torch.save`` archive that fills a byte source. Raises ``UCP-E-SOURCE`` where it is none."""
 
     def __init__(self, source: ByteSource) -> None:
-        if source.read(0, min(len(_LEGACY), source.size)) == _LEGACY:
-            raise error(
-                "UCP-E-SOURCE",
-                "the item is in torch's old format without a zip archive; load and save it again with"
-                " PyTorch 1.6 or newer",
-                at=source.at,
-            )
         self._source = source
         self._records = zip_records(source)
         pickles = [name for name in self._records if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -153,7 +146,7 @@ class TorchArchive:
             check_crc(self._source, record)
         return unpickle(
             data,
-            {**OBJECT_GLOBALS, **_rebuilders(rebuild), **(also_allowed or {})},
+            {**OBJECT_GLOBALS, **rebuilders(rebuild), **(also_allowed or {})},
             at=self._source.at,
             persistent=self._storage,
             limits=limits,
@@ -172,12 +165,12 @@ class TorchArchive:
             raise error(
                 "UCP-E-SOURCE", f"storage {key!r} has another length than recorded", at=self._source.at
             )
-        return _Storage(record, dtype)
+        return Storage(record, dtype)
 
     def _stored(
         self, storage: object, dtype: str | None, offset: object, size: object, stride: object
     ) -> StoredTensor:
-        if not isinstance(storage, _Storage) or type(offset) is not int:
+        if not isinstance(storage, Storage) or type(offset) is not int:
             raise refused("a tensor has no storage", self._source.at)
         name = storage.dtype if dtype is None else dtype
         if name not in TORCH_DTYPES:
@@ -189,8 +182,11 @@ class TorchArchive:
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if math.prod(shape) and not 0 <= offset * width <= (last + 1) * width <= storage.record.length:
             raise error("UCP-E-SOURCE", "a tensor leaves its storage", at=self._source.at)
-        start = record_start(self._source, storage.record) + offset * width
+        start = self._start_of(storage.record) + offset * width
         return StoredTensor(TORCH_DTYPES[name][0], shape, strides, start, storage.record, self.byteorder)
+
+    def _start_of(self, record: ZipRecord) -> int:
+        return record_start(self._source, record)
 
     def _value(self, stored: StoredTensor, limits: Limits) -> TensorValue:
         length = math.prod(stored.shape) * item_size(stored.dtype)
@@ -215,7 +211,7 @@ def swap_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], dtype: str) -> None:
         data.reshape(-1).view(f"u{width}").byteswap(inplace=True)
 
 
-def _rebuilders(rebuild: Callable[..., object]) -> dict[tuple[str, str], object]:
+def rebuilders(rebuild: Callable[..., object]) -> dict[tuple[str, str], object]:
     """Return torch._utils' functions; ``rebuild(storage, dtype, offset, size, stride)`` does the work."""
 
     def plain(parts: tuple[Any, ...], metadata: tuple[Any, ...]) -> None:

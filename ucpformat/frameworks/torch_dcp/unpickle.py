@@ -20,10 +20,11 @@ from itertools import islice
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
+from ucpformat.frameworks.torch_dcp.configurations import ConfigurationDraft
 from ucpformat.frameworks.torch_dcp.numpy_values import NumpyArrayDraft, NumpyDtypeDraft
 from ucpformat.frameworks.torch_dcp.object_tree import Instance, Limits, check_hashable, refused, weight
 
-__all__ = ["Constructor", "Globals", "unpickle"]
+__all__ = ["Constructor", "Globals", "unpickle", "unpickle_first"]
 
 _MAX_INT_BYTES = 1024
 
@@ -53,14 +54,30 @@ def unpickle(
     `check_tree` before walking it. Raises ``UCP-E-PICKLE`` (``at`` and the global are named) and
     ``UCP-E-LIMIT``; runs no foreign code.
     """
+    found, end = unpickle_first(data, allowed, at=at, persistent=persistent, limits=limits)
+    if end != len(data):
+        raise refused("the pickle does not end where it says it does", at)
+    return found
+
+
+def unpickle_first(
+    data: bytes,
+    allowed: Globals,
+    *,
+    at: str,
+    persistent: Callable[[object], object] | None = None,
+    limits: Limits | None = None,
+    start: int = 0,
+) -> tuple[object, int]:
+    """Build the object of the first pickle in ``data`` from ``start`` on, and say where that ends; as `unpickle`."""
     limits = limits or Limits()
     if len(data) > limits.pickle_bytes:
         raise error(
             "UCP-E-LIMIT", f"the pickle has {len(data)} bytes, the limit is {limits.pickle_bytes}", at=at
         )
-    machine = _Machine(data, allowed, persistent, limits.nodes, at)
+    machine = _Machine(data, allowed, persistent, limits.nodes, at, start)
     try:
-        return machine.run()
+        return machine.run(), machine.pos
     except UcpError as refusal:
         if refusal.at:
             raise
@@ -81,9 +98,10 @@ class _Machine:
         persistent: Callable[[object], object] | None,
         budget: int,
         at: str,
+        start: int = 0,
     ) -> None:
         self.data = data
-        self.pos = 0
+        self.pos = start
         self.allowed = allowed
         self.persistent = persistent
         self.budget = budget
@@ -98,7 +116,7 @@ class _Machine:
             code = data[self.pos]
             self.pos += 1
             if code == 0x2E:  # STOP
-                if self.marks or len(self.stack) != 1 or self.pos != len(data):
+                if self.marks or len(self.stack) != 1:
                     raise refused("the pickle does not end where it says it does", self.at)
                 return self.stack[0]
             handler = handlers.get(code)
@@ -162,6 +180,8 @@ class _Machine:
         elif isinstance(target, NumpyDtypeDraft | NumpyArrayDraft):
             self.stack[-1] = target.finish(state)
             self._replace_in_memo(target, self.stack[-1])
+        elif isinstance(target, ConfigurationDraft):
+            self.stack[-1] = target.finish(state)
         elif type(target) is OrderedDict and isinstance(state, dict) and state.keys() <= {"_metadata"}:
             pass  # the version table that Module.state_dict() hangs on its result; not part of the state
         else:
@@ -234,7 +254,11 @@ def _bytes(layout: struct.Struct) -> _Handler:
 
 
 def _get(layout: struct.Struct) -> _Handler:
-    return lambda m: m.stack.append(m.memo[m.number(layout)])
+    def get(m: _Machine) -> None:
+        value = m.memo[m.number(layout)]
+        m.stack.append(value.value if type(value) is ConfigurationDraft and value.is_finished else value)
+
+    return get
 
 
 def _put(layout: struct.Struct) -> _Handler:

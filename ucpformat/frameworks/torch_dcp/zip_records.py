@@ -99,6 +99,13 @@ def _entry(source: ByteSource, directory: bytes, position: int) -> tuple[ZipReco
         raise _damaged(source, "a record's name is not text") from None
     extra = directory[start + name_size : start + name_size + extra_size]
     length, stored, header = _zip64_fields(source, extra, [length, stored, header])
+    if "/code/" in name or name.endswith(("/constants.pkl", "/.debug_pkl")):
+        raise error(
+            "UCP-E-SOURCE",
+            "a TorchScript archive of torch.jit.save: a program, which is not run here; load it with torch.jit.load "
+            "and save its state_dict() with torch.save",
+            at=source.at,
+        )
     if method != 0 or flags & 1 or stored != length:
         raise _damaged(
             source, f"record {name!r} is compressed or encrypted; torch stores records as they are"

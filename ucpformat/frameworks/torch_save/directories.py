@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.converting.source_files import SourceFiles
-from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.deepspeed.torch_file import TorchFile, require_saved_name
 from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.safetensors.tensors import StoredTensor as RawTensor
 from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
@@ -185,6 +185,7 @@ def _add_state(
 ) -> None:
     try:
         file = TorchFile(files, name, TORCH_SAVE_GLOBALS)
+        require_saved_name(file.saved_name, name)
         part = Leaves()
         part.add_file(file, file.tree, at)
     except UcpError as refusal:

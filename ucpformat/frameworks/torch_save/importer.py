@@ -16,8 +16,10 @@ from ucpformat.frameworks.converting.byte_source import open_range
 from ucpformat.frameworks.converting.source_files import SourceFiles
 from ucpformat.frameworks.deepspeed.allowed import DEEPSPEED_GLOBALS
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
+from ucpformat.frameworks.torch_dcp.configurations import CONFIGURATIONS, INERT, ConfigurationDraft
+from ucpformat.frameworks.torch_dcp.legacy import LEGACY
+from ucpformat.frameworks.torch_dcp.object_tree import Instance
 from ucpformat.frameworks.torch_dcp.unpickle import Constructor, Globals
-from ucpformat.frameworks.torch_dcp.zip_records import zip_records
 from ucpformat.frameworks.torch_save.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ __all__ = ["KIND", "TORCH_SAVE_GLOBALS", "detect", "import_torch_save", "models_
 
 KIND: Final = "torch-save"
 _LIGHTNING: Final = "pytorch-lightning_version"
-_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_DIRECTORY: Final = 1 << 20
 _STEPS: Final = ("global_step", "step", "iteration", "global_steps")
 
 # A dict whose members are attributes too, in which Lightning keeps hyper-parameters: it comes in as a dict.
@@ -39,6 +41,28 @@ _DICTS: Final = (
 )
 
 
+def _configuration(name: str, member: str) -> Constructor:
+    def call(arguments: tuple[Any, ...]) -> object:
+        if arguments:
+            raise ValueError(f"{name} is filled, not called")
+        return ConfigurationDraft(member)
+
+    return Constructor(name, call)
+
+
+def _inert(name: str) -> Constructor:
+    def call(arguments: tuple[Any, ...]) -> object:
+        if arguments:
+            raise ValueError(f"{name} takes no arguments")
+        return Instance(name)
+
+    return Constructor(name, call)
+
+
+def _named_only(arguments: tuple[Any, ...]) -> object:
+    raise ValueError("this may be named but not called")
+
+
 def _dict(arguments: tuple[Any, ...]) -> object:
     if arguments:
         raise ValueError("AttributeDict is filled, not called")
@@ -48,21 +72,29 @@ def _dict(arguments: tuple[Any, ...]) -> object:
 TORCH_SAVE_GLOBALS: Final[Globals] = {
     **DEEPSPEED_GLOBALS,
     **{place: Constructor("AttributeDict", _dict) for place in _DICTS},
+    **{place: _configuration(place[1], member) for place, member in CONFIGURATIONS.items()},
+    **{place: _inert(place[1]) for place in INERT},
+    ("typing", "Any"): Constructor("Any", _named_only),
 }
 """What a file may name beyond plain data and torch's tensors; all of it inert."""
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is one file that ``torch.save`` wrote, in its present format or the old one; runs nothing."""
+    """Whether ``path`` is one file that ``torch.save`` wrote, in its present form or the old one; runs nothing.
+
+    Of ``torch.jit.save``, too: what that wrote is refused by its name.
+    """
     place = Path(path)
     try:
         if not place.is_file():
             return False
         with open_range(place, 0, place.stat().st_size, place.name) as source:
-            head = source.read(0, min(len(_LEGACY), source.size))
-            return head == _LEGACY or (
-                head.startswith(b"PK") and any(name.endswith("/data.pkl") for name in zip_records(source))
-            )
+            head = source.read(0, min(len(LEGACY), source.size))
+            if not head.startswith(b"PK"):
+                return head == LEGACY
+            # As in the directory at the end, which an archive of torch.jit has, too: that is refused by its name.
+            end = min(source.size, _DIRECTORY)
+            return b"/data.pkl" in source.read(source.size - end, end)
     except (OSError, ValueError, UcpError):
         return False
 
