@@ -46,6 +46,7 @@ class LegacyFile(TorchArchive):
         self.has_checksums = False
         self.name = ""  # which this form does not keep
         self._storages: dict[str, Storage] = {}
+        self._pickle_bytes = 0
         version, place = self._plain(len(LEGACY))
         _, self._start = self._plain(place)
         if version != _VERSION:
@@ -83,6 +84,7 @@ class LegacyFile(TorchArchive):
         nowhere = {**allowed, **rebuilders(lambda *_: self._nothing())}
         _, end = self._unpickle(self._start, nowhere, lambda item: self._note(item, named), limits)
         self._storages = self._located(end, named)
+        self._pickle_bytes = end - self._start
         found, _ = self._unpickle(self._start, allowed, self._storage, limits)
         return found
 

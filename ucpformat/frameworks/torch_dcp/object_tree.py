@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
@@ -22,6 +22,8 @@ from ucpformat.frameworks.torch_dcp.objects import (
 __all__ = ["Instance", "Limits", "check_hashable", "check_tree", "refused", "spelled", "weight"]
 
 _MAX_KEY_NODES = 1000
+_LEAST_NODES: Final = 1 << 14
+_NODES_PER_BYTE: Final = 16
 _LEAVES: Final = (
     *(bool, int, float, complex, str, bytes, bytearray, range),
     *(TorchDtype, TorchDevice, TorchLayout, TensorValue, NumpyDtype, NumpyArray, NumpyScalar, PathValue),
@@ -41,6 +43,10 @@ class Limits:
     pickle_bytes: int = 256 << 20
     nodes: int = 64 << 20
     depth: int = 100
+
+    def of(self, nbytes: int) -> Limits:
+        """The limits of a pickle of so many bytes: what it shares may expand to 16 objects for each, and 16,384."""
+        return replace(self, nodes=min(self.nodes, _LEAST_NODES + _NODES_PER_BYTE * nbytes))
 
 
 @dataclass(slots=True, eq=False)

@@ -69,6 +69,7 @@ class TorchArchive:
             )
         self._prefix = pickles[0].removesuffix("data.pkl")
         self.byteorder = self._read_byteorder()
+        self._pickle_bytes = 0
         self.has_checksums = self._records[pickles[0]].crc != 0
         self.name = self._prefix.removesuffix("/")
         """What ``torch.save`` was told to call the file, without its suffix; ``archive`` where it was told nothing."""
@@ -104,7 +105,8 @@ class TorchArchive:
             return self._value(self._stored(*parts), limits)
 
         found = self._load(value, limits, also_allowed)
-        check_tree((found,), at=self._source.at, limits=limits, also=(Instance,) if also_allowed else ())
+        bounded = limits.of(self._source.size)  # its tensors are part of the object
+        check_tree((found,), at=self._source.at, limits=bounded, also=(Instance,) if also_allowed else ())
         return found
 
     def read_tree(self, also_allowed: Globals, limits: Limits) -> object:
@@ -113,7 +115,8 @@ class TorchArchive:
         ``also_allowed`` are further globals; an `Instance` is data. Raises as `read_object` does.
         """
         found = self._load(self._stored, limits, also_allowed)
-        check_tree((found,), at=self._source.at, limits=limits, also=(StoredTensor, Instance))
+        bounded = limits.of(self._pickle_bytes)
+        check_tree((found,), at=self._source.at, limits=bounded, also=(StoredTensor, Instance))
         return found
 
     def check(self) -> None:
@@ -142,6 +145,7 @@ class TorchArchive:
     ) -> object:
         record = self._records[f"{self._prefix}data.pkl"]
         data = read_record(self._source, record, limits.pickle_bytes)
+        self._pickle_bytes = len(data)
         if self.has_checksums:
             check_crc(self._source, record)
         return unpickle(
