@@ -101,7 +101,7 @@ def test_a_place_without_a_checkpoint(ucp: Ucp, tmp_path: Path) -> None:
 def test_memory_workers_and_resuming(ucp: Ucp, make: Make, tmp_path: Path) -> None:
     source = make("a")
     short = ucp("convert", source, tmp_path / "b", "--to", "ucp", "--memory", "1M")
-    assert (short.exit_code, short.stderr.split()[1]) == (1, "UCP-E-LIMIT:")
+    assert (short.exit_code, short.stderr.split()[1]) == (1, "UCP-E-LIMIT")
     assert "give --memory 37M or more" in short.stderr
     for number, options in enumerate(
         (("--memory", "37M"), ("--workers", "1"), ("--resume",), ("--pool", "threads"))

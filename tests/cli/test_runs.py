@@ -33,11 +33,32 @@ def test_a_listing_has_steps_in_order_and_their_metrics(ucp: Ucp, run: Path) -> 
         ["100", "committed"],
     ]
     (run / "step-5.ucp" / "ucp.json").write_text("{")
-    assert "unreadable" in ucp("ls", run).stdout.splitlines()[1]
+    listing = ucp("ls", run).stdout.splitlines()
+    assert listing[1].split() == ["5", "damaged", "(UCP-E-JSON)"]
     found = json.loads(ucp("ls", run, "--format", "json").stdout)
     assert found["uncommitted"] == [7]
-    assert found["committed"][:2] == [{"step": 5, "metrics": None}, {"step": 10, "metrics": {"loss": 0.125}}]
-    assert ucp("ls", run / "none").stdout == "step  state\n"
+    broken, good = found["committed"][:2]
+    assert (broken["step"], broken["metrics"], broken["problem"]["code"]) == (5, None, "UCP-E-JSON")
+    assert good == {"step": 10, "metrics": {"loss": 0.125}, "problem": None}
+
+
+@pytest.mark.parametrize("command", ["ls", "gc"])
+def test_what_is_no_run_directory_is_refused(ucp: Ucp, run: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").touch()
+    for place, says in (
+        (run / "none", "nothing lies there; check the path"),
+        (tmp_path / "rum", f"nothing lies there; did you mean {run}?"),
+        (f"memory://{tmp_path.name}/none", "nothing lies there; check the URL"),
+        (run / "step-10.ucp", "this is a checkpoint, and no run directory; look into it with `ucp inspect"),
+        (tmp_path / "dcp", "this looks like a directory of torch.distributed.checkpoint; `ucp convert"),
+    ):
+        refused = ucp(command, place)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr.startswith(f"error UCP-E-NOT-FOUND at {place}: ")
+        assert says in refused.stderr
+    (tmp_path / "new").mkdir()
+    assert ucp(command, tmp_path / "new").exit_code == 0, "a run that has saved nothing yet"
 
 
 def test_collecting_removes_what_no_option_keeps(ucp: Ucp, run: Path) -> None:

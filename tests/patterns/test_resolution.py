@@ -14,7 +14,7 @@ from ucpformat import jsonio
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Blocks, Layout, Mesh, MeshAxis, Only, RaggedAxis, Shard
 from ucpformat.model.atom import Atom, Slot
-from ucpformat.patterns import Patterns, parse_glob, parse_patterns, resolve, slot_shapes
+from ucpformat.patterns import Patterns, load_patterns, parse_glob, parse_patterns, resolve, slot_shapes
 
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "a.0.w": {"value": (8, 6), "step": ()},
@@ -238,7 +238,19 @@ def test_what_a_rule_makes_is_checked_where_it_stands(steps: list[Any], code: st
         return
     found = refusal(patterns, {"b": {"value": (3, 1)}})
     assert (found.code, found.at) == (code, f"patterns.json#{at}")
-    assert found.message.endswith("(for 'b' of shape [3, 1])")
+    assert "(for 'b' of shape [3, 1])" in found.message
+
+
+def test_what_was_not_given_is_said_where_it_does_not_fit() -> None:
+    """A default that others are made of is often what is wrong: a model of two layers, and layers=1."""
+    atoms = {"model.layers.1.self_attn.q_proj.weight": {"value": (64, 64)}}
+    with pytest.raises(UcpError) as caught:
+        resolve(load_patterns("llama"), atoms, {"tp": 4})
+    assert caught.value.message.endswith(
+        "; not given, and at their defaults, are layers=1 (decoder layers; only their division among stages depends "
+        "on it), pp=1 (pipeline stages)"
+    )
+    assert resolve(load_patterns("llama"), atoms, {"tp": 4, "layers": 2})
 
 
 @pytest.mark.parametrize(

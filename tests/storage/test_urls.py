@@ -54,6 +54,16 @@ def test_local_urls_are_local_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_archives_are_read_by_many_threads(tmp_path: Path, kind: str) -> None:
+    """An archive is one file with one place in it, which threads would move under one another."""
+    state = {f"w{number}": np.full((300, 40), number, np.float32) for number in range(40)}
+    ucpformat.save(tmp_path / "in" / "a.ucp", state, storage="plain", chunk_bytes=4096)
+    url = f"{kind}://a.ucp::{shutil.make_archive(str(tmp_path / 'all'), kind, tmp_path / 'in', 'a.ucp')}"
+    found = ucpformat.load(url)
+    assert all(np.array_equal(found[name], data) for name, data in state.items())
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_archives_are_read(tmp_path: Path, kind: str) -> None:
     ucpformat.save(tmp_path / "in" / "a.ucp", STATE, step=3)
     archive = shutil.make_archive(str(tmp_path / "all"), kind, tmp_path / "in", "a.ucp")
@@ -84,6 +94,7 @@ def test_archives_are_read(tmp_path: Path, kind: str) -> None:
         "filecache::memory://a.ucp",
         "blockcache::memory://a.ucp",
         "jupyter://a.ucp",
+        "ftp://127.0.0.1:9/a.ucp",
     ],
 )
 def test_what_cannot_take_a_save_is_refused_before_anything_is_written(tmp_path: Path, url: str) -> None:
@@ -113,7 +124,7 @@ def test_every_protocol_of_fsspec_was_looked_at() -> None:
     takes_saves = {
         *("file", "local", "memory", "dir", "simplecache"),
         *("s3", "s3a", "gcs", "gs", "abfs", "az", "adl", "oss", "oci", "ocilake", "tos", "tosfs"),
-        *("hdfs", "arrow_hdfs", "webhdfs", "dbfs", "sftp", "ssh", "ftp", "smb", "webdav"),
+        *("hdfs", "arrow_hdfs", "webhdfs", "dbfs", "sftp", "ssh", "smb", "webdav"),
         *("box", "dropbox", "gdrive"),
     }
     wrappers = {"async_wrapper", "asyncwrapper", "asynclocal", "generic", "dask"}

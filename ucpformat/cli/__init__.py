@@ -1,11 +1,12 @@
-"""The command line: ``ucp`` and ``python -m ucpformat``.
-
-Exit codes: 0 good, 1 the answer is no or the input is bad, 2 usage.
-"""
+"""The command line: ``ucp`` and ``python -m ucpformat``; docs/command-line.md has its exit codes."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import click
 
 from ucpformat.cli.report import printable, wants_json
 from ucpformat.collector import paused
-from ucpformat.errors import UcpError
+from ucpformat.errors import UcpError, error
 
 __all__ = ["main"]
 
@@ -31,8 +32,23 @@ _COMMANDS: Final = {
 }
 
 
+# What pip installs where a package is missing, by the package.
+_REMEDIES: Final = {
+    "torch": "ucpformat[torch]",
+    "safetensors": "ucpformat[safetensors]",
+    "tensorstore": "ucpformat[orbax]",
+    "dask": "dask[distributed]",
+}
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+
 class _Group(click.Group):
-    """Loads a command when it is wanted; turns registered errors, and no others, into one line and exit code 1."""
+    """Loads a command when it is wanted; turns what a user can mend, and nothing else, into one line and an exit code.
+
+    That is registered errors, packages that are not installed, what the operating system refuses, and an interruption.
+    """
 
     def list_commands(self, _: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -44,18 +60,59 @@ class _Group(click.Group):
             command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
         return command
 
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as unknown:
+            near = get_close_matches(arguments[0], _COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(_COMMANDS))}."
+            unknown.message = f"No such command {arguments[0]!r}. {hint}"
+            raise
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except UcpError as refusal:
-            if wants_json(context):
-                problem = {**refusal.problem().to_json(), "path": refusal.path}
-                click.echo(json.dumps({"problems": [problem]}, indent=2))
-            click.echo(printable(f"error {refusal}"), err=True)
+            _refuse(context, refusal)
+        except ModuleNotFoundError as missing:
+            package = (missing.name or "").partition(".")[0]
+            if package in ("", "ucpformat", *sys.stdlib_module_names):
+                raise
+            remedy = _REMEDIES.get(package, package)
+            click.echo(
+                f"error: this needs the package {package}, which is not installed; pip install '{remedy}'",
+                err=True,
+            )
             context.exit(1)
+        except OSError as refused:
+            if refused.errno is None or refused.errno == errno.EPIPE:
+                raise
+            from ucpformat.storage.local_io import in_words
+
+            at = "" if refused.filename is None else os.fsdecode(refused.filename)
+            _refuse(context, error("UCP-E-STORE", in_words(refused), at=at))
+        except KeyboardInterrupt as interrupted:
+            note = " ".join(getattr(interrupted, "__notes__", ()))
+            click.echo(printable(f"interrupted{note and ': '}{note}"), err=True)
+            context.exit(INTERRUPTED)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def _refuse(context: click.Context, refusal: UcpError) -> None:
+    if wants_json(context):
+        problem = {**refusal.problem().to_json(), "path": refusal.path}
+        click.echo(json.dumps({"problems": [problem]}, indent=2))
+    click.echo(printable(f"error {refusal}"), err=True)
+    context.exit(1)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, and the answer is yes; 1 the answer is no, or an error, which is one line that names "
+    "the thing, the place and the remedy; 2 wrong usage; 130 interrupted.",
+)
 @click.version_option(package_name="ucpformat", prog_name="ucp")
 def main() -> None:
-    """Universal checkpoints: convert, inspect, validate, compare, plan."""
+    """Universal checkpoints: convert, copy, inspect, validate, compare, plan."""

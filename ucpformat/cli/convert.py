@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from ucpformat.cli.places import refuse_swapped
 from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
 from ucpformat.frameworks.converting.losses import grouped
 from ucpformat.frameworks.converting.options import EngineOptions
@@ -200,13 +202,14 @@ def convert(
     """
 
     def work(executor: RankExecutor | None) -> tuple[ConversionReport, str, str]:
+        refuse_swapped(source, destination)
         kind = source_kind or detect_kind(source)
         target = kind_to_write(destination, destination_kind, kind)
         if settings and kind != UCP != target:
             raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
         ours = {**settings, **source_settings} if target == UCP else source_settings
         theirs = destination_settings if target == UCP else {**settings, **destination_settings}
-        with progress_bar("converting") as progress:
+        with progress_bar("converting") as progress, _saying_what_is_left(destination):
             report = convert_checkpoint(
                 source,
                 destination,
@@ -258,6 +261,18 @@ def convert(
             click.echo(printable(f"renamed {what}: {name}"))
     if report.digest:
         click.echo(f"digest {report.digest}")
+
+
+@contextmanager
+def _saying_what_is_left(destination: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupted:
+        interrupted.add_note(
+            f"nothing is visible at {destination}; run it again to begin anew, or with --resume to go on with what is "
+            "finished"
+        )
+        raise
 
 
 def _as_json(report: ConversionReport, kind: str, target: str, dry_run: bool) -> dict[str, object]:

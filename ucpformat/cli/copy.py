@@ -6,6 +6,7 @@ import json
 
 import click
 
+from ucpformat.cli.places import refuse_swapped
 from ucpformat.cli.report import format_option, human_bytes, progress_bar
 from ucpformat.copying import copy_checkpoint
 
@@ -22,6 +23,7 @@ def cp(source: str, target: str, output: str) -> None:
     The copy is read back and verified before it is committed, and has the same digest; where anything is wrong, nothing
     is visible at TARGET. `ucp convert` makes a checkpoint with another storage, or of another kind.
     """
+    refuse_swapped(source, target)
     with progress_bar("copying and verifying") as progress:
         copied = copy_checkpoint(source, target, progress=progress, expect=progress.expect)
     if output == "json":

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from ucpformat.cli.report import format_option, printable, table
-from ucpformat.errors import UcpError
-from ucpformat.manager.collection import DEBRIS_AGE, collect
+from ucpformat.errors import UcpError, error, naming
+from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, open_run
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.not_a_checkpoint import not_a_checkpoint
+from ucpformat.storage.store import open_store
+from ucpformat.storage.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,18 +29,29 @@ __all__ = ["gc", "ls"]
 @click.argument("run")
 @format_option
 def ls(run: str, output: str) -> None:
-    """List the checkpoints of RUN, a directory of step-N.ucp: what is committed, and what is not."""
-    directory = open_run(run)
-    committed = {step: _metrics(directory, step) for step in directory.steps()}
-    others = directory.uncommitted()
+    """List the checkpoints of RUN, a directory of step-N.ucp: what is committed, damaged, or was never committed.
+
+    Root documents are read, and nothing else: `ucp validate` looks at every byte of a checkpoint.
+    """
+    with naming(run):
+        directory = _existing_run(run)
+        committed = {step: _look(directory, step) for step in directory.steps()}
+        others = directory.uncommitted()
     if output == "json":
-        found = [{"step": step, "metrics": metrics} for step, metrics in committed.items()]
+        found = [
+            {
+                "step": step,
+                "metrics": look.metrics,
+                "problem": None if look.problem is None else look.problem.problem().to_json(),
+            }
+            for step, look in committed.items()
+        ]
         click.echo(json.dumps({"committed": found, "uncommitted": others}, indent=2))
         return
-    names = sorted({name for metrics in committed.values() for name in metrics or ()})
+    names = sorted({name for look in committed.values() for name in look.metrics or ()})
     rows = [
-        [str(step), "committed", *(_number(metrics, name) for name in names)]
-        for step, metrics in committed.items()
+        [str(step), look.state, *(_number(look.metrics, name) for name in names)]
+        for step, look in committed.items()
     ]
     rows += [[str(step), "no root document", *("" for _ in names)] for step in others]
     rows.sort(key=lambda row: int(row[0]))
@@ -42,17 +59,55 @@ def ls(run: str, output: str) -> None:
         click.echo(printable(line))
 
 
-def _metrics(directory: RunDirectory, step: int) -> Mapping[str, float] | None:
+def _existing_run(run: str) -> RunDirectory:
+    """A run directory that is there.
+
+    Raises:
+        StoreError: ``UCP-E-NOT-FOUND`` where there is none, with what lies there instead.
+    """
+    directory = open_run(run)
+    path = local_path(run)
+    if directory.steps() or directory.uncommitted() or directory.aside():
+        return directory
+    if path is not None and os.path.isdir(path) and not os.listdir(path):
+        return directory  # where no checkpoint was saved yet
+    store = open_store(run)
     try:
-        return directory.metrics(step)
-    except UcpError:
-        return None
+        is_checkpoint = store.size(ROOT_KEY) is not None
+    finally:
+        store.close()
+    if is_checkpoint:
+        what = f"this is a checkpoint, and no run directory; look into it with `ucp inspect {run}`"
+    else:
+        what = not_a_checkpoint(run)
+        if path is None or os.path.exists(path):
+            what = f"no step-N.ucp lies there, so it is no run directory: {what}"
+    raise error("UCP-E-NOT-FOUND", what, at=run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the root document of a committed checkpoint says: its metrics, or why it cannot be read."""
+
+    metrics: Mapping[str, float] | None
+    problem: UcpError | None = None
+
+    @property
+    def state(self) -> str:
+        if self.problem is None:
+            return "committed"
+        return f"{'damaged' if is_damage(self.problem.code) else 'unreadable'} ({self.problem.code})"
+
+
+def _look(directory: RunDirectory, step: int) -> _Look:
+    try:
+        return _Look(directory.metrics(step))
+    except UcpError as problem:
+        return _Look(None, problem)
 
 
 def _number(metrics: Mapping[str, float] | None, name: str) -> str:
-    if metrics is None:
-        return "unreadable"
-    return f"{metrics[name]:g}" if name in metrics else ""
+    return f"{metrics[name]:g}" if metrics is not None and name in metrics else ""
 
 
 @click.command()
@@ -87,7 +142,8 @@ def gc(
 ) -> None:
     """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept."""
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
-    found = collect(open_run(run), retention, debris_age=debris_age, dry=dry_run)
+    with naming(run):
+        found = collect(_existing_run(run), retention, debris_age=debris_age, dry=dry_run)
     if found.unjudged is not None:
         found.failed[run] = found.unjudged
     if output == "json":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +20,7 @@ from ucpformat.patterns import Patterns, Settings, load_patterns, pattern_names
 from ucpformat.patterns.document import KIND as PATTERNS
 from ucpformat.planning import Side, arrangement_side, checkpoint_side, patterns_side
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +95,18 @@ def open_side(path: str, settings: Sequence[tuple[str, int | list[int]]], stack:
 def _read(path: str, stack: ExitStack) -> Side | Patterns:
     if path in pattern_names() and not Path(path).exists():
         return load_patterns(path)
+    if "/" not in path and local_path(path) is not None and not os.path.lexists(path):
+        near = get_close_matches(path, pattern_names(), n=1)
+        hint = (
+            f"did you mean the patterns {near[0]!r}?"
+            if near
+            else f"patterns are {', '.join(pattern_names())}"
+        )
+        raise error(
+            "UCP-E-NOT-FOUND",
+            f"nothing lies there, and no ready-made patterns are called so; {hint}",
+            at=path,
+        )
     if not Path(path).is_file():
         return checkpoint_side(path, stack.enter_context(open_checkpoint(path)))
     value = object_(parse_standalone(Path(path).read_bytes(), at=path), path)

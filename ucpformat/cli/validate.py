@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import click
 
@@ -15,6 +15,9 @@ from ucpformat.validate import LEVELS, Level
 from ucpformat.validate import validate as validate_checkpoint
 
 __all__ = ["validate"]
+
+_NO_ANSWER: Final = "UCP-E-STORE"
+"""What says nothing about the checkpoint."""
 
 
 @click.command()
@@ -43,11 +46,12 @@ def validate(
             checkpoint, cast("Level", level), layout_work=layout_work, progress=progress
         )
     errors = [problem for problem in problems if problem.severity == "error"]
+    is_unanswered = bool(errors) and all(problem.code == _NO_ANSWER for problem in errors)
     if output == "json":
         report = {
             "checkpoint": checkpoint,
             "level": level,
-            "valid": not errors,
+            "valid": None if is_unanswered else not errors,
             "problems": [problem.to_json() for problem in problems],
         }
         click.echo(json.dumps(report, indent=2))
@@ -55,6 +59,8 @@ def validate(
         for problem in problems:
             click.echo(printable(f"{problem.severity} {problem.code} at {problem.at}: {problem.message}"))
         verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
+        if is_unanswered:
+            verdict = "not checked to the end, since the store failed"
         warnings = len(problems) - len(errors)
         tail = f", {warnings} warnings" if warnings else ""
         click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")

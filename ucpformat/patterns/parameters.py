@@ -75,6 +75,19 @@ class Parameters:
         """What each name stands for."""
         return {entry.name: entry.type for entry in self.entries}
 
+    def assumed(self, names: Iterable[str], settings: Settings) -> list[Parameter]:
+        """The parameters behind ``names`` that are at their defaults because ``settings`` does not give them."""
+        entries = {entry.name: entry for entry in self.entries}
+        found: dict[str, Parameter] = {}
+        pending = list(names)
+        while pending:
+            entry = entries.get(pending.pop())
+            if entry is None or entry.name in settings or entry.name in found or entry.default is None:
+                continue
+            found[entry.name] = entry
+            pending += entry.default.names
+        return sorted(found.values(), key=lambda entry: entry.name)
+
     def environment(self, settings: Settings) -> Environment:
         """The values of all parameters: those of ``settings``, and defaults for the others.
 

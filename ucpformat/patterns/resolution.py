@@ -65,6 +65,8 @@ class _Resolver:
 
     def __init__(self, patterns: Patterns, settings: Settings) -> None:
         self.rules = patterns.rules
+        self.parameters = patterns.parameters
+        self.settings = settings
         try:
             self.environment: Environment = patterns.parameters.environment(settings)
         except UcpError as refusal:
@@ -109,10 +111,19 @@ class _Resolver:
             try:
                 layout = self._make(template, environment)
             except UcpError as refusal:
-                message = f"{refusal.message} (for {name!r} of shape {list(shape)})"
+                message = f"{refusal.message} (for {name!r} of shape {list(shape)}){self._assumed(template)}"
                 raise error(refusal.code, message, at=refusal.at) from None
             layout = self.made[key] = self.interned.setdefault(layout, layout)
         return layout
+
+    def _assumed(self, template: LayoutTemplate) -> str:
+        """What a layout depends on and nobody has given, which is often what is wrong."""
+        found = [
+            f"{entry.name}={value}" + (f" ({entry.description})" if entry.description else "")
+            for entry in self.parameters.assumed(template.steps.names, self.settings)
+            if isinstance(value := self.environment[entry.name], int)
+        ]
+        return f"; not given, and at their defaults, are {', '.join(found)}" if found else ""
 
     def _make(self, template: LayoutTemplate, environment: Environment) -> Layout:
         values = cast("list[JsonValue]", template.steps.fill(environment))

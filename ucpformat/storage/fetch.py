@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 from ucpformat.model.reference import DocumentRef, sha256_digest
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, MAX_ROOT_BYTES, ROOT_KEY
+from ucpformat.storage.local_io import MISSING
 
 if TYPE_CHECKING:
     from ucpformat.storage.store import Store
@@ -69,7 +70,7 @@ def check_object(store: Store, reference: DocumentRef) -> None:
 def _check_length(store: Store, reference: DocumentRef) -> None:
     size = store.size(reference.key)
     if size is None:
-        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=reference.key)
+        raise error("UCP-E-MISSING", MISSING, at=reference.key)
     if size != reference.length:
         raise error(
             "UCP-E-LENGTH", f"the object has {size} bytes, recorded are {reference.length}", at=reference.key

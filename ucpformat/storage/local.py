@@ -17,6 +17,7 @@ from ucpformat.storage.directory_claim import DirectoryClaim
 from ucpformat.storage.draft import is_staged, staged_name
 from ucpformat.storage.local_io import (
     CREATE_FLAGS,
+    MISSING,
     READ_FLAGS,
     read_all,
     sync,
@@ -181,7 +182,7 @@ class LocalStore:
         """All bytes of an object, in order."""
         size = self.size(key)
         if size is None:
-            raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=key)
+            raise error("UCP-E-MISSING", MISSING, at=key)
         for start in range(0, size, _PIECE_BYTES):
             yield self.read(key, start, min(start + _PIECE_BYTES, size))
 

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["CREATE_FLAGS", "READ_FLAGS", "read_all", "rename_exclusively", "sync", "translated", "write_all"]
+__all__ = [
+    "CREATE_FLAGS",
+    "MISSING",
+    "READ_FLAGS",
+    "in_words",
+    "read_all",
+    "rename_exclusively",
+    "sync",
+    "translated",
+    "write_all",
+]
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -29,13 +39,16 @@ _IOV_LIMIT: Final = 1024
 _NBYTES: Final = attrgetter("nbytes")
 
 
+MISSING: Final = "the object is missing; restore it from a copy, or load another checkpoint"
+
+
 @contextmanager
 def translated(at: str) -> Iterator[None]:
     """Operating system errors as registered ones."""
     try:
         yield
     except FileNotFoundError as reason:
-        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
+        raise error("UCP-E-MISSING", MISSING, at=at) from reason
     except FileExistsError as reason:
         raise error("UCP-E-EXISTS", "the object exists; another attempt writes here", at=at) from reason
     except NotADirectoryError as reason:
@@ -45,7 +58,25 @@ def translated(at: str) -> Iterator[None]:
             raise error(
                 "UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=at
             ) from reason
-        raise error("UCP-E-STORE", f"{reason.strerror or reason}", at=at) from reason
+        raise error("UCP-E-STORE", in_words(reason), at=at) from reason
+
+
+_ANOTHER: Final = "or choose another place"
+_REMEDIES: Final = {
+    errno.ENOSPC: f"free some, {_ANOTHER}",
+    errno.EDQUOT: f"free some, {_ANOTHER}",
+    errno.EFBIG: f"raise the limit of this process or file system, {_ANOTHER}",
+    errno.EACCES: f"allow it to this user, {_ANOTHER}",
+    errno.EPERM: f"allow it to this user, {_ANOTHER}",
+    errno.EROFS: "choose another place",
+}
+
+
+def in_words(reason: OSError) -> str:
+    """What the operating system says, and what to do about it where that is known."""
+    said = str(reason.strerror or reason)
+    remedy = _REMEDIES.get(reason.errno or 0)
+    return said if remedy is None else f"{said}; {remedy}"
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:

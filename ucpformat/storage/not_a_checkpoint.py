@@ -17,7 +17,7 @@ from ucpformat.storage.urls import local_path
 
 __all__ = ["another_place", "not_a_checkpoint"]
 
-_STEP: Final = re.compile(r"step-(\d+)\.ucp")
+_STEP: Final = re.compile(r"step-(\d+)(?:\.r(\d+))?\.ucp")
 _FILE_SUFFIXES: Final = {
     ".bin": "a file of torch.save",
     ".ckpt": "a file of torch.save",
@@ -87,11 +87,13 @@ def _another_place(url: str) -> str | None:
             if path is not None
             else "nothing lies there; check the URL"
         )
-    steps = sorted(int(step[1]) for name in names if (step := _STEP.fullmatch(name)))
-    committed = [step for step in steps if has(f"step-{step}.ucp/{ROOT_KEY}")]
+    steps = sorted(
+        (int(step[1]), int(step[2] or 0), name) for name in names if (step := _STEP.fullmatch(name))
+    )
+    committed = [name for _, _, name in steps if has(f"{name}/{ROOT_KEY}")]
     if committed:
         many = "a checkpoint" if len(committed) == 1 else f"{len(committed)} checkpoints"
-        newest = _below(url, f"step-{committed[-1]}.ucp")
+        newest = _below(url, committed[-1])
         return f"this is a run directory with {many}; name one, such as {newest}"
     if steps:
         return "this is a run directory, and no checkpoint in it was committed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from contextlib import contextmanager, nullcontext, suppress
@@ -13,6 +14,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.conditional_put import ConditionalPuts
+from ucpformat.storage.local_io import MISSING
 from ucpformat.storage.remote_pack import MultipartPackFile, RemotePackFile, StreamedPackFile, UploadSlots
 from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.store import PREFIXES, Calls
@@ -29,6 +31,12 @@ _WITHOUT_DIRECTORIES: Final = frozenset(
     ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
 )
 """Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
+
+_ONE_AT_A_TIME: Final = frozenset(("tar", "libarchive", "ftp"))
+"""Protocols that fsspec reads by one file or connection, at a place that its threads share."""
+
+_TURN: Final = threading.Lock()
+"""Of these file systems, which fsspec shares among all stores of a process."""
 
 _WEB: Final = frozenset(("http", "https"))
 """Protocols whose servers may or may not send parts of objects."""
@@ -52,7 +60,7 @@ def translated(at: str) -> Iterator[None]:
     except UcpError:
         raise
     except FileNotFoundError as reason:
-        raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=at) from reason
+        raise error("UCP-E-MISSING", MISSING, at=at) from reason
     except FileExistsError as reason:
         raise error("UCP-E-EXISTS", "the object exists and is never overwritten in place", at=at) from reason
     except ImportError as reason:
@@ -80,6 +88,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     except FileNotFoundError as reason:
         # Archives and indexes are read when they are opened.
         raise error("UCP-E-STORE", f"there is no such file: {reason.filename or reason}", at=url) from reason
+    except ValueError as reason:
+        raise error("UCP-E-STORE", f"fsspec cannot use this URL: {reason}; check it", at=url) from reason
     return filesystem, path
 
 
@@ -118,6 +128,8 @@ class RemoteStore:
             self._filesystem, self._path = _file_system(url)
             protocol = self._filesystem.protocol
             protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+            is_shared = not protocols.isdisjoint(_ONE_AT_A_TIME)
+            self._turn: AbstractContextManager[object] = _TURN if is_shared else nullcontext()
             self._is_web = not protocols.isdisjoint(_WEB)
             self._has_ranges = not self._is_web
             self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
@@ -143,7 +155,7 @@ class RemoteStore:
     def size(self, key: str) -> int | None:
         """Length of an object in bytes, or None if there is none."""
         try:
-            with translated(key):
+            with translated(key), self._turn:
                 # Listings are kept, and shared by all stores of a process: what was not there may be by now.
                 self._filesystem.invalidate_cache(self._filesystem._parent(self._full(key)))
                 size = self._filesystem.size(self._full(key))
@@ -167,13 +179,14 @@ class RemoteStore:
 
     def _head(self, path: str, most: int) -> bytes:
         # A server may send all of it.
-        return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
+        with self._turn:
+            return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
 
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""
         if start == stop:
             return b""
-        with translated(key):
+        with translated(key), self._turn:
             self._require_ranges(key, start, stop)
             data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
         if len(data) > stop - start:
@@ -213,7 +226,7 @@ class RemoteStore:
         if not self._is_web:
             size = self.size(key)
             if size is None:
-                raise error("UCP-E-MISSING", "the object is missing; the checkpoint is damaged", at=key)
+                raise error("UCP-E-MISSING", MISSING, at=key)
             for start in range(0, size, _BLOCK_BYTES):
                 yield self.read(key, start, min(start + _BLOCK_BYTES, size))
             return

@@ -39,6 +39,7 @@ _NO_TARGETS: Final[Mapping[str, str]] = {
     "filecache": _CACHE,
     "blockcache": _CACHE,
     "cached": _CACHE,
+    "ftp": "a file can be seen there while it is sent, and nothing is created exclusively",
     "jupyter": "a notebook server sends whole files alone",
     "jlab": "a notebook server sends whole files alone",
 }

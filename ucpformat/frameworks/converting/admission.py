@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.model.dtype import dtype
 
@@ -47,7 +47,7 @@ def admitted(job: Job, source: str, expand: int | None = None) -> Job:
             ``UCP-E-SOURCE`` for a ``bool`` whose byte is neither 0 nor 1.
     """
     _check_expansion(job, source, expand)
-    return replace(job, sources=_checked_sources(job))
+    return replace(job, sources=_checked_sources(job, source))
 
 
 def _check_expansion(job: Job, source: str, expand: int | None) -> None:
@@ -97,14 +97,28 @@ def stored_bytes(source: str) -> int:
     return found
 
 
-def _checked_sources(job: Job) -> list[SlotSource]:
+def _checked_sources(job: Job, source: str) -> list[SlotSource]:
     kinds = {(atom.name, name): slot.dtype for atom in job.atoms for name, slot in atom.slots.items()}
-    return [
-        replace(one, read=_CheckedBools(f"{one.atom}/{one.slot}", one.read))
-        if kinds[one.atom, one.slot] == "bool"
-        else one
-        for one in job.sources
-    ]
+    found = []
+    for one in job.sources:
+        read = one.read
+        if kinds[one.atom, one.slot] == "bool":
+            read = _CheckedBools(f"{one.atom}/{one.slot}", read)
+        found.append(replace(one, read=_Named(source, read)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A slot whose errors name the source, since what is being written has a path as well."""
+
+    source: str
+    read: ReadBox
+
+    def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill ``out`` with a box."""
+        with naming(self.source):
+            self.read(box, out)
 
 
 @dataclass(frozen=True, slots=True)

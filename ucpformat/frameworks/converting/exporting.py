@@ -29,6 +29,7 @@ from ucpformat.frameworks.converting.order import job_digest, require_same
 from ucpformat.frameworks.converting.out_directory import OutDirectory, Written, new_file, temporary_file
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.converting.pool import Pool, open_pool, run_tasks
+from ucpformat.storage.local_io import in_words
 from ucpformat.storage.workers import task_groups
 
 if TYPE_CHECKING:
@@ -104,6 +105,13 @@ class Export:
                 what the source, the exporter and the workers raise. Nothing is left then, unless this is one to be
                 resumed, or was interrupted from outside.
         """
+        try:
+            self._run()
+        except OSError as reason:
+            at = str(self._root) if reason.filename is None else os.fsdecode(reason.filename)
+            raise error("UCP-E-STORE", in_words(reason), at=at) from reason
+
+    def _run(self) -> None:
         if self._files.is_single:
             self._within(1)
             (file,) = self._files.parts

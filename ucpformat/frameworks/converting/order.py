@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpformat.collector import paused
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.frameworks.converting.admission import admitted
 from ucpformat.frameworks.converting.losses import without
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished
@@ -66,7 +66,7 @@ class Recipe:
         if self.kind == UCP:
             check_settings(UCP, (), self.options.settings, "read")
             with open_checkpoint(self.source) as checkpoint:
-                with paused():
+                with paused(), naming(self.source):
                     job = rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
                     opened = self._opened(job)
                 yield opened
@@ -76,7 +76,7 @@ class Recipe:
             raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
         check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
         refuse_unfinished(self.source)
-        with paused(), watched() as seen:
+        with paused(), naming(self.source), watched() as seen:
             plan = kind.plan(self.source, self.options)
             unread = unread_files(self.source, seen, plan.dropped)
             job = admitted(replace(plan, dropped=[*plan.dropped, *unread]), self.source, self.options.expand)

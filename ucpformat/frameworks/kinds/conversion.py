@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.frameworks.converting.content import Content
 from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.exporting import Export
@@ -60,12 +60,13 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known, with what lies there instead.
     """
-    store = open_store(path)
-    try:
-        if store.size(ROOT_KEY) is not None:
-            return UCP
-    finally:
-        store.close()
+    with naming(path):
+        store = open_store(path)
+        try:
+            if store.size(ROOT_KEY) is not None:
+                return UCP
+        finally:
+            store.close()
     local = local_path(path)
     if local is not None:
         refuse_unfinished(local)
@@ -130,7 +131,7 @@ def convert_checkpoint(
         is_rewritten=destination_kind == UCP,
         weights=("master" if (settings or {}).get("slot") == "master" else "value") if weights_only else None,
     )
-    with recipe.open() as opened:
+    with recipe.open() as opened, naming(destination):
         job = opened.job
         options = replace(engine or EngineOptions(), storage=storage)
         if destination_kind == UCP:

@@ -11,7 +11,7 @@ from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save
 from ucpformat.distributed.snapshot import double_buffered
-from ucpformat.errors import error
+from ucpformat.errors import error, naming
 from ucpformat.frameworks.live.load_options import LoadOptions, Only, Rename, without_effect
 from ucpformat.frameworks.live.loading import fill_state
 from ucpformat.frameworks.live.local_tensors import Held
@@ -98,13 +98,14 @@ def save_state(
     def describe() -> LocalState:
         return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
 
-    saving = prepare_save(path, describe, together, options)
-    if not saving.local.devices:
-        return saving.run()
-    from ucpformat.frameworks.live.device_copier import DeviceCopier
+    with naming(path):
+        saving = prepare_save(path, describe, together, options)
+        if not saving.local.devices:
+            return saving.run()
+        from ucpformat.frameworks.live.device_copier import DeviceCopier
 
-    with closing(DeviceCopier()) as copier:
-        return saving.run(lambda: double_buffered(saving, copier))
+        with closing(DeviceCopier()) as copier:
+            return saving.run(lambda: double_buffered(saving, copier))
 
 
 def load(
@@ -186,7 +187,8 @@ def load(
             Only(only), Rename(rename), dict(layouts or {}), per_rank, cast, strict, once, place
         )
 
-    done = _load_into(state, path, together, options, verify=verify)
+    with naming(path):
+        done = _load_into(state, path, together, options, verify=verify)
     if report is not None:
         report(done)
     return state

@@ -1,0 +1,119 @@
+"""What messages name exists: options of the command line, keywords of the library, settings of kinds."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import torch.distributed.checkpoint
+
+import ucpformat
+from ucpformat.cli import main
+from ucpformat.frameworks.converting.options import EngineOptions
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.frameworks.kinds.registry import BUILT_IN, registry
+from ucpformat.patterns.library import __file__ as library
+
+PACKAGE = Path(ucpformat.__file__).parent
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
+KEYWORD = re.compile(r"(?<![\w.'/-])([a-z][a-z_]+)=(?![=\s])")
+
+
+def strings(module: Path) -> Iterator[tuple[int, str]]:
+    """Every string of a module with its line, but docstrings; pieces of f-strings are joined, values left out."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    inner: set[int] = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            inner.add(id(body[0].value))
+        if isinstance(node, ast.JoinedStr):
+            inner.update(map(id, node.values))
+    for node in ast.walk(tree):
+        if id(node) in inner:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield node.lineno, "".join(parts)
+
+
+@cache
+def messages() -> tuple[tuple[str, str], ...]:
+    """Strings of the package that are sentences, with their place."""
+    return tuple(
+        (f"{module.relative_to(PACKAGE)}:{line}", text)
+        for module in sorted(PACKAGE.rglob("*.py"))
+        for line, text in strings(module)
+        if " " in text
+    )
+
+
+def options() -> set[str]:
+    """All options of all commands."""
+    found = {"help", "version"}
+    with click.Context(main) as context:
+        for name in main.list_commands(context):
+            command = main.get_command(context, name)
+            assert command is not None
+            found |= {word[2:] for one in command.params for word in one.opts if word.startswith("--")}
+    return found
+
+
+def keywords() -> set[str]:
+    """Parameters of everything public, settings of kinds, and parameters of ready-made documents."""
+    found = set(
+        inspect.signature(torch.distributed.checkpoint.save).parameters
+    )  # of which some messages speak
+    for name in ucpformat.__all__:
+        thing = getattr(ucpformat, name)
+        members = [thing] if not inspect.isclass(thing) else [thing, *vars(thing).values()]
+        for one in members:
+            if callable(one):
+                found |= set(inspect.signature(one).parameters)
+    for function in (convert_checkpoint, EngineOptions):
+        found |= set(inspect.signature(function).parameters)
+    for kind in map(registry().kind, BUILT_IN):
+        found |= {setting.name for setting in (*kind.import_settings, *kind.export_settings)}
+    for document in Path(library).parent.glob("*.json"):
+        found |= set(re.findall(r'"name": "([a-z_]+)"', document.read_text(encoding="utf-8")))
+    return found
+
+
+def test_options_that_messages_name_exist() -> None:
+    known = options()
+    named = [(place, option) for place, text in messages() for option in OPTION.findall(text)]
+    assert len(named) > 30
+    assert not [(place, option) for place, option in named if option not in known]
+
+
+def test_keywords_that_messages_name_exist() -> None:
+    known = keywords()
+    named = [(place, keyword) for place, text in messages() for keyword in KEYWORD.findall(text)]
+    assert len(named) > 20
+    assert not [(place, keyword) for place, keyword in named if keyword not in known]
+
+
+def test_commands_that_messages_name_exist() -> None:
+    with click.Context(main) as context:
+        known = set(main.list_commands(context))
+    named = [
+        (place, name)
+        for place, text in messages()
+        for name in re.findall(r"(?:`|with |by |use )ucp ([a-z]+)", text)
+    ]
+    assert len(named) > 5
+    assert not [(place, name) for place, name in named if name not in known]
+
+
+def test_the_search_finds_what_does_not_exist(tmp_path: Path) -> None:
+    module = tmp_path / "m.py"
+    module.write_text('"""Says --nothing."""\nx = f"give --shardz {1} or shard_coutn=3"\n')
+    ((_, text),) = strings(module)
+    assert (OPTION.findall(text), KEYWORD.findall(text)) == (["shardz"], ["shard_coutn"])
