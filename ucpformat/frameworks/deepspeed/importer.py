@@ -171,7 +171,8 @@ def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -
     ]
     check_one_save(models, ranks, directory)
     first = models[0]
-    if first.values.get("num_experts") and (first.groups is None or not directory.experts):
+    is_clear = directory.experts and first.groups is not None and not has_shared
+    if first.values.get("num_experts") and not is_clear:
         # What is missing would show elsewhere, too, but without its name.
         with_experts(directory, first, None if has_shared else number)
     if ranks and first.groups is None:
