@@ -254,6 +254,8 @@ def convert(
     )
     for losses in grouped(report.dropped):
         click.echo(printable(f"dropped {losses}"))
+    for warning in report.warnings:
+        click.echo(printable(f"warning {warning}"))
     for kind_of_cast, count in Counter(report.cast.values()).items():
         click.echo(f"cast {count} tensors to {kind_of_cast}")
     if dry_run:  # afterwards the destination shows its names itself, and --format json has them
@@ -287,4 +289,5 @@ def _as_json(report: ConversionReport, kind: str, target: str, dry_run: bool) ->
         "renamed": dict(report.renamed),
         "cast": dict(report.cast),
         "dropped": [{"what": loss.what, "why": loss.why} for loss in report.dropped],
+        "warnings": list(report.warnings),
     }

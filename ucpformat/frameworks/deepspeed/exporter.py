@@ -18,7 +18,7 @@ from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.experts_out import ExpertLayers, SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.flat_out import FlatPlan, part_of
-from ucpformat.frameworks.deepspeed.out_values import VERSION, model_values, wrapper_values
+from ucpformat.frameworks.deepspeed.out_values import VERSION, configuration, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 from ucpformat.frameworks.deepspeed.shards_out import shards_of
 from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
@@ -228,7 +228,7 @@ class _Stage:
             )
             if chosen.stage > 1
             else None,
-            **model_values(outline, rank),
+            **model_values(outline, rank, chosen.tensor_degree),
             **self._own,
             **({"num_experts": counts} if counts else {}),
             "dp_world_size": chosen.world_size,
@@ -273,7 +273,7 @@ class _Stage:
                 "ds_version": VERSION,
                 "param_slice_mappings": [group.addresses(outline, place) for group, place in held],
             }
-        config = outline.values.get("ds_config", {})
+        config = configuration(outline, chosen.tensor_degree)
         return {"optimizer_state_dict": inner, "ds_config": config, "ds_version": VERSION}
 
 

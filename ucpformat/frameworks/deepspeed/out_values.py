@@ -5,22 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.outlines import Outline
 from ucpformat.frameworks.deepspeed.state_values import SCALERS, WRAPPER
 from ucpformat.frameworks.deepspeed.torch_writer import Call
 from ucpformat.frameworks.torch_dcp.objects import TorchDtype
 
-__all__ = ["VERSION", "model_values", "scaler_state", "wrapper_values"]
+__all__ = ["INFO", "VERSION", "configuration", "model_values", "scaler_state", "wrapper_values"]
 
 VERSION: Final = "0.19.8"
 """The DeepSpeed whose files these are."""
 
+INFO: Final = "universal_checkpoint_info"
+_OF_SHARDS: Final = ("affine_map", "sub_param_shard_widths")
 _SCALERS: Final = SCALERS.removesuffix(".")
 _SCALER_NAMES: Final = ("LossScaler", "DynamicLossScaler")
 
 
-def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
-    """Members of model_states that are not about tensors: defaults, then what the checkpoint has."""
+def configuration(outline: Outline, degree: int = 1) -> dict[str, Any]:
+    """``ds_config``, which says how many tensor-parallel ranks there are where it says so at all."""
+    kept = outline.values.get("ds_config")
+    config = dict(kept) if isinstance(kept, dict) else {}
+    parallel = config.get("tensor_parallel")
+    if isinstance(parallel, dict) and "autotp_size" in parallel:
+        config["tensor_parallel"] = {**parallel, "autotp_size": degree}
+    return config
+
+
+def universal_info(outline: Outline) -> dict[str, Any]:
+    """``universal_checkpoint_info`` as the client or AutoTP gave it, but for how the saving job's shards lay."""
+    kept = outline.values.get(INFO)
+    return (
+        {key: value for key, value in kept.items() if key not in _OF_SHARDS} if isinstance(kept, dict) else {}
+    )
+
+
+def model_values(outline: Outline, rank: int = 0, degree: int = 1) -> dict[str, Any]:
+    """Members of model_states that are not about tensors: defaults, then what the checkpoint has.
+
+    ``degree`` is how many tensor-parallel ranks are written.
+
+    Raises:
+        UcpError: ``UCP-E-NAME`` where a value and tensors outside the model have one name.
+    """
     own = f"rank/{rank}/"
     kept = {
         name: value
@@ -35,12 +62,19 @@ def model_values(outline: Outline, rank: int = 0) -> dict[str, Any]:
         "skipped_steps": 0,
         "global_steps": outline.step,
         "global_samples": 0,
-        "ds_config": {},
     }
+    for name, tensors in outline.client.items():
+        held = kept.get(name, {})
+        if not isinstance(held, dict) or (not isinstance(tensors, dict) and name in kept):
+            raise error("UCP-E-NAME", f"a value and tensors outside the model are both called {name!r:.100}")
+        kept[name] = {**held, **tensors} if isinstance(tensors, dict) else tensors
+    if INFO in kept:
+        kept[INFO] = universal_info(outline)
     fixed = {
         "mp_world_size": 1,
         "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
         "ds_version": VERSION,
+        "ds_config": configuration(outline, degree),
     }
     return {**defaults, **kept, **fixed}
 

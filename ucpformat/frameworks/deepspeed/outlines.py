@@ -15,7 +15,8 @@ from ucpformat.frameworks.converting.out_files import OutFile, text_file
 from ucpformat.frameworks.deepspeed.companions import blob_files
 from ucpformat.frameworks.deepspeed.torch_writer import Call, OutTensor
 from ucpformat.frameworks.kinds.foreign import Lost
-from ucpformat.frameworks.state.origins import SOURCE
+from ucpformat.frameworks.state.origins import SOURCE, slot_path
+from ucpformat.frameworks.state.paths import StatePath, build, dotted
 from ucpformat.frameworks.torch_dcp.tagged import RESTORE
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.model.dtype import dtype
@@ -95,8 +96,31 @@ class Outline:
 
     @cached_property
     def module(self) -> Mapping[str, AtomContent]:
-        """Parameters and buffers: all atoms with a value."""
-        return {name: view for name, view in self._content.items() if "value" in view}
+        """Parameters and buffers: all atoms with a value but those of `client`."""
+        return {
+            name: view
+            for name, view in self._content.items()
+            if "value" in view and name not in self._outside
+        }
+
+    @cached_property
+    def client(self) -> Mapping[str, Any]:
+        """Tensors that a state dict had outside the model, such as states of generators, nested as there.
+
+        In the module, where DeepSpeed has names of its own alone, they would make its loader raise.
+        """
+        return build({path: self.tensor(name, "value") for name, path in self._outside.items()})
+
+    @cached_property
+    def _outside(self) -> Mapping[str, StatePath]:
+        """Atoms that lay elsewhere than what the optimizer trains, and where."""
+        paths = {
+            name: slot_path(name, "value", view["value"].spec.annotations)
+            for name, view in self._content.items()
+            if "value" in view
+        }
+        fronts = {_front(name, path) for name, path in paths.items() if name in self.trained}
+        return {name: path for name, path in paths.items() if fronts and _front(name, path) not in fronts}
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Names as the parameter groups list them, and others behind: the order in which readers may number them."""
@@ -238,6 +262,11 @@ class Outline:
             slot.read_box(box, part)
             done += box.size
         return found
+
+
+def _front(name: str, path: StatePath) -> str:
+    """What stands before a parameter's name in a state dict: the name of the model's entry, or nothing."""
+    return dotted(path).removesuffix(name)
 
 
 def live(value: object) -> object:

@@ -24,8 +24,10 @@ from ucpformat.frameworks.deepspeed.directory import LATEST_UNIVERSAL
 from ucpformat.frameworks.deepspeed.experts_out import SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.out_values import (
+    INFO,
     VERSION,
     model_values,
+    universal_info,
     wrapper_values,
 )
 from ucpformat.frameworks.deepspeed.outlines import Outline, Range
@@ -80,7 +82,32 @@ def export_universal(
         text_file(LATEST_UNIVERSAL, chosen.tag),
     ]
     files = OutFiles(parts, lambda _: last)
-    return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
+    plan = ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
+    return replace(plan, warnings=_limits(outline))
+
+
+def _limits(outline: Outline) -> list[str]:
+    """What is in the files, and what stock DeepSpeed's loader does not make of it."""
+    found = []
+    untrained = sorted(outline.module.keys() - outline.trained)
+    if untrained:
+        named = ", ".join(untrained[:3]) + (", ..." if len(untrained) > 3 else "")
+        found.append(
+            f"{len(untrained)} frozen parameters and buffers ({named}) stay as the job begins: under load_universal "
+            "DeepSpeed restores none; load them from 'module' of the model file"
+        )
+    if any(group.options != outline.groups[0].options for group in outline.groups):
+        found.append(
+            "under load_universal and ZeRO-3 DeepSpeed gives all parameter groups the options of the first; set those "
+            "of the others again after loading"
+        )
+    others = {state for name in outline.trained for state in outline.states(name)} - {"exp_avg", "exp_avg_sq"}
+    if others:
+        found.append(
+            f"under load_universal and ZeRO-3 DeepSpeed reads exp_avg and exp_avg_sq alone, and not "
+            f"{', '.join(sorted(others))}"
+        )
+    return found
 
 
 def _states(outline: Outline, group: SharedGroup) -> Iterator[tuple[str, str, Any]]:
@@ -177,7 +204,7 @@ def _model_states(outline: Outline, groups: Sequence[SharedGroup]) -> dict[str, 
         "frozen_param_fragments": None,
         **model_values(outline),
         "dp_world_size": 1,
-        "universal_checkpoint_info": _INFO,
+        INFO: {**_INFO, **universal_info(outline)},
     }
 
 

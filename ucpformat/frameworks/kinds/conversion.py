@@ -42,7 +42,7 @@ class ConversionReport:
     """What a conversion carried, or would: tensors, their logical bytes, other values; the root digest of a ucp result.
 
     ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was
-    allowed to be, or does not matter (`Lost`).
+    allowed to be, or does not matter (`Lost`). ``warnings`` as well.
     """
 
     tensors: int
@@ -52,6 +52,7 @@ class ConversionReport:
     renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[Lost] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 def detect_kind(path: str | os.PathLike[str]) -> Kind:
@@ -179,6 +180,7 @@ def convert_checkpoint(
             plan.renamed,
             (*opened.dropped, *plan.dropped),
             plan.cast,
+            tuple(plan.warnings),
         )
 
 

@@ -77,7 +77,8 @@ class ExportPlan:
     ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
     where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
     allows each loss that matters (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data
-    type that its elements are rounded to, because a setting asks for that.
+    type that its elements are rounded to, because a setting asks for that. ``warnings`` are sentences about what is
+    written and the destination's own software will not take up.
     """
 
     objects: int
@@ -86,6 +87,7 @@ class ExportPlan:
     dropped: Sequence[Lost] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
     files: OutFiles | None = None
+    warnings: Sequence[str] = ()
 
     @classmethod
     def of_files(
