@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, get_args
 
 from ucpformat.collector import paused
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
@@ -37,7 +37,7 @@ from ucpformat.model.values import Extend, encode
 from ucpformat.storage.ledger import SettledEntries
 from ucpformat.storage.piece_writer import PieceWriter
 from ucpformat.storage.settled_columns import SettledColumns
-from ucpformat.storage.store import open_target
+from ucpformat.storage.store import Durability, open_target
 from ucpformat.storage.stored_columns import StoredColumns
 from ucpformat.storage.workers import writer_count
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.ledger import Settlement
-    from ucpformat.storage.store import Durability, Store
+    from ucpformat.storage.store import Store
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
 
@@ -111,6 +111,12 @@ class CheckpointWriter:
         self._values: dict[str, JsonValue] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
+        for what, value, known in (
+            ("storage", storage, get_args(Storage)),
+            ("durability", durability, get_args(Durability)),
+        ):
+            if value not in known:
+                raise error("UCP-E-MISMATCH", f"{what}= is one of {', '.join(known)}, not {value!r}")
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
             message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
             raise error("UCP-E-LIMIT", message, at="chunk_bytes")

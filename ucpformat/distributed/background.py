@@ -163,6 +163,9 @@ class BackgroundSaver:
         arena_bytes: int | None = None,
         copier: Copier | None = None,
     ) -> None:
+        if arena_bytes is not None and arena_bytes < 1:
+            message = f"an arena has room for a chunk at least, not {arena_bytes} bytes"
+            raise error("UCP-E-LIMIT", message, at="arena_bytes")
         self._calls = group
         self._writes = another(group)
         self._copier = copier or HostCopier()
@@ -191,6 +194,8 @@ class BackgroundSaver:
             UcpError: on all ranks, as `prepare_save`; what made the previous save fail, where nobody has heard of it;
                 ``UCP-E-EXISTS`` where it is still under way and ``when_busy`` is ``"raise"``.
         """
+        if when_busy not in _MODES:
+            raise error("UCP-E-MISMATCH", f"when_busy= is one of {', '.join(_MODES)}, not {when_busy!r}")
         if self._closed:
             raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(url))
         began = time.perf_counter()

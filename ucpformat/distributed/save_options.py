@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -15,10 +17,25 @@ if TYPE_CHECKING:
     from ucpformat.storage.store import Durability
     from ucpformat.writer import StoredBytes
 
-__all__ = ["Replicas", "SaveOptions", "SaveReport"]
+__all__ = ["Replicas", "SaveOptions", "SaveReport", "step_number"]
 
 Replicas = Literal["compare", "check", "trust"]
 """What is done about copies of plain tensors: the first rank's where they differ, an error, or nothing."""
+
+
+def step_number(step: object) -> int:
+    """A step as an integer; numpy's and torch's integers are taken as well.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for anything else, and for negative ones.
+    """
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(step, bool):
+        raise error("UCP-E-MISMATCH", f"a step is an integer from 0 on, not {step!r}", at="step")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,10 @@ class SaveOptions:
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     replicas: Replicas = "compare"
 
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            object.__setattr__(self, "step", step_number(self.step))
+
     def require_known(self) -> None:
         """Refuse options that are not among those that there are, by ``UCP-E-MISMATCH``."""
         for name, value, known in (
@@ -46,8 +67,12 @@ class SaveOptions:
         ):
             if value not in known:
                 raise error("UCP-E-MISMATCH", f"{name}= is one of {', '.join(known)}, not {value!r}")
-        if self.step is not None and (isinstance(self.step, bool) or not isinstance(self.step, int)):
-            raise error("UCP-E-MISMATCH", f"step= is an integer, not {self.step!r}")
+        if not isinstance(self.annotations, Mapping):
+            raise error("UCP-E-MISMATCH", f"annotations= is a dict, not {self.annotations!r}")
+        try:
+            json.dumps(dict(self.annotations))
+        except (TypeError, ValueError) as problem:
+            raise error("UCP-E-OBJECT", f"annotations are JSON: {problem}", at="annotations") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ucpformat.errors import error
 from ucpformat.frameworks.live.local_tensors import Held
-from ucpformat.frameworks.live.stateful import unwrapped
+from ucpformat.frameworks.live.stateful import state_to_save
 from ucpformat.frameworks.live.torch_layouts import layout_of
 from ucpformat.frameworks.live.values import is_tensor
 from ucpformat.frameworks.state.paths import dotted, flatten
@@ -30,7 +30,7 @@ def block_layouts(state: Mapping[str, Any]) -> dict[str, Held]:
             along dim 0 over one axis of the mesh.
     """
     found: dict[str, Held] = {}
-    for path, leaf in flatten(unwrapped(state)[0], is_tensor).items():
+    for path, leaf in flatten(state_to_save(state), is_tensor).items():
         if not is_tensor(leaf) or not hasattr(leaf, "device_mesh"):
             continue
         whole: Any = leaf

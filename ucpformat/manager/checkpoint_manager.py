@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ucpformat.distributed.group import agreed, another, decided, reply_of
 from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.save_options import step_number
 from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
 from ucpformat.frameworks.live.state_dict import load, save_state
@@ -20,7 +21,7 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
 from ucpformat.manager.stop_request import StopRequest
 from ucpformat.storage.urls import refuse_target
-from ucpformat.validate import Level, validate
+from ucpformat.validate import LEVELS, Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class CheckpointManager:
         debris_age: float = DEBRIS_AGE,
     ) -> None:
         refuse_target(directory)
+        if not debris_age >= 0:
+            raise error("UCP-E-LIMIT", f"an age is a number of seconds, not {debris_age!r}", at="debris_age")
         self.run: RunDirectory = open_run(directory)
         self.retention = Retention(keep_last, keep_every, keep_best, metric, mode)
         self.asynchronous = asynchronous
@@ -74,6 +77,7 @@ class CheckpointManager:
         found = group_of(group)
         self._group = found if found is group else another(found)
         self._first = self._group.rank == self._group.ranks[0]
+        decided(self._group, self._require_run)
         self._arena_bytes = arena_bytes
         self._overlap = overlap
         self._saver: AsyncSaver | None = None
@@ -84,6 +88,12 @@ class CheckpointManager:
         if asynchronous:
             # Its group is made by all ranks together: rather now than in the midst of training.
             self._background()
+
+    def _require_run(self) -> bytes:
+        if self.run.is_checkpoint():
+            message = "this is a checkpoint, and not a directory of them; give the one that it lies in"
+            raise error("UCP-E-EXISTS", message, at=self.run.url)
+        return b""
 
     def path(self, step: int) -> str:
         """URL of the checkpoint of a step; where there is none, that of the first one that will be."""
@@ -133,6 +143,7 @@ class CheckpointManager:
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
         """
+        step = step_number(step)
         background = self.asynchronous if asynchronous is None else asynchronous
         if not background:
             self.wait()
@@ -260,6 +271,10 @@ class CheckpointManager:
     def _restore(
         self, state: dict[str, Any], step: int | None, check: Level | None, options: Mapping[str, Any]
     ) -> int | None:
+        if step is not None:
+            step = step_number(step)
+        if check is not None and check not in LEVELS:
+            raise error("UCP-E-MISMATCH", f"check= is one of {', '.join(LEVELS)}, not {check!r}")
         self.wait()
         steps = self.steps()
         candidates = steps[::-1] if step is None else [step]

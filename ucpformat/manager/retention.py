@@ -34,7 +34,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         for name in ("last", "every", "best"):
-            if (number := getattr(self, name)) is not None and number < 1:
+            number = getattr(self, name)
+            if number is not None and type(number) is not int:
+                raise error("UCP-E-MISMATCH", f"how many is an integer, not {number!r}", at=name)
+            if number is not None and number < 1:
                 raise error(
                     "UCP-E-LIMIT", "keep at least one; leave the rule out to keep none by it", at=name
                 )

@@ -184,16 +184,12 @@ class RunDirectory:
         """Whether the step has a root document."""
         return self.name(step) is not None
 
+    def is_checkpoint(self) -> bool:
+        """Whether this is no directory of checkpoints, but one itself."""
+        return _has_root(self.place.url)
+
     def _has_root(self, name: str) -> bool:
-        store = open_store(self.place.child(name))
-        try:
-            return store.size(ROOT_KEY) is not None
-        except UcpError as problem:
-            if problem.code == "UCP-E-LINK":
-                return False
-            raise
-        finally:
-            store.close()
+        return _has_root(self.place.child(name))
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """The finite metrics that a committed step was saved with.
@@ -203,6 +199,18 @@ class RunDirectory:
         """
         with open_checkpoint(self.path(step)) as checkpoint:
             return metrics_of(checkpoint.root.envelope.annotations)
+
+
+def _has_root(url: str) -> bool:
+    store = open_store(url)
+    try:
+        return store.size(ROOT_KEY) is not None
+    except UcpError as problem:
+        if problem.code == "UCP-E-LINK":
+            return False
+        raise
+    finally:
+        store.close()
 
 
 def metrics_of(annotations: Mapping[str, object]) -> dict[str, float]:

@@ -11,19 +11,27 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Literal
 
+from ucpformat.errors import error
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AUTO", "LEAST_BYTES", "Compression", "compressor_of"]
+__all__ = ["AUTO", "LEAST_BYTES", "Compression", "compressor_of", "require_compression"]
 
 Compression = Compressor | Literal["auto"]
 """One compressor for all slots, or one for each by the rule."""
 AUTO: Final = "auto"
 LEAST_BYTES: Final = 1 << 16
 _PAYING: Final = frozenset({"bfloat16", "float32"})
+
+
+def require_compression(chosen: object) -> None:
+    """Refuse what is no `Compression`, by ``UCP-E-MISMATCH``."""
+    if not (chosen is None or isinstance(chosen, Compressor) or chosen == AUTO):
+        message = f'compressor= is "auto" or a ucpformat.Compressor, not {chosen!r}'
+        raise error("UCP-E-MISMATCH", message)
 
 
 def compressor_of(chosen: Compression | None, dtype_name: str, shape: Sequence[int]) -> Compressor | None:

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
-from ucpformat.errors import Problem, naming
+from ucpformat.errors import Problem, error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
@@ -66,6 +66,8 @@ def validate_store(
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
     """As `validate`, of the checkpoint in an open store."""
+    if level not in LEVELS:
+        raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
     findings = Findings()
     documents = Documents(store, findings)
     if level == "structure":

@@ -11,7 +11,7 @@ from ucpformat.distributed.group import Group, another
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import HostCopier
 from ucpformat.frameworks.live.state import live_state
-from ucpformat.frameworks.live.stateful import unwrapped
+from ucpformat.frameworks.live.stateful import state_to_save
 from ucpformat.frameworks.live.torch_group import TorchGroup, group_of
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
@@ -75,7 +75,7 @@ class AsyncSaver:
         group = self._group
 
         def describe() -> LocalState:
-            return live_state(unwrapped(state)[0], rank=group.rank, layouts=layouts, compressor=compressor)
+            return live_state(state_to_save(state), rank=group.rank, layouts=layouts, compressor=compressor)
 
         options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)

@@ -16,7 +16,7 @@ from ucpformat.distributed.opaque import OPAQUE_MEDIA, opaque_value
 from ucpformat.errors import MismatchError, error
 from ucpformat.frameworks.live.load_options import Fits, LoadOptions, Named, fits
 from ucpformat.frameworks.live.local_tensors import LocalTensor, local_tensor
-from ucpformat.frameworks.live.objects import WITH_TORCH, WITHOUT_TORCH
+from ucpformat.frameworks.live.objects import WITH_TORCH, WITHOUT_TORCH, refusal_of
 from ucpformat.frameworks.live.per_rank import PerRank, own_value
 from ucpformat.frameworks.live.tensor_parts import DESCRIPTION, taken_apart, told
 from ucpformat.frameworks.live.values import destination_of, is_tensor, to_torch
@@ -82,11 +82,15 @@ def stored_values(checkpoint: Checkpoint) -> dict[StatePath, JsonValue]:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An entry of the state that the checkpoint lacks; ``source`` is the name that it would have there."""
+    """An entry of the state that the checkpoint lacks; ``source`` is the name that it would have there.
+
+    ``refusal`` says why it could not be there.
+    """
 
     name: str
     source: str
     is_tensor: bool
+    refusal: str = ""
 
 
 @dataclass(slots=True)
@@ -213,7 +217,7 @@ def _match_value(
     elif kind := stored.kind_of(source):
         match.problems.append((name, f"is no tensor, the checkpoint has {kind}"))
     else:
-        match.missing.append(Missing(name, source, is_tensor=False))
+        match.missing.append(Missing(name, source, is_tensor=False, refusal=refusal_of(leaf)))
 
 
 def _match_tensor(

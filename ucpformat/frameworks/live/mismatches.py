@@ -56,6 +56,8 @@ def _listed(what: str, problems: Sequence[str]) -> str:
 
 
 def _instead(one: Missing, match: Match) -> str:
+    if one.refusal:
+        return f"; {one.refusal}"
     as_what = f" (as {one.source!r})" if one.source != one.name else ""
     if _NUMBERED.search(one.source) and any(map(_NAMED.search, match.slots)):
         return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.distributed.opaque import OPAQUE_TYPE
-from ucpformat.errors import UcpError
+from ucpformat.errors import UcpError, error
 from ucpformat.frameworks.live.values import elements_of, tensor_dtype, to_torch
 from ucpformat.frameworks.torch_dcp.revive import FACTORIES, revive
 from ucpformat.frameworks.torch_dcp.tagged import RESTORE, default_dict, has_own_name
@@ -26,7 +27,7 @@ from ucpformat.model.values import NamedValue, TensorValue
 if TYPE_CHECKING:
     from ucpformat.model.values import Restore
 
-__all__ = ["WITHOUT_TORCH", "WITH_TORCH", "extend"]
+__all__ = ["WITHOUT_TORCH", "WITH_TORCH", "extend", "refusal_of"]
 
 
 def extend(obj: object) -> NamedValue | TensorValue | None:
@@ -45,7 +46,41 @@ def extend(obj: object) -> NamedValue | TensorValue | None:
         return NamedValue("datetime.timezone", obj.utcoffset(None))
     if isinstance(obj, np.dtype) and obj.names is None:
         return NamedValue("numpy.dtype", obj.str)
-    return _torch_object(obj)
+    found = _torch_object(obj)
+    if found is None and (refusal := refusal_of(obj)):
+        raise error("UCP-E-OBJECT", refusal)
+    return found
+
+
+def refusal_of(obj: object) -> str:
+    """What to do about an object that is no plain data, such as people do put into states; empty for others."""
+    remedy = _remedy(obj)
+    kind = type(obj)
+    return f"a {kind.__module__}.{kind.__qualname__} is no plain data; {remedy}" if remedy else ""
+
+
+def _remedy(obj: object) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Generator):
+        return (
+            "save its get_state(), a tensor, which set_state() takes back; as ucp.PerRank where ranks differ"
+        )
+    if torch is not None and isinstance(obj, torch.optim.Optimizer):
+        return "put it at the top level of the state, with its module beside it, or give its state_dict()"
+    if hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"):
+        return "put it at the top level of the state, or give its state_dict()"
+    if type(obj).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return (
+            "give numpy.asarray(array), or, where processes hold parts, the local part as a numpy array and its "
+            "layout by layouts= (docs/vocabulary.md)"
+        )
+    if isinstance(obj, np.random.Generator | np.random.BitGenerator | np.random.RandomState):
+        return "save its state: .bit_generator.state is a dict of plain data"
+    if isinstance(obj, random.Random):
+        return "save its getstate(), which setstate() takes back"
+    if callable(obj):
+        return "code is not stored; leave it out, and give what it needs as data"
+    return ""
 
 
 def _default_dict(obj: defaultdict[Any, Any]) -> NamedValue | None:

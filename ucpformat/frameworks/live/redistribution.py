@@ -75,6 +75,13 @@ def redistribute(
             and data types that differ, for what no rank holds, and for memory that both sides share; ``UCP-E-COVER``,
             ``UCP-E-LAYOUT``; and ``UCP-E-INEXACT`` for a factor that rounds, behind which targets are not defined.
     """
+    if into is None and not target:
+        message = "nothing would be moved: give into=, or target= with the tensors that are wanted"
+        raise error("UCP-E-MISMATCH", message)
+    if into is not None and device is not None:
+        raise error("UCP-E-MISMATCH", "device= says where new tensors are made, and those of into= are there")
+    if message_bytes < 1:
+        raise error("UCP-E-LIMIT", f"a message has a byte at least, not {message_bytes}", at="message_bytes")
     together = group_of(group)
     moving = _Moving(together.rank, dict(source or {}), dict(target or {}), into, device)
     done = redistribute_together(
@@ -126,6 +133,7 @@ class _Moving:
         tensors = {dotted(path): leaf for path, leaf in leaves.items() if is_tensor(leaf)}
         self._paths = {dotted(path): path for path in leaves}
         self.others = {path: leaf for path, leaf in leaves.items() if not is_tensor(leaf)}
+        self._require_named("source", self._source, tensors)
         self._held = _local_tensors(tensors, self._source, self._rank)
         return LocalState(
             [
@@ -141,12 +149,21 @@ class _Moving:
             return dict(self._fresh(whole))
         leaves = flatten(self._into, is_tensor)
         tensors = {dotted(path): leaf for path, leaf in leaves.items() if is_tensor(leaf)}
+        self._require_named("target", self._target, tensors)
         filled = _local_tensors(tensors, self._target, self._rank)
         _require_apart(self._held.items(), filled.items())
         for name, tensor in filled.items():
             if tensor.on_host:
                 destination_of(tensor.local, at=name)
         return {(name, _SLOT): self._in_place(name, tensor) for name, tensor in filled.items()}
+
+    def _require_named(self, side: str, declared: Mapping[str, Held], tensors: Mapping[str, object]) -> None:
+        """Refuse a layout of a tensor that this rank lacks, where by that layout it has some of it."""
+        for name, held in declared.items():
+            if name in tensors or local_map_at(held.layout, held.shape, held.place, self._rank) is None:
+                continue
+            message = f"{side}= says that this rank has a part of it, and the state has no such tensor"
+            raise error("UCP-E-MISMATCH", message, at=name)
 
     def _in_place(self, name: str, tensor: LocalTensor) -> Destination:
         key = tensor.storage() if tensor.in_buffer else name

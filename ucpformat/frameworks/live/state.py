@@ -16,7 +16,7 @@ from ucpformat.frameworks.state.documents import state_document
 from ucpformat.frameworks.state.names import Assignment, recognise
 from ucpformat.frameworks.state.origins import alias_annotations, key_path, slot_annotations
 from ucpformat.frameworks.state.paths import KeyPath, StatePath, dotted, flatten
-from ucpformat.model.compression_rule import compressor_of
+from ucpformat.model.compression_rule import compressor_of, require_compression
 from ucpformat.model.values import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -42,6 +42,7 @@ def live_state(
     Raises:
         UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
     """
+    require_compression(compressor)
     leaves = flatten(state, is_tensor)
     paths = {dotted(leaf): leaf for leaf in leaves}
     declared = dict(layouts or {})

@@ -20,7 +20,7 @@ from ucpformat.frameworks.live.objects import WITHOUT_TORCH
 from ucpformat.frameworks.live.per_rank import AskEach
 from ucpformat.frameworks.live.reading import LoadReport
 from ucpformat.frameworks.live.state import live_state
-from ucpformat.frameworks.live.stateful import unwrapped
+from ucpformat.frameworks.live.stateful import Unwrapped, state_to_save, unwrapped
 from ucpformat.frameworks.live.tensor_parts import allowed_types, put_together, restore_with
 from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.frameworks.live.values import to_torch
@@ -96,7 +96,7 @@ def save_state(
     together = group_of(group)
 
     def describe() -> LocalState:
-        return live_state(unwrapped(state)[0], rank=together.rank, layouts=layouts, compressor=compressor)
+        return live_state(state_to_save(state), rank=together.rank, layouts=layouts, compressor=compressor)
 
     with naming(path):
         saving = prepare_save(path, describe, together, options)
@@ -202,24 +202,30 @@ def _load_into(
     *,
     verify: bool,
 ) -> LoadReport:
+    objects: dict[str, Unwrapped] = {}
     with ExitStack() as stack:
-        begun: list[tuple[Checkpoint, dict[str, Any], dict[str, Callable[[Any], None]], LoadOptions]] = []
+        begun: list[tuple[Checkpoint, LoadOptions]] = []
 
         def begin() -> bytes:
-            chosen = options()
-            checkpoint = stack.enter_context(open_checkpoint(path, verify=verify))
-            plain, back = unwrapped(state)
-            begun.append((checkpoint, dict(plain), back, chosen))
+            begun.append((stack.enter_context(open_checkpoint(path, verify=verify)), options()))
+            objects.update(unwrapped(state))
             return b""
 
-        agreed(group, begin)
-        ((checkpoint, found, back, chosen),) = begun
-        report, filled = fill_state(found, checkpoint, group, chosen)
+        filled: set[str] = set()
+        try:
+            agreed(group, begin)
+            ((checkpoint, chosen),) = begun
+            found = {**state, **{key: one.content for key, one in objects.items()}}
+            report, filled = fill_state(found, checkpoint, group, chosen)
+        finally:
+            for key, one in objects.items():
+                if str(key) not in filled:
+                    one.leave()
     for key in state:
-        if key not in back:
+        if key not in objects:
             state[key] = found[key]
         elif str(key) in filled:
-            back[key](found[key])
+            objects[key].take(found[key])
     return report
 
 

@@ -6,7 +6,7 @@ Torch is used where the caller has imported it, and imported only where torch te
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -26,6 +26,12 @@ __all__ = [
     "tensor_dtype",
     "to_torch",
 ]
+
+
+_META: Final = (
+    "a tensor on the meta device has no elements; give it memory first, a module by to_empty(device='cpu'), "
+    "and before a save the values as well"
+)
 
 
 def _torch() -> Any:
@@ -50,14 +56,18 @@ def tensor_dtype(tensor: Any, *, at: str) -> str:
             raise error("UCP-E-MISMATCH", "a masked array is two tensors; give data and mask apart", at=at)
         return dtype_of(tensor.dtype, at=at).name
     torch = _torch()
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        what = "a nested" if tensor.is_nested else f"a {str(tensor.layout).removeprefix('torch.')}"
+        remedy = "unbind()" if tensor.is_nested else "to_dense(), or its indices and values"
+        raise error("UCP-E-MISMATCH", f"{what} tensor has no dense memory; give {remedy}", at=at)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise error(
             "UCP-E-MISMATCH",
             f"a {type(tensor).__name__} is not a dense tensor of one process; gather it first (full_tensor())",
             at=at,
         )
     if tensor.device.type == "meta":
-        raise error("UCP-E-MISMATCH", "a tensor on the meta device has no elements; materialise it", at=at)
+        raise error("UCP-E-MISMATCH", _META, at=at)
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in TORCH_DTYPES:
         raise error("UCP-E-DTYPE", f"{tensor.dtype} has no data type in this format", at=at)
@@ -91,6 +101,8 @@ def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
     if not isinstance(tensor, np.ndarray) and (tensor.is_conj() or tensor.is_neg()):
         raise error("UCP-E-MISMATCH", "the tensor is a conjugate or negative view of its memory", at=at)
     view = array_view(tensor, kind, at=at)
+    if any(step == 0 and extent > 1 for step, extent in zip(view.strides, view.shape, strict=True)):
+        raise error("UCP-E-MISMATCH", "several elements share one place in memory; give a clone()", at=at)
     if view.dtype != kind.numpy:
         raise error(
             "UCP-E-MISMATCH", f"the array has the byte order of {view.dtype}, not this machine's", at=at
