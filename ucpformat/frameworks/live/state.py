@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.distributed.local_state import LocalState, OwnValue
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import error
 from ucpformat.frameworks.live.device_digests import digests_on_device
 from ucpformat.frameworks.live.local_tensors import Held, LocalTensor, local_tensor
 from ucpformat.frameworks.live.objects import extend
@@ -97,7 +97,7 @@ def live_state(
         if isinstance(value, PerRank):
             encoded[name], own[name] = encoded_own(value, at=name, extend=extend)
         else:
-            encoded[name] = _encoded(value, name)
+            encoded[name] = encode(value, at=name, extend=extend)
     return LocalState(
         atoms,
         {slot: tensor.array for slot, tensor in owned.items()},
@@ -113,14 +113,6 @@ def live_state(
         own,
         digests_on_device,
     )
-
-
-def _encoded(obj: object, name: str) -> JsonValue:
-    try:
-        return encode(obj, at=name, extend=extend)
-    except UcpError as refusal:
-        # What `extend` refuses does not know its place.
-        raise refusal if refusal.at else error(refusal.code, refusal.message, at=name) from None
 
 
 def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:

@@ -102,8 +102,18 @@ class _Encoder:
             return self._named(known.name, plain, depth)
         return self._extended(obj, depth)
 
+    def _asked(self, obj: object) -> object:
+        if isinstance(obj, NamedValue | TensorValue) or self._extend is None:
+            return obj
+        try:
+            return self._extend(obj)
+        except UcpError as refusal:
+            # What `extend` refuses does not know its place.
+            at = refusal.at or pointer(self._at, *self._path)
+            raise error(refusal.code, refusal.message, at=at) from None
+
     def _extended(self, obj: object, depth: int) -> JsonValue:
-        made = obj if isinstance(obj, NamedValue | TensorValue) or self._extend is None else self._extend(obj)
+        made = self._asked(obj)
         if isinstance(made, TensorValue):
             return self._leaf(made, _tensor, depth)
         if not isinstance(made, NamedValue):
