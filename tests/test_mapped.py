@@ -43,7 +43,7 @@ def is_mapped(array: Any) -> bool:
 
 def assembled(slot: SlotView) -> Any:
     """What the parts come to; cells that no part has stay random bits."""
-    whole = np.frombuffer(os.urandom(slot.nbytes), np.uint8).view(slot.dtype.numpy).reshape(slot.shape).copy()
+    whole = np.frombuffer(os.urandom(slot.nbytes), np.uint8).view(slot.dtype).reshape(slot.shape).copy()
     for box, part in slot.mapped_parts():
         assert not part.flags.writeable
         whole[region(box)] = part

@@ -9,11 +9,12 @@ from __future__ import annotations
 import bisect
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from ucpformat.storage.fetch import read_document, read_root
 from ucpformat.storage.local_reader import read_local, require_readable
 from ucpformat.storage.part import StoredPart, StoredSlot
 from ucpformat.storage.store import Store, open_store
-from ucpformat.storage.workers import worker_count
+from ucpformat.storage.workers import ForkedExecutor, ForkedLock, worker_count
 from ucpformat.views import AtomView, SlotView, destination_of, is_destination
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Checkpoint(Mapping[str, AtomView]):
     """An open checkpoint: a mapping from names to atoms, in order of name; aliases are found as well.
 
     Safe to use from several threads. Close it, or use it as a context manager, to release file handles.
+
+    It can be pickled, and its views can, for a worker process say: there it is opened again by its path, and refused
+    with ``UCP-E-DIGEST`` where another checkpoint has taken its place. A process that is forked may go on reading a
+    local one; what lies in an object store it has to open again, since fsspec's connections do not survive a fork.
     """
 
     def __init__(
@@ -64,12 +69,11 @@ class Checkpoint(Mapping[str, AtomView]):
         self.store = store
         self.root = root
         self.url = url or store.url
-        self._lock = threading.RLock()
-        self._executor = ThreadPoolExecutor(
-            worker_count(workers, store.calls.at_once), thread_name_prefix="ucp-read"
-        )
+        self._lock = ForkedLock()
+        self._opening = (store.url, verify, workers, root.digest)
+        self._executor = ForkedExecutor(worker_count(workers, store.calls.at_once), name="ucp-read")
         self._reads = CountedReads(store)
-        self._reader = BoxReader(
+        self.reader = BoxReader(
             self._reads, self._executor, calls=store.calls, verify=verify, workers=workers, path=self.url
         )
         self._parts: dict[int, StoredPart] = {}
@@ -90,6 +94,18 @@ class Checkpoint(Mapping[str, AtomView]):
         """Release threads and file handles."""
         self._executor.shutdown()
         self.store.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, self._opening
+
+    def reduced(self, atom: str, slot: str | None) -> tuple[Any, ...]:
+        """What pickle keeps of a view of an atom, or of one of its slots."""
+        return _view_again, (self._opening, atom, slot)
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """The layouts that slots refer to by number."""
+        return self.root.layouts
 
     @property
     def digest(self) -> str:
@@ -239,7 +255,7 @@ class Checkpoint(Mapping[str, AtomView]):
             near = get_close_matches(name, list(self)[:10_000], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise KeyError(f"the checkpoint has no atom {name!r}{hint}")
-        return AtomView(self._reader, *found, self.root.layouts)
+        return AtomView(self, *found)
 
     def _all_aliases(self) -> Mapping[str, str]:
         with self._lock:
@@ -266,7 +282,7 @@ class Checkpoint(Mapping[str, AtomView]):
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box of a slot (see `BoxReader.read_box`)."""
-        self._reader.read_box(stored, box, out)
+        self.reader.read_box(stored, box, out)
 
     def read(
         self,
@@ -306,7 +322,7 @@ class Checkpoint(Mapping[str, AtomView]):
         destination = destination_of(stored, local.shape, out)
         dense = destination.flags.c_contiguous
         target = destination if dense else destination.copy("C")
-        read_local(self._reader, stored, lowering, local, target, exponent)
+        read_local(self.reader, stored, lowering, local, target, exponent)
         if not dense:
             destination[...] = target
         return destination
@@ -340,7 +356,7 @@ class Checkpoint(Mapping[str, AtomView]):
                     out = destination_of(part.slot(number), grid.shape, out)
                 found.numbers.append(number)
                 found.arrays.append(out)
-            self._reader.read_parts(wanted.values())
+            self.reader.read_parts(wanted.values())
 
     def read_boxes(self, targets: Iterable[tuple[StoredSlot, Box, NDArray[np.generic]]]) -> None:
         """Fill each array, of the shape of its box and the numpy type of its slot, with a box of a slot.
@@ -350,7 +366,7 @@ class Checkpoint(Mapping[str, AtomView]):
         Raises:
             UcpError: what procedure 17.3 says; what the arrays then hold is not defined.
         """
-        self._reader.read(targets)
+        self.reader.read(targets)
 
 
 def _coordinate(layout: Layout, coord: Mapping[str, int]) -> Coordinate:
@@ -377,3 +393,30 @@ def open_checkpoint(
         store = open_store(url)
         root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
     return Checkpoint(store, root, verify=verify, workers=workers, url=str(url))
+
+
+_Opening = tuple[str, bool, "int | None", str]
+"""How a checkpoint was opened: its URL, ``verify``, ``workers``, and the root digest that it had."""
+
+
+def _reopened(url: str, verify: bool, workers: int | None, digest: str) -> Checkpoint:
+    checkpoint = open_checkpoint(url, verify=verify, workers=workers)
+    if checkpoint.digest != digest:
+        checkpoint.close()
+        message = "another checkpoint has taken the place of the one that was pickled; open this one anew"
+        raise error("UCP-E-DIGEST", message, at=url)
+    return checkpoint
+
+
+_behind_views: WeakValueDictionary[_Opening, Checkpoint] = WeakValueDictionary()
+"""Checkpoints that unpickled views have in common, for as long as there are any."""
+_unpickling: Final = threading.Lock()
+
+
+def _view_again(opening: _Opening, atom: str, slot: str | None) -> AtomView | SlotView:
+    with _unpickling:
+        checkpoint = _behind_views.get(opening)
+        if checkpoint is None:
+            checkpoint = _behind_views[opening] = _reopened(*opening)
+    found = checkpoint[atom]
+    return found if slot is None else found[slot]

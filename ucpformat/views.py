@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeGuard, cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.box_reader import BoxReader
     from ucpformat.storage.part import StoredPart, StoredSlot
 
-__all__ = ["AtomView", "SlotView", "destination_of", "is_destination"]
+__all__ = ["AtomView", "SlotView", "ViewSource", "destination_of", "is_destination"]
 
 
 def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
@@ -46,16 +47,41 @@ def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> N
     return target
 
 
+class ViewSource(Protocol):
+    """The open checkpoint behind a view."""
+
+    @property
+    def reader(self) -> BoxReader:
+        """What reads its boxes."""
+        ...
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """What slots refer to by number."""
+        ...
+
+    def reduced(self, atom: str, slot: str | None) -> tuple[Any, ...]:
+        """What pickle keeps of a view (`object.__reduce__`): how to make it anew where it is unpickled."""
+        ...
+
+
 class SlotView:
     """One slot, lazily: ``view[3:7, :]`` reads the bytes of those elements and returns a numpy array.
 
-    Extension types come as ml_dtypes numpy types.
+    Extension types come as ml_dtypes numpy types. A view is an array to whoever asks for ``shape``, ``dtype`` and
+    slices, such as ``dask.array.from_array``, and numpy functions read all of it. It can be pickled, for a worker
+    process say: there it opens the checkpoint again, which must still be the same one.
     """
 
-    def __init__(self, reader: BoxReader, stored: StoredSlot, layouts: Sequence[Layout]) -> None:
-        self._reader = reader
+    def __init__(self, source: ViewSource, stored: StoredSlot) -> None:
+        self._source = source
         self._stored = stored
-        self._layouts = layouts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._source.reduced(self._stored.part.names[self._stored.position], self._stored.name)
+
+    def __repr__(self) -> str:
+        return f"<SlotView {self._stored.label}: {self._stored.dtype.name}{list(self.shape)}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,9 +89,30 @@ class SlotView:
         return self._stored.grid.shape
 
     @property
-    def dtype(self) -> DType:
-        """The data type; ``dtype.numpy`` is that of the arrays."""
-        return self._stored.dtype
+    def dtype(self) -> np.dtype[np.generic]:
+        """The data type of the arrays; its ``name`` is that of the format (SPEC section 11.2)."""
+        return self._stored.dtype.numpy
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a slot without dimensions has no len()")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[NDArray[np.generic]]:
+        return (self[index] for index in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a slot is neither true nor false: read it, or look at its size")
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +133,7 @@ class SlotView:
     def layout(self) -> Layout | None:
         """How the job that saved the slot held it, if it said so."""
         index = self._stored.slot.layout
-        return None if index is None else self._layouts[index]
+        return None if index is None else self._source.layouts[index]
 
     @property
     def place(self) -> BufferPlace | None:
@@ -107,14 +154,14 @@ class SlotView:
         """
         items = selection if isinstance(selection, tuple) else (selection,)
         box, steps = _selected(items, self.shape)
-        out = np.empty(box.shape, self.dtype.numpy)
-        self._reader.read_box(self._stored, box, out)
+        out = np.empty(box.shape, self.dtype)
+        self._source.reader.read_box(self._stored, box, out)
         return cast("NDArray[np.generic]", out[(*steps, ...)])
 
     def read(self, out: object = None) -> NDArray[np.generic]:
         """The whole slot, into ``out`` if given (see `Checkpoint.read`)."""
         target = destination_of(self._stored, self.shape, out)
-        self._reader.read_box(self._stored, Box.whole(self.shape), target)
+        self._source.reader.read_box(self._stored, Box.whole(self.shape), target)
         return target
 
     def mapped(self) -> NDArray[np.generic]:
@@ -146,13 +193,20 @@ class SlotView:
 
     def mapped_parts(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
         """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements."""
-        return self._reader.mapped(self._stored)
+        return self._source.reader.mapped(self._stored)
 
     def __array__(
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
     ) -> NDArray[np.generic]:
+        """All elements, read now.
+
+        Raises:
+            ValueError: with ``copy=False``.
+        """
+        if copy is False:
+            raise ValueError("a slot is read from storage, which makes a copy: mapped() gives it without one")
         data = self.read()
-        return data if dtype is None else data.astype(dtype)
+        return data if dtype is None else data.astype(dtype, copy=False)
 
 
 def _selected(items: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:
@@ -170,7 +224,7 @@ def _selected(items: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Box, t
         if isinstance(item, slice):
             start, stop, step = item.indices(extent)
             if step < 1:
-                raise IndexError("slices must go forward")
+                raise IndexError("slices must go forward: read() the slot, and index that")
             offset.append(start)
             extents.append(max(0, stop - start))
             steps.append(slice(None, None, step))
@@ -187,17 +241,22 @@ def _selected(items: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Box, t
 def _integer(item: object) -> int:
     if isinstance(item, SupportsIndex) and not isinstance(item, bool | np.bool_ | np.ndarray):
         return item.__index__()
-    raise IndexError(f"only integers, slices and one ellipsis select here, not {item!r}")
+    message = (
+        f"only integers, slices and one ellipsis select here, not {item!r}: read() the slot, and index that"
+    )
+    raise IndexError(message)
 
 
 class AtomView(Mapping[str, SlotView]):
-    """One atom: its slots by name."""
+    """One atom: its slots by name. It can be pickled, as `SlotView` can."""
 
-    def __init__(self, reader: BoxReader, part: StoredPart, position: int, layouts: Sequence[Layout]) -> None:
-        self._reader = reader
-        self._layouts = layouts
+    def __init__(self, source: ViewSource, part: StoredPart, position: int) -> None:
+        self._source = source
         self._part = part
         self.atom = part.index.atoms[position]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._source.reduced(self.atom.name, None)
 
     @property
     def name(self) -> str:
@@ -218,7 +277,7 @@ class AtomView(Mapping[str, SlotView]):
         stored = self._part.find(self.atom.name, slot)
         if stored is None:
             raise KeyError(f"{self.atom.name!r} has no slot {slot!r}, but {', '.join(self)}")
-        return SlotView(self._reader, stored, self._layouts)
+        return SlotView(self._source, stored)
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in self.atom.slots)

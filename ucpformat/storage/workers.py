@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from concurrent.futures import wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Executor, Future
 
     from numpy.typing import NDArray
 
-__all__ = ["call_edges", "in_parallel", "task_groups", "worker_count", "writer_count"]
+__all__ = [
+    "ForkedExecutor",
+    "ForkedLock",
+    "call_edges",
+    "in_parallel",
+    "task_groups",
+    "worker_count",
+    "writer_count",
+]
 
 _T = TypeVar("_T")
 
@@ -81,6 +89,70 @@ def in_parallel(tasks: Iterable[Callable[[], None]], executor: Executor, workers
     returns: what the first in order to fail has raised is raised here.
     """
     _Turns(tasks, executor, workers).run()
+
+
+class ForkedLock:
+    """A lock that its holder may take again; free in a process that was forked while another thread held it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _renewed.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """Begin anew after a fork."""
+        self._lock = threading.RLock()
+
+
+class ForkedExecutor(Executor):
+    """Threads that are made when they are first needed, and anew in a process that was forked: they are not there."""
+
+    def __init__(self, workers: int, *, name: str) -> None:
+        self._workers = workers
+        self._name = name
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_closed = False
+        _renewed.add(self)
+
+    def submit(self, task: Callable[..., _T], /, *arguments: Any, **options: Any) -> Future[_T]:
+        """As `Executor.submit`."""
+        with self._lock:
+            if self._threads is None:
+                if self._is_closed:
+                    raise RuntimeError("cannot schedule new futures after shutdown")
+                self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix=self._name)
+            return self._threads.submit(task, *arguments, **options)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As `Executor.shutdown`."""
+        with self._lock:
+            self._is_closed = True
+            threads = self._threads
+        if threads is not None:
+            threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def renew(self) -> None:
+        """Begin anew after a fork."""
+        self._lock = threading.Lock()
+        self._threads = None
+
+
+_renewed: WeakSet[ForkedLock | ForkedExecutor] = WeakSet()
+
+
+def _renew() -> None:
+    for one in [*_renewed]:
+        one.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 class _Turns:

@@ -89,7 +89,7 @@ def read_tensors(
 
         agreed(group, read)
     needed = sum(
-        local_map.mapped * slot.dtype.item_bytes
+        local_map.mapped * slot.dtype.itemsize
         for _, slot, tensor in tensors
         if (local_map := tensor.local_map(group.rank)) is not None
     )
@@ -155,7 +155,7 @@ class _Batch:
                 return self._staged[key][1]
             memory = tensor.array().copy()
         else:
-            memory = np.zeros(tensor.local.shape, slot.dtype.numpy)
+            memory = np.zeros(tensor.local.shape, slot.dtype)
         self._staged[key] = (tensor.local, memory, slot.dtype.name)
         self.nbytes += memory.nbytes
         return memory
@@ -163,7 +163,7 @@ class _Batch:
     def add(self, slot: SlotView, memory: NDArray[np.generic], pieces: Sequence[Piece]) -> None:
         """Read pieces of a slot into memory, later."""
         for piece in pieces:
-            self._targets.append((slot.stored, piece.box, _view(memory, piece, slot.dtype.numpy)))
+            self._targets.append((slot.stored, piece.box, _view(memory, piece, slot.dtype)))
 
     def read(self) -> None:
         """Read what was added."""
@@ -309,7 +309,7 @@ class _Parcel:
         local_map: LocalMap,
         assigned: Sequence[Assigned],
     ) -> None:
-        self.item_bytes = slot.dtype.item_bytes
+        self.item_bytes = slot.dtype.itemsize
         self._memory = memory.reshape(-1).view(f"V{self.item_bytes}")
         self.reads: list[Piece] = []
         self.sends: list[Copy] = []

@@ -180,7 +180,7 @@ class UcpStorageReader(StorageReader):
             if same and tensor.device.type == "cpu":
                 array = destination_of(tensor, at=key)
             else:
-                array = np.empty(box.shape, slot.dtype.numpy)
+                array = np.empty(box.shape, slot.dtype)
                 staged.append((tensor, array, slot.dtype.name))
                 pending += array.nbytes
             reads.append((slot.stored, box, array))
