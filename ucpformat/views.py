@@ -172,8 +172,8 @@ class SlotView:
         bytes; else it may lie in several.
 
         It is checked as any read is, unless the checkpoint was opened with ``verify=False``: then nothing is read
-        before somebody looks. It may outlive the checkpoint, and keeps its file open; the process that looks at it
-        dies if the file is cut meanwhile.
+        before somebody looks. It may outlive the checkpoint, and keeps its file open. Whoever looks at it when the
+        file has been cut is ended by the system (``SIGBUS``); a file that was removed stays.
 
         Raises:
             UcpError: ``UCP-E-STORE`` where the slot is compressed, remote, or stored in several parts (see

@@ -9,7 +9,6 @@ This module and `draft` call nothing of the system but `os`, `fcntl` and `shutil
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import uuid
@@ -20,8 +19,13 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.draft import STAGED, Draft, is_staged
-from ucpformat.storage.local_io import CREATE_FLAGS, sync
+from ucpformat.storage.local_io import CREATE_FLAGS, DIRECTORY_FLAGS, require_commits, sync
 from ucpformat.storage.store import PREFIXES
+
+try:
+    import fcntl
+except ImportError:  # Windows, where no directory is held
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +35,6 @@ __all__ = ["CONDEMNED", "DirectoryClaim"]
 CONDEMNED: Final = f"{STAGED}condemned"
 """The file that says that a directory is being cleared: no attempt begins in it."""
 
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES: Final = 5
 
 
@@ -60,11 +63,11 @@ class DirectoryClaim:
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock and without a draft."""
-        self._open(_DIRECTORY_FLAGS)
+        self._open(DIRECTORY_FLAGS)
 
     def hold(self) -> None:
         """Hold on to a directory, which may not be a link, and lock it."""
-        self._open(_DIRECTORY_FLAGS | os.O_NOFOLLOW)
+        self._open(DIRECTORY_FLAGS | os.O_NOFOLLOW)
         self._lock()
 
     def begin(self) -> None:
@@ -77,6 +80,7 @@ class DirectoryClaim:
 
     def _open(self, flags: int) -> None:
         self.release()
+        require_commits(str(self._root))
         self._held = os.open(self._root, flags)
         self._process = os.getpid()
 
@@ -106,7 +110,7 @@ class DirectoryClaim:
 
     def _open_made(self) -> None:
         try:
-            self._open(_DIRECTORY_FLAGS)
+            self._open(DIRECTORY_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
             if os.path.lexists(self._root):
                 raise self._refusal("the destination is a file; choose another path") from None

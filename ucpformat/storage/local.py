@@ -20,6 +20,8 @@ from ucpformat.storage.local_io import (
     MISSING,
     READ_FLAGS,
     read_all,
+    read_at,
+    require_commits,
     sync,
     translated,
     write_all,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalStore"]
 
 _OPEN_PACKS: Final = 64
+_JUNCTION: Final = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", -1)  # a link to a directory, on Windows
 _MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
 _PIECE_BYTES: Final = 1 << 23
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
@@ -89,8 +92,9 @@ class LocalStore:
             unchecked.append(directory)
             directory = directory.parent
         for directory in reversed(unchecked):
-            mode = directory.lstat().st_mode
-            if stat.S_ISLNK(mode):
+            status = directory.lstat()
+            mode = status.st_mode
+            if stat.S_ISLNK(mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
                 raise error("UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=key)
             if not stat.S_ISDIR(mode):
                 raise NotADirectoryError(directory)
@@ -132,7 +136,10 @@ class LocalStore:
             if descriptor is not None:
                 yield descriptor
                 return
-        descriptor = os.open(self._locate(key), READ_FLAGS)
+        path = self._locate(key)
+        if not hasattr(os, "O_NOFOLLOW"):
+            self._require_regular(path.lstat().st_mode, key)
+        descriptor = os.open(path, READ_FLAGS)
         try:
             self._require_regular(os.fstat(descriptor).st_mode, key)
             if kept:
@@ -152,7 +159,7 @@ class LocalStore:
             try:
                 with self._reading(key) as descriptor:
                     size = min(most, os.fstat(descriptor).st_size)
-                    return self.read(key, 0, size) if size > _ONE_CALL else os.pread(descriptor, size, 0)
+                    return self.read(key, 0, size) if size > _ONE_CALL else read_at(descriptor, size, 0)
             except FileNotFoundError:
                 return None
             except NotADirectoryError:
@@ -165,7 +172,7 @@ class LocalStore:
         with translated(key), self._reading(key) as descriptor:
             # Before memory is taken for what may not be there (SPEC UCP-S-003).
             self._require_length(descriptor, stop, key)
-            data = os.pread(descriptor, stop - start, start)
+            data = read_at(descriptor, min(stop - start, _ONE_CALL), start)
             if len(data) == stop - start:
                 return data
             # The operating system gives at most 2 GiB at a time.
@@ -219,6 +226,7 @@ class LocalStore:
     def prepare(self, storage: Storage = "packed") -> None:
         """Begin in an empty directory; debris of an uncommitted attempt is moved aside and removed."""
         del storage
+        require_commits(self.url)
         with translated(self.url):
             self._make_parents()
             self._claim.begin()
@@ -226,6 +234,7 @@ class LocalStore:
     def resume(self, storage: Storage = "packed") -> None:
         """Begin an attempt, and leave what lies there; the one that left it cannot commit any more."""
         del storage
+        require_commits(self.url)
         with translated(self.url):
             self._make_parents()
             self._claim.resume()

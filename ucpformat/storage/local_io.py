@@ -1,4 +1,8 @@
-"""Positioned reads and writes of local files (SPEC section 8)."""
+"""Positioned reads and writes of local files (SPEC section 8), and what systems have for them.
+
+Linux has everything. macOS lacks some calls, which are then done by others. Windows lacks directory descriptors, locks
+and positioned reads: checkpoints are read there, and local ones are not written (`require_commits`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ctypes
 import errno
 import os
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -18,24 +23,42 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CREATE_FLAGS",
+    "DIRECTORY_FLAGS",
     "MISSING",
     "READ_FLAGS",
     "in_words",
     "read_all",
+    "read_at",
     "rename_exclusively",
+    "require_commits",
     "sync",
     "translated",
     "write_all",
 ]
 
-READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+def _flags(*names: str) -> int:
+    """Flags of ``os.open``, as far as the system has them."""
+    flags = 0
+    for name in names:
+        flags |= getattr(os, name, 0)
+    return flags
+
+
+_PLAIN: Final = _flags("O_CLOEXEC", "O_NOINHERIT", "O_NOFOLLOW", "O_BINARY")
+READ_FLAGS: Final = os.O_RDONLY | _PLAIN | _flags("O_NONBLOCK")
+CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN
+DIRECTORY_FLAGS: Final = os.O_RDONLY | _flags("O_CLOEXEC", "O_DIRECTORY")
+
+_HAS_DIRECTORY_DESCRIPTORS: Final = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
+_seeking: Final = threading.Lock()
 
 _NO_REPLACE: Final = 1  # RENAME_NOREPLACE, renameat2(2)
 _renameat2: Final = (
     getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
 )
 _IOV_LIMIT: Final = 1024
+_COPIED_BYTES: Final = 1 << 23
 _NBYTES: Final = attrgetter("nbytes")
 
 
@@ -79,11 +102,50 @@ def in_words(reason: OSError) -> str:
     return said if remedy is None else f"{said}; {remedy}"
 
 
+def require_commits(at: str) -> None:
+    """Refuse to write where the system lacks what a commit needs: names within an open directory (SPEC section 8.1).
+
+    Raises:
+        StoreError: ``UCP-E-STORE``.
+    """
+    if not _HAS_DIRECTORY_DESCRIPTORS:
+        message = (
+            f"local checkpoints cannot be written on this system ({sys.platform}), which has no directory descriptors; "
+            "save to an object store, or on Linux or macOS"
+        )
+        raise error("UCP-E-STORE", message, at=at)
+
+
+def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """At most ``nbytes`` bytes of a file, from byte ``offset`` on; fewer at its end, and where a call gives no more."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, nbytes, offset)
+    with _seeking:  # descriptors are shared by threads
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, nbytes)
+
+
+def _read_into(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill the first bytes of the buffers by one call; how many those are."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, buffers[:_IOV_LIMIT], offset)
+    data = read_at(descriptor, min(buffers[0].nbytes, _COPIED_BYTES), offset)
+    buffers[0][: len(data)] = data
+    return len(data)
+
+
+def _write_from(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Write the first bytes of the buffers by one call; how many those are."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(descriptor, buffers[:_IOV_LIMIT], offset)
+    return os.pwrite(descriptor, next(buffer for buffer in buffers if buffer.nbytes), offset)
+
+
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write the buffers, one after another, from byte ``offset`` on."""
     left = sum(map(_NBYTES, buffers))
     while left:
-        done = os.pwritev(descriptor, buffers[:_IOV_LIMIT], offset)
+        done = _write_from(descriptor, buffers, offset)
         offset += done
         left -= done
         if left:
@@ -94,7 +156,7 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
     """Fill the buffers, one after another; ``UCP-E-LENGTH`` where the file ends before."""
     pending = [buffer for buffer in buffers if buffer.nbytes]
     while pending:
-        done = os.preadv(descriptor, pending[:_IOV_LIMIT], offset)
+        done = _read_into(descriptor, pending, offset)
         if done == 0:
             raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
         offset += done
@@ -114,7 +176,7 @@ def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
 
 def sync(path: str | Path, within: int | None = None) -> None:
     """Make a file or directory durable; ``within`` is the open directory that a relative path begins at."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=within)
+    descriptor = os.open(path, os.O_RDONLY | _flags("O_CLOEXEC"), dir_fd=within)
     try:
         os.fsync(descriptor)
     finally:

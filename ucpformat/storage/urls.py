@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
@@ -12,6 +13,9 @@ from ucpformat.errors import error
 __all__ = ["local_path", "name_of", "refuse_target"]
 
 _LOCAL: Final = ("file://", "local://")
+_IS_WINDOWS: Final = os.name == "nt"
+_DRIVE: Final = re.compile(r"/[A-Za-z]:(?:[/\\]|\Z)")
+"""How a path of Windows begins in a URL: ``file:///C:/runs``."""
 
 _ARCHIVE: Final = "an archive cannot be written object by object, and published as a whole"
 _WEB: Final = "a web server takes no objects that are created exclusively, listed and removed"
@@ -52,7 +56,8 @@ def local_path(url: str | os.PathLike[str]) -> str | None:
     if "::" not in text:
         for prefix in _LOCAL:
             if text.startswith(prefix):
-                return text.removeprefix(prefix)
+                path = text.removeprefix(prefix)
+                return path.removeprefix("/") if _IS_WINDOWS and _DRIVE.match(path) else path
         if "://" not in text:
             return text
     return None
