@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> LocalStore:
     path = tmp_path_factory.mktemp("store")
     (path / "packs").mkdir()
     (path / KEY).write_bytes(data)
+    (path / KEY).chmod(0o644)
     return LocalStore(path)
 
 
@@ -83,6 +85,20 @@ def test_what_cannot_be_mapped_is_to_be_read(store: LocalStore) -> None:
     for key, start in ((KEY, 1), ("packs/b.pack", 0)):
         with store.glimpse(key, start, start + SIZE) as found:
             assert found is None
+
+
+def test_a_file_that_others_may_cut_is_read(tmp_path: Path, data: bytes) -> None:
+    """Cutting it ends whoever looks at the mapping, by a signal; of one's own files nobody else can."""
+    (tmp_path / "packs").mkdir()
+    (tmp_path / KEY).write_bytes(data)
+    store = LocalStore(tmp_path)
+    for mode, is_mapped in ((0o644, True), (0o664, False), (0o646, False), (0o600, True)):
+        (tmp_path / KEY).chmod(mode)
+        with store.glimpse(KEY, 0, SIZE) as found:
+            assert (found is not None) == is_mapped
+    other = os.geteuid() + 1
+    with patch("os.geteuid", return_value=other), store.glimpse(KEY, 0, SIZE) as found:
+        assert (found is not None) == (os.stat(tmp_path / KEY).st_uid == 0)
 
 
 def test_errors_of_who_looks_are_theirs(store: LocalStore) -> None:

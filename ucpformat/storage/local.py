@@ -53,6 +53,11 @@ def _identity(status: os.stat_result) -> _Identity:
     return status.st_dev, status.st_ino
 
 
+def _is_ours_alone(status: os.stat_result) -> bool:
+    """Whether nobody but this user, and the administrator, may change a file."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 class LocalStore:
     """A checkpoint in a directory. The directory itself may be reached through links, nothing below it."""
 
@@ -201,14 +206,18 @@ class LocalStore:
 
     @contextmanager
     def glimpse(self, key: str, start: int, stop: int) -> Iterator[memoryview | None]:
-        """Bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there."""
+        """Bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there.
+
+        Whoever cuts a file ends a process that looks at it. So one that others may write to is read.
+        """
         data: memoryview | None = None
         with ExitStack() as stack:
             if stop - start >= _MAPPED_BYTES:
-                with suppress(UcpError, OSError):
-                    view = self.mapped(key, start, stop)
-                    stack.enter_context(populated(view))
-                    data = view
+                with suppress(UcpError, OSError), self._reading(key) as descriptor:
+                    if _is_ours_alone(os.fstat(descriptor)):
+                        view = self.mapped(key, start, stop)
+                        stack.enter_context(populated(view))
+                        data = view
             yield data
 
     def keys(self) -> Iterator[str]:
