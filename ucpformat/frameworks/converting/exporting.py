@@ -26,10 +26,15 @@ from ucpformat.frameworks.converting.kept import Kept
 from ucpformat.frameworks.converting.memory import workers_within
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import job_digest, require_same
-from ucpformat.frameworks.converting.out_directory import OutDirectory, Written, new_file, temporary_file
+from ucpformat.frameworks.converting.out_directory import (
+    OutDirectory,
+    Written,
+    new_file,
+    storing,
+    temporary_file,
+)
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.converting.pool import Pool, open_pool, run_tasks
-from ucpformat.storage.local_io import in_words
 from ucpformat.storage.workers import task_groups
 
 if TYPE_CHECKING:
@@ -102,14 +107,11 @@ class Export:
 
         Raises:
             UcpError: ``UCP-E-EXISTS`` where something lies; ``UCP-E-LIMIT`` where not one worker fits into the memory;
-                what the source, the exporter and the workers raise. Nothing is left then, unless this is one to be
-                resumed, or was interrupted from outside.
+                ``UCP-E-STORE`` where the medium fails, such as a full disk; what the source, the exporter and the
+                workers raise. Nothing is left then, unless this is one to be resumed, or was interrupted from outside.
         """
-        try:
+        with storing(self._root):
             self._run()
-        except OSError as reason:
-            at = str(self._root) if reason.filename is None else os.fsdecode(reason.filename)
-            raise error("UCP-E-STORE", in_words(reason), at=at) from reason
 
     def _run(self) -> None:
         if self._files.is_single:
@@ -228,7 +230,12 @@ def _written(root: Path, file: OutFile, durable: bool, progress: Progress) -> Wr
 
 def _write(file: OutFile, stream: IO[bytes], progress: Progress) -> Any:
     counted = _Counted(stream, file.nbytes, progress)
-    note = file.write(counted)  # type: ignore[arg-type] # what writers use of a stream
+    try:
+        note = file.write(counted)  # type: ignore[arg-type] # what writers use of a stream
+    except Exception:
+        if counted.failure is not None:  # an archive that is closed on the way out complains of other things
+            raise counted.failure from None
+        raise
     counted.finish()
     return note
 
@@ -240,13 +247,18 @@ class _Counted:
         self._stream = stream
         self._left = nbytes
         self._progress = progress
+        self.failure: OSError | None = None
         self.seek = stream.seek
         self.tell = stream.tell
         self.flush = stream.flush
 
     def write(self, data: Any) -> int:
         """Write bytes."""
-        done = self._stream.write(data)
+        try:
+            done = self._stream.write(data)
+        except OSError as problem:
+            self.failure = self.failure or problem
+            raise
         self._tell(done)
         return done
 

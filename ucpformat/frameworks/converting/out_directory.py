@@ -17,12 +17,20 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
-from ucpformat.storage.local_io import sync
+from ucpformat.storage.local_io import in_words, sync
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["OutDirectory", "Written", "empty_directory", "new_file", "refuse_unfinished", "temporary_file"]
+__all__ = [
+    "OutDirectory",
+    "Written",
+    "empty_directory",
+    "new_file",
+    "refuse_unfinished",
+    "storing",
+    "temporary_file",
+]
 
 JOURNAL: Final = ".ucp-export"
 _PART: Final = ".ucp-part"
@@ -46,6 +54,20 @@ def refuse_unfinished(path: str | os.PathLike[str]) -> None:
             "an export that was not finished lies here: finish it with --resume, or remove it",
             at=str(path),
         )
+
+
+@contextmanager
+def storing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Failures of the medium below ``path`` as registered ones: a full disk, no permission, a file that is too large.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` for each ``OSError``.
+    """
+    try:
+        yield
+    except OSError as problem:
+        at = os.fspath(path) if problem.filename is None else os.fsdecode(problem.filename)
+        raise error("UCP-E-STORE", in_words(problem), at=at) from problem
 
 
 @contextmanager
@@ -151,12 +173,16 @@ class OutDirectory:
         place = self.root / JOURNAL
         if not place.exists() and any(self.root.iterdir()):
             raise _taken(self.root)
+        is_fresh = not place.exists()
         self._journal = place.open("a+", encoding="utf-8")
         try:
             _lock(self._journal, self.root)
             self._begin(dict(plan), resume=resume)
-        except BaseException:
-            self._journal.close()
+        except BaseException as failure:
+            if is_fresh and isinstance(failure, OSError):  # a disk that is full from the start
+                self.undo()
+            with suppress(OSError):
+                self._journal.close()
             raise
 
     def _begin(self, plan: dict[str, Any], *, resume: bool) -> None:
@@ -241,7 +267,8 @@ class OutDirectory:
         self.sweep()
         with suppress(OSError):
             (self.root / JOURNAL).unlink()
-        self._journal.close()
+        with suppress(OSError):  # what it still holds does not fit onto the disk either
+            self._journal.close()
         if not self._existed:
             with suppress(OSError):  # somebody else may have put something there
                 self.root.rmdir()

@@ -14,7 +14,7 @@ from ucpformat.frameworks.converting.exporting import Export
 from ucpformat.frameworks.converting.losses import parts_of, remedy, told
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.order import Recipe, url_of
-from ucpformat.frameworks.converting.out_directory import refuse_unfinished
+from ucpformat.frameworks.converting.out_directory import refuse_unfinished, storing
 from ucpformat.frameworks.converting.ranks import RankExecutor, together
 from ucpformat.frameworks.converting.weights import beside_weights
 from ucpformat.frameworks.kinds.direction import require_local
@@ -160,7 +160,8 @@ def convert_checkpoint(
         if dry_run:
             pass
         elif plan.files is None:
-            plan.write()
+            with storing(destination):
+                plan.write()
         else:
             Export(
                 plan.files,

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ucpformat.frameworks.torch_dcp.items import KeyPath, Location
+from ucpformat.frameworks.converting.byte_source import Location
+from ucpformat.frameworks.torch_dcp.items import KeyPath
 
 __all__ = ["ListedBox", "ListedTensor", "metadata_pickle"]
 
