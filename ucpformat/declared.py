@@ -38,6 +38,9 @@ class SlotSpec:
     """What a slot will hold: data type name (SPEC 11.2), logical shape in elements, and how it is kept.
 
     ``layout`` is how the saving job held it, and ``place`` where in the buffer, if it has a `Concat`.
+
+    >>> ucp.SlotSpec("bfloat16", (4096, 512)).shape
+    (4096, 512)
     """
 
     dtype: str
@@ -50,7 +53,11 @@ class SlotSpec:
 
 @dataclass(frozen=True, slots=True)
 class AtomSpec:
-    """What an atom will hold: its slots by name, and other names of the same parameter."""
+    """What an atom will hold: its slots by name, and other names of the same parameter.
+
+    >>> ucp.AtomSpec("wte.weight", {"value": ucp.SlotSpec("float32", (8, 4))}, aliases=("lm_head.weight",)).name
+    'wte.weight'
+    """
 
     name: str
     slots: Mapping[str, SlotSpec]

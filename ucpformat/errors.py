@@ -33,6 +33,9 @@ class Problem:
 
     ``at`` is a place: a store key, ``#``, and an RFC 6901 JSON pointer into that document
     (``ucp.json#/layouts/0/mesh``); the part after ``#`` is left out where the whole object is meant.
+
+    >>> ucp.Problem("UCP-E-CHECKSUM", "packs/0.pack", "block 3 has another checksum").severity
+    'error'
     """
 
     code: str
@@ -55,6 +58,12 @@ class UcpError(Exception):
     ``code`` is a registry code, ``at`` the place (see `Problem`), ``message`` says what is wrong and what to do.
     ``path`` is the checkpoint, directory or file that was worked on, as the user named it, where that is known
     (`naming`).
+
+    >>> try:
+    ...     ckpt = ucp.open("nothing.ucp")
+    ... except ucp.UcpError as problem:
+    ...     print(problem.code)
+    UCP-E-NOT-FOUND
     """
 
     def __init__(self, code: str, message: str, *, at: str = "", path: str = "") -> None:

@@ -61,6 +61,11 @@ class Checkpoint(Mapping[str, AtomView]):
     It can be pickled, and its views can, for a worker process say: there it is opened again by its path, and refused
     with ``UCP-E-DIGEST`` where another checkpoint has taken its place. A process that is forked may go on reading a
     local one; what lies in an object store it has to open again, since fsspec's connections do not survive a fork.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2), "epoch": 3}, step=100)
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     list(ckpt), ckpt["w"]["value"][1:].tolist(), ckpt.value("epoch"), ckpt.step
+    (['w'], [[2, 3], [4, 5]], 3, 100)
     """
 
     def __init__(
@@ -388,6 +393,11 @@ def open_checkpoint(
 
     Raises:
         UcpError: as procedure 17.1 of the specification says.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     ckpt["w"]["value"][0:2].tolist()
+    [[0, 1], [2, 3]]
     """
     with naming(url):
         store = open_store(url)

@@ -71,6 +71,12 @@ class SlotView:
     Extension types come as ml_dtypes numpy types. A view is an array to whoever asks for ``shape``, ``dtype`` and
     slices, such as ``dask.array.from_array``, and numpy functions read all of it. It can be pickled, for a worker
     process say: there it opens the checkpoint again, which must still be the same one.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     view = ckpt["w"]["value"]
+    ...     view.shape, view[1].tolist()
+    ((3, 2), [2, 3])
     """
 
     def __init__(self, source: ViewSource, stored: StoredSlot) -> None:
@@ -248,7 +254,13 @@ def _integer(item: object) -> int:
 
 
 class AtomView(Mapping[str, SlotView]):
-    """One atom: its slots by name. It can be pickled, as `SlotView` can."""
+    """One atom: its slots by name. It can be pickled, as `SlotView` can.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.ones((8, 4), np.float32)})
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     list(ckpt["w"]), ckpt["w"]["value"].shape
+    (['value'], (8, 4))
+    """
 
     def __init__(self, source: ViewSource, part: StoredPart, position: int) -> None:
         self._source = source

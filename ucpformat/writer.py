@@ -83,6 +83,12 @@ class CheckpointWriter:
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
         UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE`` for what is declared.
+
+    >>> atoms = [ucp.AtomSpec("w", {"value": ucp.SlotSpec("float32", (3, 2))})]
+    >>> with ucp.CheckpointWriter("run.ucp", atoms) as writer:
+    ...     writer.write("w", "value", np.ones((3, 2), np.float32))
+    >>> ucp.load("run.ucp")["model"]["w"].sum()
+    np.float32(6.0)
     """
 
     def __init__(

@@ -55,6 +55,11 @@ def zarr_store(url: str | os.PathLike[str]) -> UcpZarrStore:
 
     Raises:
         UcpError: as `ucpformat.open`.
+
+    >>> import zarr
+    >>> digest = ucp.save("run.ucp", {"w": np.ones((2, 2))})
+    >>> zarr.open_group(ucp.zarr_store("run.ucp"), mode="r")["w/value"][0].tolist()
+    [1.0, 1.0]
     """
     return UcpZarrStore(open_checkpoint(url))
 

@@ -127,7 +127,7 @@ def training(directory: Path, namespace: Namespace) -> None:
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(torch.nn.Linear(64, 64))
+    model: Any = fully_shard(torch.nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     counter = Counter()

@@ -113,7 +113,7 @@ def test_error_codes_that_are_named_exist() -> None:
 @cache
 def options() -> frozenset[str]:
     """Every option of every command of ours."""
-    found = set()
+    found: set[str] = set()
 
     def collect(command: click.Command) -> None:
         found.update(option for each in command.params for option in (*each.opts, *each.secondary_opts))

@@ -50,6 +50,11 @@ class Layout:
 
     Raises UCP-E-LAYOUT, at a JSON pointer relative to the layout (``/steps/2/sizes``); UCP-E-LIMIT where blocks
     by a rule are more than `MAX_PIECES`.
+
+    >>> mesh = ucp.Mesh((ucp.MeshAxis("dp", 2), ucp.MeshAxis("tp", 4)))
+    >>> layout = ucp.Layout(mesh, (ucp.Shard("tp", 0, "even"),))  # rows over tp, the same on both ranks of dp
+    >>> layout.mesh.size
+    8
     """
 
     mesh: Mesh
@@ -86,8 +91,8 @@ class Layout:
         """An upper bound, known from the steps alone, of the ranges that all coordinates of the mesh hold together.
 
         Example:
-            >>> mesh = Mesh((MeshAxis("dp", 8),))
-            >>> Layout(mesh, (Blocks(0, (3, 3)), Shard("dp", 0))).work
+            >>> mesh = ucp.Mesh((ucp.MeshAxis("dp", 8),))
+            >>> ucp.Layout(mesh, (ucp.Blocks(0, (3, 3)), ucp.Shard("dp", 0))).work
             16
         """
         sizes = (step.sizes for step in self.steps if isinstance(step, Blocks))

@@ -22,7 +22,11 @@ Coordinate = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
-    """One axis of a mesh: a name, and how many positions it has (>= 1)."""
+    """One axis of a mesh: a name, and how many positions it has (>= 1).
+
+    >>> ucp.MeshAxis("tp", 8)
+    MeshAxis(name='tp', size=8)
+    """
 
     name: str
     size: int
@@ -56,6 +60,10 @@ class Mesh:
     A mesh without axes has the one coordinate ``()``.
 
     Raises UCP-E-LAYOUT, at a JSON pointer relative to the mesh; UCP-E-LIMIT over `MAX_COORDINATES`.
+
+    >>> mesh = ucp.Mesh((ucp.MeshAxis("dp", 2), ucp.MeshAxis("tp", 4)))
+    >>> mesh.size, mesh.rank_of((1, 2)), mesh.coordinate_of(6)
+    (8, 6, (1, 2))
     """
 
     axes: tuple[Axis, ...]

@@ -44,6 +44,12 @@ class Shard:
     empty (torch.chunk); ``even`` in equal parts, an error where ``n`` does not divide ``d``; ``balanced``
     with one more for the first ``d mod n`` parts (numpy.array_split); or explicit sizes, zeros legal,
     which sum to ``d``. ``d`` is the extent as it stands, so that shards of one dim nest.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.arange(5)})
+    >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), (ucp.Shard("tp", 0),))
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     [ckpt.read("w", layout=layout, coord={"tp": position}).tolist() for position in (0, 1)]
+    [[0, 1, 2], [3, 4]]
     """
 
     axis: str
@@ -68,6 +74,14 @@ class Blocks:
     entry per block: None leaves the block to the later steps; a tuple of shards of the same dim replaces
     them for that block, and the empty tuple replicates the block. Blocks of one dim do not nest; `Join` ends
     them.
+
+    A fused weight of which query has 4 rows, key and value 2 each, of which each of two ranks has half:
+
+    >>> digest = ucp.save("run.ucp", {"qkv": np.arange(8)})
+    >>> steps = (ucp.Blocks(0, (4, 2, 2)), ucp.Shard("tp", 0, "even"))
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     ckpt.read("qkv", layout=ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), steps), coord={"tp": 1})
+    array([2, 3, 5, 7])
     """
 
     dim: int
@@ -84,12 +98,29 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Make the local tensor as it stands 1-D, row-major; later steps see that one dim as dim 0."""
+    """Make the local tensor as it stands 1-D, row-major; later steps see that one dim as dim 0.
+
+    ZeRO: each of two ranks has half of the elements, whatever the shape is.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> steps = (ucp.Flatten(), ucp.Shard("dp", 0, "even"))
+    >>> with ucp.open("run.ucp") as ckpt:
+    ...     ckpt.read("w", layout=ucp.Layout(ucp.Mesh((ucp.MeshAxis("dp", 2),)), steps), coord={"dp": 1})
+    array([3, 4, 5])
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Present at these positions of ``axis`` alone, ascending; others hold nothing, not an empty tensor."""
+    """Present at these positions of ``axis`` alone, ascending; others hold nothing, not an empty tensor.
+
+    A layer that only the second of two pipeline stages has:
+
+    >>> mesh = ucp.Mesh((ucp.MeshAxis("pp", 2),))
+    >>> layout = ucp.Layout(mesh, (ucp.Only("pp", (1,)),))
+    >>> [layout.holds(rank) for rank in (0, 1)]
+    [False, True]
+    """
 
     axis: str
     coordinates: tuple[int, ...]

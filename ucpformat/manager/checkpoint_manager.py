@@ -49,6 +49,15 @@ class CheckpointManager:
     ``keep_last``, ``keep_every`` and ``keep_best`` are the rules of `Retention`, with ``metric`` and ``mode``; without
     any, nothing is removed but debris that is older than ``debris_age`` seconds. ``asynchronous`` is for saves that
     do not say; ``arena_bytes`` and ``overlap`` are those of `AsyncSaver`.
+
+    >>> state = {"w": np.zeros(4, np.float32)}
+    >>> with ucp.CheckpointManager("run", keep_last=2) as manager:
+    ...     begin = manager.resume(state) or 0  # the newest good checkpoint, if there is one
+    ...     for step in range(begin + 1, 4):
+    ...         state["w"] += 1
+    ...         save = manager.save(step, state)
+    >>> manager.steps()
+    [2, 3]
     """
 
     def __init__(

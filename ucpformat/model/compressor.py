@@ -40,7 +40,11 @@ COMPRESSORS: Final[Mapping[str, Mapping[str, _Reader]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """A Zarr v3 codec from bytes to bytes: its name and its whole configuration."""
+    """A Zarr v3 codec from bytes to bytes: its name and its whole configuration.
+
+    >>> fast = ucp.Compressor("zstd", {"level": 1, "checksum": False})
+    >>> digest = ucp.save("run.ucp", {"w": np.ones(1000, np.float32)}, compressor=fast)
+    """
 
     name: str
     configuration: Mapping[str, JsonValue]

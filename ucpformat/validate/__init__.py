@@ -48,6 +48,15 @@ def validate(
 
     Raises:
         StoreError: ``UCP-E-STORE`` where the store itself fails.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> ucp.validate("run.ucp")
+    []
+    >>> from pathlib import Path
+    >>> Path("run.ucp/ucp.json").write_text("{")
+    1
+    >>> [problem.code for problem in ucp.validate("run.ucp")]
+    ['UCP-E-JSON']
     """
     with naming(url):
         store = open_store(url)

@@ -40,6 +40,14 @@ class AsyncSaver:
     ``arena_bytes`` at most, at least one chunk; `save` then returns when the rest has found room.
     With ``overlap`` what a device does after `save` does not wait for the copies from it: nothing that was saved may
     change before `AsyncSave.staged` has returned.
+
+    >>> state = {"w": np.ones(4, np.float32)}
+    >>> with ucp.AsyncSaver() as saver:
+    ...     for step in (1, 2):
+    ...         save = saver.save(f"step-{step}.ucp", state, step=step)
+    ...         state["w"] += 1  # the snapshot is taken
+    >>> ucp.load("step-2.ucp")["w"]
+    array([2., 2., 2., 2.], dtype=float32)
     """
 
     def __init__(
@@ -137,6 +145,13 @@ def async_save(
 
     Raises:
         UcpError: as `save`; ``UCP-E-EXISTS`` where ``when_busy`` is ``"raise"``; what made the previous save fail.
+
+    >>> state = {"w": np.ones(4, np.float32)}
+    >>> save = ucp.async_save("step-1.ucp", state, step=1)
+    >>> state["w"] += 1  # training goes on
+    >>> report = save.wait()
+    >>> ucp.load("step-1.ucp")["w"]
+    array([1., 1., 1., 1.], dtype=float32)
     """
     return _saver_of(group).save(
         path,

@@ -36,6 +36,10 @@ class Held:
 
     ``shape`` is the logical one. The layout's mesh names the ranks of the job. ``place`` goes with a layout that has
     a `Concat`: the tensor in the state is then the whole buffer of this rank, which others may share.
+
+    >>> mesh = ucp.Mesh((ucp.MeshAxis("tp", 1),))
+    >>> rows = ucp.Held(ucp.Layout(mesh, (ucp.Shard("tp", 0, "even"),)), shape=(4, 2))
+    >>> digest = ucp.save("run.ucp", {"w": np.ones((4, 2))}, layouts={"w": rows})
     """
 
     layout: Layout

@@ -27,6 +27,11 @@ class PerRank:
     Processes at one position have the same value. ``on_resize`` says what a job with another ``size`` gets: nothing
     (``refuse``: it has to ask for something), the entry of the same position where there is one (``keep``), its even
     share of the sum of all counters (``resplit``), or a `NewSeed` that no other position gets (``reseed``).
+
+    >>> state = {"seed": ucp.PerRank(17, "reseed")}
+    >>> digest = ucp.save("run.ucp", state)
+    >>> ucp.load("run.ucp", state)["seed"]  # the same number of ranks: each its own
+    17
     """
 
     value: object

@@ -74,6 +74,12 @@ def redistribute(
         UcpError: on all ranks the same, before anything has moved: ``UCP-E-MISMATCH``, naming the tensor, for shapes
             and data types that differ, for what no rank holds, and for memory that both sides share; ``UCP-E-COVER``,
             ``UCP-E-LAYOUT``; and ``UCP-E-INEXACT`` for a factor that rounds, behind which targets are not defined.
+
+    One rank that keeps what it has; under torchrun, tensors move between the ranks:
+
+    >>> here = ucp.Held(ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 1),)), (ucp.Shard("tp", 0, "even"),)), (2, 2))
+    >>> ucp.redistribute({"w": np.ones((2, 2))}, source={"w": here}, target={"w": here})["w"].tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
     """
     if into is None and not target:
         message = "nothing would be moved: give into=, or target= with the tensors that are wanted"

@@ -75,6 +75,12 @@ def save(
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
             at ``path``; ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry,
             for what cannot be stored; ``UCP-E-COVER`` for what no rank holds.
+
+    >>> model = torch.nn.Linear(4, 4)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> digest = ucp.save("run/step-1000.ucp", {"model": model, "optim": optimizer, "epoch": 3}, step=1000)
+    >>> ucp.load("run/step-1000.ucp", only="epoch")
+    {'epoch': 3}
     """
     options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
     done = save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
@@ -152,6 +158,14 @@ def load(
         MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, and options that
             would be without effect, on all ranks.
         UcpError: what opening and reading raise.
+
+    >>> digest = ucp.save("run.ucp", {"model": {"w": np.ones(2, np.float32)}, "epoch": 3})
+    >>> state = {"model": {"w": np.zeros(2, np.float32)}, "epoch": 0}
+    >>> state = ucp.load("run.ucp", state)  # filled in place
+    >>> state["model"]["w"].tolist(), state["epoch"]
+    ([1.0, 1.0], 3)
+    >>> ucp.load("run.ucp", only="model")  # a new dict of a part
+    {'model': {'w': array([1., 1.], dtype=float32)}}
     """
     if read_once not in (True, False, "auto"):
         raise error("UCP-E-MISMATCH", f'read_once= is True, False or "auto", not {read_once!r}')

@@ -21,14 +21,23 @@ _POSITIONS_OF_SEEDS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NewSeed:
-    """A seed in the place of a state of a random number generator that nobody may have twice; below 2^63."""
+    """A seed in the place of a state of a random number generator that nobody may have twice; below 2^63.
+
+    >>> ucp.PerRankValues((11, 12), "reseed").at(0, 3, [11, 12])
+    NewSeed(seed=...)
+    """
 
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class PerRankValues:
-    """All entries of a value that differs along ``axis``, by position, and what a job of another size gets."""
+    """All entries of a value that differs along ``axis``, by position, and what a job of another size gets.
+
+    >>> samples = ucp.PerRankValues((30, 34), "resplit")
+    >>> [samples.at(position, 3, [30, 34]) for position in range(3)]  # three ranks go on where two stopped
+    [22, 21, 21]
+    """
 
     entries: tuple[object, ...]
     on_resize: OnResize = "refuse"
