@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from ucpformat.frameworks.converting.engine import Engine
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.converting.losses import grouped, remedy, told, without
 from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.converting.weights import beside_weights
 from ucpformat.frameworks.converting.weights import beside_weights
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.kinds.foreign import ExportPlan, Lost
@@ -211,84 +209,6 @@ def test_losses_of_one_reason_are_one_line_with_a_glob_that_names_no_more() -> N
     assert told(lost).startswith("*/exp_avg (3: no place); values/* (2: text alone); ")
     assert remedy(lost[:3]) == "allow it with --drop '*/exp_avg'"
     assert remedy([Lost(f"x{n}/{n}", "no") for n in range(9)]).endswith("and 4 more")
-
-
-def checkpoint(path: Path) -> Path:
-    Engine(job(), path, EngineOptions(durability="none")).run()
-    return path
-
-
-def test_a_refusal_names_options_that_allow_all_of_it(tmp_path: Path) -> None:
-    """What it suggests is what works: both ways are tried as they stand in the message."""
-    source = checkpoint(tmp_path / "c.ucp")
-
-    def convert(**options: object) -> list[str]:
-        report = convert_checkpoint(
-            source,
-            tmp_path / "out.safetensors",
-            source_kind="ucp",
-            destination_kind="safetensors",
-            dry_run=True,
-            **options,  # type: ignore[arg-type]
-        )
-        return sorted(loss.what for loss in report.dropped)
-
-    with pytest.raises(UcpError) as caught:
-        convert()
-    message = caught.value.message
-    globs = re.findall("--drop '([^']*)'", message)
-    assert "carry the weights alone with --weights-only, or allow it with --drop" in message
-    everything = ["a.w/exp_avg", "blobs/code", "optimizers/optim", "values/epoch", "values/rng"]
-    assert convert(drop=globs) == everything
-    assert convert(weights_only=True) == everything
-
-
-@pytest.mark.parametrize("kind", ["ucp", "dcp", "torch-save"])
-def test_weights_alone_go_to_any_kind(tmp_path: Path, kind: str) -> None:
-    source = checkpoint(tmp_path / "c.ucp")
-    convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind, weights_only=True)
-    convert_checkpoint(tmp_path / "out", tmp_path / "back.ucp", source_kind=kind, destination_kind="ucp")
-    with ucpformat.open(tmp_path / "back.ucp") as back:
-        assert {f"{name}/{slot}" for name in back for slot in back[name]} >= {"a.w/value", "table/value"}
-        assert not [slot for name in back for slot in back[name] if slot != "value"]
-        assert not back.state.optimizers
-        assert not set(back.state.values) & {"rng", "epoch"}
-
-
-def test_weights_alone_never_leave_a_weight_out() -> None:
-    lost = [Lost("a.w/value", "no type"), Lost("a.w/exp_avg", "no place"), Lost("files/part.pt", "unknown")]
-    assert beside_weights(lost, job()) == [lost[1]]
-    slot = SlotSpec("float32", (2,))
-    masters = replace(
-        job(), atoms=[AtomSpec("a", {"value": slot, "master": slot}), AtomSpec("b", {"value": slot})]
-    )
-    lost = [Lost("a/value", "rounded"), Lost("a/master", "rounded"), Lost("b/value", "rounded")]
-    assert beside_weights(lost, masters, "master") == [lost[0]]
-
-
-@pytest.mark.parametrize("kind", ["dcp", "torch-save", "megatron"])
-def test_values_that_torch_has_no_class_for_are_named_before_anything_is_written(
-    tmp_path: Path, kind: str
-) -> None:
-    """As DeepSpeed's ``zero_optimizer`` is."""
-    wrapped = {"wrapped": [NamedValue("org.example.State", {"a": 1})]}
-    with CheckpointWriter(tmp_path / "c", [AtomSpec("w", {"value": SlotSpec("float64", (2,))})]) as writer:
-        writer.write("w", "value", np.ones(2))
-        writer.set_value("zero_optimizer", wrapped)
-    with pytest.raises(UcpError) as caught:
-        convert_checkpoint(tmp_path / "c", tmp_path / "out", source_kind="ucp", destination_kind=kind)
-    assert caught.value.message == (
-        f"{kind} cannot hold values/zero_optimizer (torch has no class for org.example.State); carry the "
-        "weights alone with --weights-only, or allow it with --drop 'values/zero_optimizer'"
-    )
-    assert not (tmp_path / "out").exists()
-    convert_checkpoint(
-        tmp_path / "c",
-        tmp_path / "out",
-        source_kind="ucp",
-        destination_kind=kind,
-        drop=["values/zero_optimizer"],
-    )
 
 
 def checkpoint(path: Path) -> Path:

@@ -20,7 +20,6 @@ from ucpformat.frameworks.converting.rewriting import checkpoint_job, rewrite_jo
 from ucpformat.frameworks.converting.source_files import watched
 from ucpformat.frameworks.converting.unread import unread_files
 from ucpformat.frameworks.converting.weights import Weights, weights_of
-from ucpformat.frameworks.converting.weights import Weights, weights_of
 from ucpformat.frameworks.kinds.foreign import ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
 from ucpformat.model.compression_rule import compressor_of

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.job import Job, SlotSource
 from ucpformat.frameworks.kinds.foreign import Lost
-from ucpformat.frameworks.kinds.foreign import Lost
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.converting.job import ReadBox
@@ -52,61 +51,6 @@ def weights_alone(job: Job, settings: Mapping[str, str]) -> tuple[Job, dict[str,
     ]
     sources = [SlotSource(name, "value", read[name, slot]) for name, slot in chosen.items()]
     return replace(job, atoms=atoms, sources=sources), left
-
-
-def beside_weights(lost: Sequence[Lost], job: Job, slot: Weights = "value") -> list[Lost]:
-    """Those of ``lost`` that are no weights: values, optimizers, blobs, and slots of atoms other than ``slot``.
-
-    Where a master copy is the weight, its atom's value is none. Whatever else a source calls its parts may be a weight.
-    """
-    atoms = {atom.name: atom.slots for atom in job.atoms}
-
-    def is_beside(loss: Lost) -> bool:
-        if loss.what.partition("/")[0] in ("values", "optimizers", "blobs"):
-            return True
-        name, _, lost_slot = loss.what.rpartition("/")
-        slots = atoms.get(name)
-        return slots is not None and lost_slot != (slot if slot in slots else "value")
-
-    return [loss for loss in lost if is_beside(loss)]
-
-
-def weights_of(job: Job, slot: Weights) -> tuple[Job, Sequence[Lost]]:
-    """The weights of a job, without states of optimizers and values, and what was left out.
-
-    Blobs, and values that say something about weights, stay, for destinations that have a place for them. With the slot
-    ``master`` the copies of higher precision stay beside the weights, for an exporter that chooses (`weights_alone`).
-    """
-    why = "--weights-only"
-    wanted = ("value", slot)
-    lost = [
-        Lost(f"{atom.name}/{name}", why) for atom in job.atoms for name in atom.slots if name not in wanted
-    ]
-    atoms = [
-        replace(atom, slots=slots, aliases=atom.aliases if "value" in slots else ())
-        for atom in job.atoms
-        if (slots := {name: spec for name, spec in atom.slots.items() if name in wanted})
-    ]
-    values = {name: value for name, value in job.state.values.items() if name.startswith(_OF_WEIGHTS)}
-    lost += [Lost(f"values/{name}", why) for name in job.state.values if name not in values]
-    lost += [Lost(f"optimizers/{name}", why) for name in job.state.optimizers]
-    unmissed = beside_weights(job.dropped, job, slot)
-    lost += unmissed
-    kept = {(atom.name, name) for atom in atoms for name in atom.slots}
-    return (
-        replace(
-            job,
-            atoms=atoms,
-            sources=[source for source in job.sources if (source.atom, source.slot) in kept],
-            state=replace(job.state, values=values, optimizers={}),
-            dropped=[loss for loss in job.dropped if loss not in unmissed],
-        ),
-        lost,
-    )
-
-
-_OF_WEIGHTS: Final = "safetensors."
-"""How names of values begin that an importer of safetensors has put beside weights."""
 
 
 def beside_weights(lost: Sequence[Lost], job: Job, slot: Weights = "value") -> list[Lost]:

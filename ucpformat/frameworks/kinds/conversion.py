@@ -17,7 +17,6 @@ from ucpformat.frameworks.converting.order import Recipe, url_of
 from ucpformat.frameworks.converting.out_directory import refuse_unfinished, storing
 from ucpformat.frameworks.converting.ranks import RankExecutor, together
 from ucpformat.frameworks.converting.weights import beside_weights
-from ucpformat.frameworks.converting.weights import beside_weights
 from ucpformat.frameworks.kinds.direction import require_local
 from ucpformat.frameworks.kinds.foreign import ExportOptions, ImportOptions, Lost
 from ucpformat.frameworks.kinds.registry import UCP, check_settings, registry
