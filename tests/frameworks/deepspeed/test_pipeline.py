@@ -221,3 +221,58 @@ def test_flat_groups_without_shapes_are_named_by_their_slices(tmp_path: Path) ->
         path = folder / f"mp_rank_{stage:02d}_model_states.pt"
         torch.save({**torch.load(path, weights_only=True), "param_shapes": None}, path)
     same(tmp_path / "in.ucp", read(folder, tmp_path / "out.ucp"))
+
+
+OWN = "tied_modules.embed.positions@stage1"
+
+
+@pytest.fixture
+def with_positions(tmp_path: Path) -> Path:
+    """A tied layer of which one weight is tied: the stages that have it train the other apart."""
+    shapes = {**SHAPES, "tied_modules.embed.positions": (4, 3), OWN: (4, 3)}
+    groups = ((*GROUPS[0], "tied_modules.embed.positions", OWN), GROUPS[1])
+    aliases = {
+        name: f"0.{name.rpartition('.')[2]}" for name in shapes if name.startswith("tied") and name != OWN
+    }
+    return make_checkpoint(tmp_path / "in.ucp", shapes=shapes, groups=groups, aliases=aliases, prefix="2.")
+
+
+def test_an_untied_weight_of_a_tied_layer_is_of_each_stage(with_positions: Path, tmp_path: Path) -> None:
+    settings = {"stage": "1", "world_size": "2", "ties": "embed:0,1", "pipeline": "0,2"}
+    convert_checkpoint(
+        with_positions, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+    )
+    folder = tmp_path / "ds" / "global_step5"
+    for stage in range(2):
+        tree = torch.load(folder / f"mp_rank_{stage:02d}_model_states.pt", weights_only=True)
+        assert "tied_modules.embed.positions" in tree["param_shapes"][0]
+        assert OWN not in tree["param_shapes"][0]
+    out = read(folder, tmp_path / "out.ucp")
+    with ucpformat.open(with_positions) as one, ucpformat.open(out) as other:
+        assert set(one) == set(other)
+        for name, atom in one.items():
+            assert other[name].atom.aliases == atom.atom.aliases
+            for slot, view in atom.items():
+                assert other[name][slot].read().tobytes() == view.read().tobytes(), (name, slot)
+    # As it was saved, once more; one stage has no place for what another trained.
+    convert_checkpoint(out, tmp_path / "again", source_kind="ucp", destination_kind="deepspeed")
+    same(out, read(tmp_path / "again", tmp_path / "again.ucp"))
+    with pytest.raises(
+        UcpError, match=r"trained apart on stage 1, and 1 stages are to be written"
+    ) as refusal:
+        convert_checkpoint(
+            out, tmp_path / "no", source_kind="ucp", destination_kind="deepspeed", settings={"pipeline": "0"}
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
+
+
+def test_a_tied_layer_of_which_nothing_is_equal_is_of_two_saves(with_positions: Path, tmp_path: Path) -> None:
+    settings = {"stage": "1", "ties": "embed:0,1", "pipeline": "0,2"}
+    convert_checkpoint(
+        with_positions, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+    )
+    path = tmp_path / "ds" / "global_step5" / "layer_00-model_states.pt"
+    torch.save({name: item + 1 for name, item in torch.load(path, weights_only=True).items()}, path)
+    with pytest.raises(UcpError, match="no layer file holds 'tied_modules") as refusal:
+        read(path.parent, tmp_path / "out.ucp")
+    assert refusal.value.code == "UCP-E-SOURCE"

@@ -33,6 +33,7 @@ class PipeCase:
     dtype: torch.dtype = torch.bfloat16
     zero: int = 1
     method: str = "uniform"
+    has_positions: bool = False
 
 
 PIPES = {
@@ -41,6 +42,7 @@ PIPES = {
     "pipe2-z0-bf16": PipeCase(2, zero=0),
     "pipe2-z0-fp32": PipeCase(2, torch.float32, zero=0),
     "pipe2-z0-fp16": PipeCase(2, torch.float16, zero=0),
+    "pipe2-positions": PipeCase(2, has_positions=True),
     "pipe1-bf16": PipeCase(1),
     "pipe3-bf16": PipeCase(3),
     "pipe1-fp32": PipeCase(1, torch.float32),
@@ -52,7 +54,7 @@ PIPES = {
 }
 
 
-MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0-bf16", "pipe2-z0-fp32", "pipe2-z0-fp16")
+MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0-bf16", "pipe2-z0-fp32", "pipe2-z0-fp16", "pipe2-positions")
 """What is saved, on four ranks; all else is what it is loaded as."""
 
 
@@ -82,7 +84,20 @@ class Embed(nn.Embedding):
     pass
 
 
+class Placed(Embed):
+    """Beside the tied weight one that is not tied: each stage that has the layer trains its own."""
+
+    def __init__(self, *extents: int) -> None:
+        super().__init__(*extents)
+        self.positions = nn.Parameter(torch.randn(5, WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.positions
+
+
 def head(layer: nn.Embedding, hidden: Tensor) -> Tensor:
+    if isinstance(layer, Placed):
+        hidden = hidden * (1 + layer.positions.mean())
     return hidden @ layer.weight.T
 
 
@@ -98,15 +113,16 @@ def engine_of(case: PipeCase, world: int, seed: int = 7, **more: Any) -> Any:
     # DeepSpeed refuses fp16 on CPUs for what they cannot do fast.
     get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(seed)
+    kind = Placed if case.has_positions else Embed
     layers = [
-        TiedLayerSpec("embed", Embed, PADDED, WIDTH),
+        TiedLayerSpec("embed", kind, PADDED, WIDTH),
         LayerSpec(Block),
         Fixed(),
         LayerSpec(Block),
         torch.tanh,
         LayerSpec(nn.LayerNorm, WIDTH),
         LayerSpec(Block),
-        TiedLayerSpec("embed", Embed, PADDED, WIDTH, forward_fn=head),
+        TiedLayerSpec("embed", kind, PADDED, WIDTH, forward_fn=head),
     ]
     net = PipelineModule(
         layers=layers,

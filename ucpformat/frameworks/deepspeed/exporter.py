@@ -18,6 +18,7 @@ from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.experts_out import ExpertLayers, SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.flat_out import FlatPlan, part_of
+from ucpformat.frameworks.deepspeed.layer_files import own_parts
 from ucpformat.frameworks.deepspeed.out_values import VERSION, configuration, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 from ucpformat.frameworks.deepspeed.shards_out import shards_of
@@ -79,7 +80,10 @@ class _Stage:
         self._chosen = chosen
         self._stage = stage
         self._number = number
-        self._groups: Sequence[SharedGroup] = shared_groups(outline, stage.groups, chosen)
+        self._groups: Sequence[SharedGroup] = [
+            replace(group, local={**group.local, **_own_names(group)})
+            for group in shared_groups(outline, stage.groups, chosen)
+        ]
         for group in self._groups:
             if chosen.world_size % group.degree:
                 raise error(
@@ -275,6 +279,11 @@ class _Stage:
             }
         config = configuration(outline, chosen.tensor_degree)
         return {"optimizer_state_dict": inner, "ds_config": config, "ds_version": VERSION}
+
+
+def _own_names(group: SharedGroup) -> dict[str, str]:
+    """What a stage calls those of its parameters that another stage has under the same name."""
+    return {name: own[0] for names in group.names for name in names if (own := own_parts(name))}
 
 
 def _is_bfloat16(outline: Outline) -> bool:

@@ -26,7 +26,7 @@ from ucpformat.frameworks.deepspeed.experts import (
 )
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
-from ucpformat.frameworks.deepspeed.layer_files import Stage, read_layers
+from ucpformat.frameworks.deepspeed.layer_files import Stage, own_name, read_layers
 from ucpformat.frameworks.deepspeed.one_save import check_one_save, check_step
 from ucpformat.frameworks.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
@@ -268,7 +268,8 @@ def _pipeline_parts(
         held = [Stage.of_groups(model, position.flat) for model, position in zip(models, mine, strict=True)]
         found = read_layers(directory, held, tensor_rank, chosen.ties)
         for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
-            part = _part(replace(position, models=[model]), directory, names[stage])
+            held_here = _with_own_names(replace(position, models=[model]), found.own.get(stage, ()), stage)
+            part = _part(held_here, directory, names[stage])
             for name, file, stored in found.copies:
                 part.draft.add_copy(name, file, stored)
             parts[stage].append(part)
@@ -279,6 +280,24 @@ def _pipeline_parts(
     for others in parts:
         check_step(first, others[0].position.model)
     return [_tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in parts]
+
+
+def _with_own_names(position: Position, names: Sequence[str], stage: int) -> Position:
+    """A stage whose parameters of these names are its own, and not those of the layer's file (`layer_files`)."""
+    if not names:
+        return position
+    own = {name: own_name(name, stage) for name in names}
+
+    def renamed(items: Mapping[str, Any]) -> dict[str, Any]:
+        return {own.get(name, name): item for name, item in items.items()}
+
+    model = position.model
+    groups = None if model.groups is None else [renamed(group) for group in model.groups]
+    model = replace(model, module=renamed(model.module), homes=renamed(model.homes), groups=groups)
+    flat = [
+        replace(group, shapes=renamed(group.shapes), places=renamed(group.places)) for group in position.flat
+    ]
+    return replace(position, models=[replace(model, derived=frozenset(own.values()))], flat=flat)
 
 
 def _tensor_parallel(parts: Sequence[Part], degree: int, settings: Mapping[str, str]) -> Part:
@@ -332,7 +351,7 @@ def _add_group(draft: Draft, group: FlatGroup, model: ModelStates, *, is_shared_
         if held is None:
             raise refused(f"the module lacks {name!r}, which the optimizer has", model.file.name)
         master = group.source(name, group.masters)
-        is_whole = group.ranks[0].stage != 3
+        is_whole = group.ranks[0].stage != 3 and name not in model.derived
         placed = group.places[name] if is_shared_by_all else None
         if is_whole and held.shape != shape:
             raise refused(

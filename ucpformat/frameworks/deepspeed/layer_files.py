@@ -35,6 +35,8 @@ __all__ = [
     "Masters",
     "Stage",
     "not_held",
+    "own_name",
+    "own_parts",
     "owners_of",
     "read_layers",
     "said_by",
@@ -44,6 +46,7 @@ __all__ = [
 TIED: Final = "tied_modules."
 NUMBERED: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 """The name of a parameter in a pipeline: the number of its layer, and its name within it."""
+_OWN: Final = re.compile(r"(tied_modules\..+)@stage(\d{1,4})", re.DOTALL)
 
 
 Masters = Callable[[str], tuple[ReadBox, str] | None]
@@ -75,13 +78,15 @@ class Layers:
     """The modules of all stages of one tensor-parallel rank.
 
     ``models`` are those of the stages, each with its module. ``copies`` are further files of tied weights, by name.
-    ``first`` is the first layer that each stage is known to have, ``ties`` the stages that hold each tie.
+    ``first`` is the first layer that each stage is known to have, ``ties`` the stages that hold each tie. ``own`` are
+    parameters of tied layers that a stage trains by itself (`own_name`), by stage.
     """
 
     models: list[ModelStates]
     copies: list[tuple[str, TorchFile, StoredTensor]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
     ties: dict[str, list[int]] = field(default_factory=dict)
+    own: dict[int, list[str]] = field(default_factory=dict)
 
     def add_tie(self, tie: str, stage: int) -> None:
         """Note that a stage holds a tie."""
@@ -95,6 +100,36 @@ class Layers:
             "first_layers": list(self.first),
             "ties": {tie: list(held) for tie, held in self.ties.items()},
         }
+
+
+def own_name(name: str, stage: int) -> str:
+    """What a parameter of a tied layer is called that is of one stage alone, where another stage has one of the name.
+
+    ``TiedLayerSpec`` ties one weight of a layer; stages that hold the layer train all others apart, under one name.
+    """
+    return f"{name}@stage{stage}"
+
+
+def own_parts(name: str) -> tuple[str, int] | None:
+    """Name and stage of an `own_name`; None for another name."""
+    match = _OWN.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def _note_own(
+    layers: Layers,
+    tie: str,
+    held: Mapping[str, StoredTensor],
+    said: Sequence[Mapping[str, tuple[int, ...] | None]],
+    stages: Sequence[Stage],
+    file: TorchFile,
+) -> None:
+    """Note which stages train parameters of a tied layer apart: they hold another weight of it as the file does."""
+    for number, names in enumerate(said):
+        known = [key for key in held if names.get(f"{TIED}{tie}.{key}") is not None]
+        own = [key for key in known if not _is_copy(stages[number], f"{TIED}{tie}.{key}", file, held[key])]
+        if own and len(own) < len(known):
+            layers.own.setdefault(number, []).extend(f"{TIED}{tie}.{key}" for key in own)
 
 
 def tied_parts(name: str) -> tuple[str, str] | None:
@@ -147,6 +182,7 @@ def read_layers(
                 modules[0][f"{layer}.{key}"] = stored
                 homes[0][f"{layer}.{key}"] = file
             continue
+        _note_own(layers, tie, held, said, stages, file)
         for key, stored in held.items():
             name = f"{TIED}{tie}.{key}"
             holders = [number for number, names in enumerate(said) if name in names]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
-from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, own_name, own_parts, tied_parts
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def stages_of(
     holders: dict[str, tuple[int, ...]] = {}
     for name, view in outline.module.items():
         aliases = [match for alias in view.aliases if (match := NUMBERED.fullmatch(alias))]
-        if parts := tied_parts(name):
+        if own := own_parts(name):
+            holders[name] = (_own_stage(*own, len(first)),)
+        elif parts := tied_parts(name):
             holders[name] = _tied_stages(parts[0], ties, aliases, first)
         elif match := NUMBERED.fullmatch(name):
             aliases = [match]
@@ -111,6 +113,9 @@ def stages_of(
                 "UCP-E-MISMATCH",
                 f"{name!r} is of no layer of a pipeline; set pipeline= (empty) to write a plain module",
             )
+        others = {own_name(name, number) for number in range(len(first))} & outline.module.keys()
+        if others:
+            holders[name] = tuple(n for n in holders[name] if own_name(name, n) not in others)
         for number in holders[name]:
             stages[number].atoms.append(name)
         for match in aliases:
@@ -132,13 +137,24 @@ def stages_of(
     return stages
 
 
+def _own_stage(name: str, stage: int, stages: int) -> int:
+    """The stage that trains a parameter of a tied layer by itself."""
+    if not 0 < stage < stages:
+        raise error(
+            "UCP-E-MISMATCH",
+            f"{name!r} was trained apart on stage {stage}, and {stages} stages are to be written; write more of them, "
+            f"or leave it out with --drop '{own_name(name, stage)}/*'",
+        )
+    return stage
+
+
 def _check_ties(stages: Sequence[StageOutline]) -> None:
     """Refuse tied weights that neither a layer's file nor the model file of a stage with experts would hold."""
     held = {name for stage in stages for keys in stage.layers.values() for name in keys.values()}
     held |= {name for stage in stages if stage.has_experts for name in stage.atoms}
     for stage in stages:
         for name in stage.atoms:
-            if name not in held and (parts := tied_parts(name)):
+            if name not in held and own_parts(name) is None and (parts := tied_parts(name)):
                 raise error(
                     "UCP-E-MISMATCH",
                     f"no layer is known to hold {name!r}; convert its source with --from-set "

@@ -53,6 +53,8 @@ class ModelStates:
     optimizer: Mapping[Any, Any] | None
     values: Mapping[str, Any]
     homes: Mapping[str, TorchFile] = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()
+    """Parameters whose values are in no file, where the module has but their data types and shapes."""
 
     def home(self, name: str) -> TorchFile:
         """The file that holds a tensor of the module."""
