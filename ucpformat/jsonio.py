@@ -219,7 +219,8 @@ def _short(text: str) -> str:
 
 def _syntax(problem: json.JSONDecodeError, at: str) -> UcpError:
     byte = len(problem.doc[: problem.pos].encode("utf-8"))
-    return error("UCP-E-JSON", f"line {problem.lineno}, byte {byte}: {problem.msg}", at=at)
+    where = f"line {problem.lineno}, byte {byte}"
+    return error("UCP-E-JSON", f"{where}: {problem.msg}; mend it, or restore it from a copy", at=at)
 
 
 def _duplicate(text: str, at: str) -> UcpError:

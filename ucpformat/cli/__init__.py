@@ -65,11 +65,10 @@ class _Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(context, arguments)
-        except click.UsageError as unknown:
+        except click.UsageError:
             near = get_close_matches(arguments[0], _COMMANDS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(_COMMANDS))}."
-            unknown.message = f"No such command {arguments[0]!r}. {hint}"
-            raise
+            raise click.UsageError(f"No such command {arguments[0]!r}. {hint}", context) from None
 
     def invoke(self, context: click.Context) -> Any:
         try:
