@@ -5,13 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(patsubst requirements/%.txt,%,$(wildcard requirements/*.txt))
+# What the package is tried with beside what is newest here: everything lowest, everything newest, without torch.
+SHORT := .venv-versions/.ready
 FRAMEWORKS_READY := $(patsubst %,.venv-%/.ready,$(FRAMEWORKS))
 SUITE := PYTHONPATH=$(CURDIR)/conformance:$(CURDIR) $(BIN)/python -m ucp_conformance
 DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nightly test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help demo test test-versions test-nightly test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -26,7 +28,11 @@ $(READY): pyproject.toml
 demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 1 processes, compare
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## run every test but the packaging ones
+$(SHORT): $(READY) tests/versions/table.toml
+	$(BIN)/python -m tests.versions --make-only 'short-*'
+	@touch $@
+
+test: $(READY) $(SHORT)  ## run every test but the packaging ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel"
 
 test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each; a quarter of an hour or more
@@ -47,6 +53,9 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, eac
 
 test-cuda: $(READY)  ## run the tests that need a CUDA device, where torch finds one
 	$(BIN)/python -m pytest -q tests/frameworks_live/cuda
+
+test-versions: $(READY)  ## run tests with each version of Python, torch and what else it needs; an hour or more
+	$(BIN)/python -m tests.versions
 
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
@@ -85,6 +94,6 @@ wheel-test: $(READY)  ## build the wheel, install it alone in a fresh environmen
 	$(BIN)/python -m pytest -m wheel
 
 clean:  ## remove what the targets wrote; the environment in .venv stays
-	rm -rf build dist out .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist out .venv-versions .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,9 +16,26 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.torch_dcp.make import CASES
 from tests.processes import launch
 
+CASES = {
+    4: (
+        "fsdp_4",
+        "fsdp_4_zstd",
+        "fsdp_4_files",
+        "fsdp_4_per_rank",
+        "hf_shards_4",
+        "hf_consolidated_4",
+        "hf_whole",
+        "fsdp_4_per_rank_rng",
+        "hsdp_2x2",
+        "hsdp_2x2_per_rank",
+        "fsdp_tp_2x2",
+        "fsdp_tp_2x2_flattened",
+    ),
+    2: ("fsdp_2", "tp_2", "fsdp_2_model"),
+    1: ("single", "odd", "odd_zstd"),
+}
 ALL_CASES = tuple(name for names in CASES.values() for name in names)
 SHARD_COUNTS = {"hf_shards_4": 4}
 

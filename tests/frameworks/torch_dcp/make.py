@@ -317,26 +317,6 @@ def make_1(maker: Maker) -> None:
     maker.make("odd_zstd", odd_state(), save_compressed)
 
 
-CASES = {
-    4: (
-        "fsdp_4",
-        "fsdp_4_zstd",
-        "fsdp_4_files",
-        "fsdp_4_per_rank",
-        "hf_shards_4",
-        "hf_consolidated_4",
-        "hf_whole",
-        "fsdp_4_per_rank_rng",
-        "hsdp_2x2",
-        "hsdp_2x2_per_rank",
-        "fsdp_tp_2x2",
-        "fsdp_tp_2x2_flattened",
-    ),
-    2: ("fsdp_2", "tp_2", "fsdp_2_model"),
-    1: ("single", "odd", "odd_zstd"),
-}
-
-
 def main() -> None:
     rank, world = join()
     {4: make_4, 2: make_2, 1: make_1}[world](Maker(Path(sys.argv[1]), rank))

@@ -137,7 +137,8 @@ def pickled_members(value: Any) -> dict[str, Any]:
     """The members of one of torch's objects by name; those of `TensorProperties` as it pickles them."""
     if isinstance(value, TensorProperties):
         names = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory", "strides")
-        return dict(zip(names, value.__getstate__(), strict=False))
+        state: Any = value
+        return dict(zip(names, state.__getstate__(), strict=False))
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 

@@ -19,10 +19,11 @@ import numpy.typing as npt
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.batches import batch_size
 from ucpformat.frameworks.converting.blocks import slot_blocks
+from ucpformat.frameworks.converting.byte_source import Location
 from ucpformat.frameworks.converting.exporting import write_files
 from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
-from ucpformat.frameworks.torch_dcp.items import KeyPath, Location
+from ucpformat.frameworks.torch_dcp.items import KeyPath
 from ucpformat.frameworks.torch_dcp.metadata_out import ListedBox, ListedTensor, metadata_pickle
 from ucpformat.frameworks.torch_dcp.objects import TORCH_DTYPES
 from ucpformat.frameworks.torch_dcp.revive import revive

@@ -68,7 +68,7 @@ def _entries(
 
 
 def _tensor(spell: _Speller, tensor: ListedTensor) -> bytes:
-    properties = spell.tuple(
+    properties = spell.sequence(
         [
             spell.name("torch", tensor.dtype),
             spell.call("torch.serialization", "_get_layout", spell.text("torch.strided")),
@@ -86,14 +86,14 @@ def _tensor(spell: _Speller, tensor: ListedTensor) -> bytes:
             (spell.text("sizes"), spell.size(box.shape)),
         ]
         chunks.append(spell.new(_METADATA, "ChunkStorageMetadata", spell.mapping(chunk)))
-    members += [(spell.text("chunks"), spell.list(chunks))]
+    members += [(spell.text("chunks"), spell.array(chunks))]
     return spell.new(_METADATA, "TensorStorageMetadata", spell.mapping(members))
 
 
 def _paths(spell: _Speller, paths: Mapping[str, KeyPath]) -> Iterable[tuple[bytes, bytes]]:
     for key, path in paths.items():
         steps = [spell.text(step) if isinstance(step, str) else spell.integer(step) for step in path]
-        yield spell.text(key), spell.tuple(steps)
+        yield spell.text(key), spell.sequence(steps)
 
 
 def _places(
@@ -146,17 +146,17 @@ class _Speller:
         data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         return b"\x8a" + len(data).to_bytes(1, "little") + data
 
-    def tuple(self, items: Iterable[bytes]) -> bytes:
+    def sequence(self, items: Iterable[bytes]) -> bytes:
         return b"(" + b"".join(items) + b"t"
 
-    def list(self, items: Iterable[bytes]) -> bytes:
+    def array(self, items: Iterable[bytes]) -> bytes:
         return b"](" + b"".join(items) + b"e"
 
     def mapping(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         return b"}(" + b"".join(part for pair in items for part in pair) + b"u"
 
     def size(self, extents: Iterable[int]) -> bytes:
-        return self.call("torch", "Size", self.tuple(map(self.integer, extents)))
+        return self.call("torch", "Size", self.sequence(map(self.integer, extents)))
 
     def call(self, module: str, name: str, argument: bytes) -> bytes:
         return self.name(module, name) + argument + b"\x85R"
