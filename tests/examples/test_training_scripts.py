@@ -39,7 +39,8 @@ def guided(page: str, tmp_path: Path, *options: str) -> list[Ranks]:
         chosen = get_args_parser().parse_args(
             words[1:]
         )  # that of python alone has the same form, for one process
-        script, *arguments = [chosen.training_script, *chosen.training_script_args]
+        script: str = chosen.training_script
+        arguments: list[str] = list(chosen.training_script_args)
         folder, steps = arguments.index("--folder") + 1, arguments.index("--steps") + 1
         arguments[folder] = str(tmp_path / arguments[folder])
         arguments[steps] = str(int(arguments[steps]) // 10)

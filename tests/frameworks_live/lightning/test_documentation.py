@@ -36,12 +36,14 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 def test_the_guide_of_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = Module()
-    reader = Reader(tmp_path, {"module": module, "loader": torch.utils.data.DataLoader(torch.ones(8, 4))})
+    samples: Any = torch.ones(8, 4)
+    reader = Reader(tmp_path, {"module": module, "loader": torch.utils.data.DataLoader(samples)})
     begin, go_on = run_by(HERE, "docs/guides/lightning.md")
     reader.run(begin)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         f"epoch={number}.ucp" for number in (1, 2, 3)
     }
     reader.run(go_on)
-    assert reader.namespace["trainer"].current_epoch == 8
+    trainer: Any = reader.namespace["trainer"]
+    assert trainer.current_epoch == 8
     ucp.load("run/epoch=7.ucp", {"model": module}, strict=False)
