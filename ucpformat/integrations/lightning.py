@@ -17,6 +17,7 @@ from lightning.fabric.plugins import CheckpointIO
 from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import error
 from ucpformat.frameworks.live.state_dict import load, save
+from ucpformat.manager.local_place import LocalPlace
 from ucpformat.manager.run_directory import place_at
 
 __all__ = ["UcpCheckpointIO", "named_states", "numbered_states"]
@@ -39,10 +40,10 @@ class UcpCheckpointIO(CheckpointIO):  # type: ignore[misc]
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Save; a committed checkpoint at ``path`` (``save_last``) is removed first.
+        """Save; a checkpoint at a local ``path`` (``save_last``) stays until the new one is committed.
 
         Raises:
-            UcpError: as `ucpformat.save`.
+            UcpError: as `ucpformat.save`; ``UCP-E-EXISTS`` for a committed checkpoint behind a URL.
         """
         if storage_options is not None:
             raise TypeError("UcpCheckpointIO takes no storage_options")
@@ -57,8 +58,23 @@ class UcpCheckpointIO(CheckpointIO):  # type: ignore[misc]
                     for state, optimizer in zip(checkpoint[_OPTIMIZERS], optimizers, strict=True)
                 ]
             }
-        self.remove_checkpoint(path)
-        save(path, _renamed(checkpoint), group=OneProcess(), step=checkpoint.get("global_step"))
+        parent, _, name = os.fspath(path).rstrip("/").rpartition("/")
+        place = place_at(parent or ".")
+        anew = name in place.names()
+        if anew and not isinstance(place, LocalPlace):
+            message = (
+                "a checkpoint is there already, and behind a URL it cannot be replaced without a moment in which there "
+                "is none; save under another name (save_last=False)"
+            )
+            raise error("UCP-E-EXISTS", message, at=os.fspath(path))
+        beside = f"{name}.next"
+        if beside in place.names():
+            place.remove(beside)
+        target = place.child(beside) if anew else path
+        save(target, _renamed(checkpoint), group=OneProcess(), step=checkpoint.get("global_step"))
+        if anew and isinstance(place, LocalPlace):
+            place.replace(name, beside)
+            place.remove(beside)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None

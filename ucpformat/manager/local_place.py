@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
 from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.local_io import translated
+from ucpformat.storage.local_io import exchange_names, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,27 @@ class LocalPlace:
         with translated(name), self._held(name) as claim:
             claim.remove_root()
             claim.remove_all()
+
+    def replace(self, name: str, by: str) -> None:
+        """Give a checkpoint the name of another, which then has its; at once where the file system can do that.
+
+        Where it cannot, there is a moment in which neither has the name, and both are there under others.
+        """
+        with translated(name):
+            directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                try:
+                    exchange_names(by, name, directory)
+                except OSError as reason:
+                    if reason.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+                        raise
+                    aside = f"{by}-old"
+                    os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+                    os.rename(by, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    os.rename(aside, by, src_dir_fd=directory, dst_dir_fd=directory)
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def clear(self, name: str) -> None:
         """Move debris aside and remove it, unless a checkpoint was committed there meanwhile."""

@@ -26,6 +26,7 @@ __all__ = [
     "DIRECTORY_FLAGS",
     "MISSING",
     "READ_FLAGS",
+    "exchange_names",
     "in_words",
     "read_all",
     "read_at",
@@ -54,6 +55,7 @@ _HAS_DIRECTORY_DESCRIPTORS: Final = hasattr(os, "O_DIRECTORY") and os.open in os
 _seeking: Final = threading.Lock()
 
 _NO_REPLACE: Final = 1  # RENAME_NOREPLACE, renameat2(2)
+_EXCHANGE: Final = 2  # RENAME_EXCHANGE
 _renameat2: Final = (
     getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
 )
@@ -182,6 +184,15 @@ def sync(path: str | Path, within: int | None = None) -> None:
     finally:
         with suppress(OSError):  # nothing was written by it
             os.close(descriptor)
+
+
+def exchange_names(one: str, other: str, directory: int) -> None:
+    """Let two entries of an open directory change names, at once; raises OSError, such as where that cannot be."""
+    if _renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _renameat2(directory, os.fsencode(one), directory, os.fsencode(other), _EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def rename_exclusively(source: str, target: str, directory: int) -> None:

@@ -63,6 +63,40 @@ def test_a_checkpoint_is_written_anew_and_removed(tmp_path: Path) -> None:
         io.save_checkpoint({"state_dict": {"w": torch.ones(1)}, "x": object()}, tmp_path / "bad.ucp")
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_the_last_one_stays_until_the_next_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    io = UcpCheckpointIO()
+    path = tmp_path / "last.ucp"
+
+    def save(value: float, **more: object) -> None:
+        io.save_checkpoint({"state_dict": {"w": torch.tensor([value])}, "global_step": 3, **more}, path)
+
+    if not exchanges:
+
+        def refuse(*_: object) -> None:
+            raise OSError(22, "Invalid argument")
+
+        monkeypatch.setattr("ucpformat.manager.local_place.exchange_names", refuse)
+    save(1.0)
+    with pytest.raises(UcpError, match="UCP-E-OBJECT"):
+        save(2.0, x=object())
+    assert io.load_checkpoint(path)["state_dict"]["w"].tolist() == [1.0]
+    save(3.0)
+    assert io.load_checkpoint(path)["state_dict"]["w"].tolist() == [3.0]
+    assert [one.name for one in tmp_path.iterdir()] == ["last.ucp"]
+
+
+def test_a_checkpoint_behind_a_url_is_not_written_anew() -> None:
+    io = UcpCheckpointIO()
+    given = {"state_dict": {"w": torch.ones(1)}, "global_step": 3}
+    io.save_checkpoint(given, "memory://lightning-last/last.ucp")
+    with pytest.raises(UcpError, match="save under another name") as caught:
+        io.save_checkpoint(given, "memory://lightning-last/last.ucp")
+    assert caught.value.code == "UCP-E-EXISTS"
+
+
 def test_a_members_own_name_is_left_alone(tmp_path: Path) -> None:
     io = UcpCheckpointIO()
     given = {"state_dict": {"w": torch.ones(1)}, "model": "mine", "optimizer_states": []}
