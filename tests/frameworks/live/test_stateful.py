@@ -104,7 +104,7 @@ def test_objects_are_refused_with_what_to_do(tmp_path: Path, thing: object, reme
     for act in (ucpformat.save, ucpformat.load):
         for inside in (thing, [thing]):
             with pytest.raises(UcpError) as caught:
-                act(tmp_path / ("s" if act is ucpformat.load else "t"), {"x": {"y": inside}})  # type: ignore[operator]
+                act(tmp_path / ("s" if act is ucpformat.load else "t"), {"x": {"y": inside}})
             if act is ucpformat.save:
                 at = "x.y" if inside is thing else "x.y#/0"
                 assert (caught.value.code, caught.value.at) == ("UCP-E-OBJECT", at)
@@ -123,7 +123,7 @@ def test_jax_arrays_are_refused_with_what_to_do(tmp_path: Path) -> None:
     "given", [torch.nn.Linear(1, 1), [1, 2], None, 3], ids=["module", "list", "none", "number"]
 )
 def test_a_state_is_a_dict(tmp_path: Path, given: Any) -> None:
-    acts = [ucpformat.save, lambda path, state: ucpformat.async_save(path, state).wait()]
+    acts: list[Any] = [ucpformat.save, lambda path, state: ucpformat.async_save(path, state).wait()]
     if given is not None:
         acts.append(ucpformat.load)
     for act in acts:
@@ -149,7 +149,7 @@ def test_tensors_without_memory_are_refused_with_what_to_do(tmp_path: Path) -> N
         ),
     ):
         with pytest.raises(UcpError) as caught:
-            act(tmp_path / ("s" if act is ucpformat.load else "t"), {"w": tensor})  # type: ignore[operator]
+            act(tmp_path / ("s" if act is ucpformat.load else "t"), {"w": tensor})
         assert (caught.value.code, caught.value.at) == ("UCP-E-MISMATCH", "w")
         assert remedy in caught.value.message
 
@@ -171,7 +171,7 @@ def test_tensors_without_memory_are_refused_with_what_to_do(tmp_path: Path) -> N
 def test_options_of_saves_are_looked_at(tmp_path: Path, option: dict[str, Any], said: str) -> None:
     for save in (ucpformat.save, ucpformat.async_save):
         with pytest.raises(UcpError) as caught:
-            save(tmp_path / "s", {"a": 1}, **option)  # type: ignore[operator]
+            save(tmp_path / "s", {"a": 1}, **option)
         assert caught.value.message == said
     assert not (tmp_path / "s").exists()
 
