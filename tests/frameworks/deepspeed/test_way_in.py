@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ucpformat
 from tests.frameworks.deepspeed.made import make_checkpoint
@@ -34,7 +34,7 @@ def from_dcp(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "epoch": 4,
     }
     with pytest.warns(UserWarning, match="torch.distributed is"):
-        dcp.save(state, checkpoint_id=str(out), no_dist=True)
+        dcp_save(state, checkpoint_id=str(out), no_dist=True)
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 import ucpformat
 from tests.frameworks.deepspeed.made import SHAPES, make_checkpoint
@@ -36,7 +36,7 @@ def written(source: Path, out: Path, to: str = "dcp", **settings: str) -> Conver
 def loaded(path: Path, kind: torch.dtype) -> dict[str, torch.Tensor]:
     """The weights that a stock job gets, whose parameters have a data type."""
     model = {name: torch.zeros(shape, dtype=kind) for name, shape in SHAPES.items()}
-    dcp.load({"model": model}, checkpoint_id=str(path), no_dist=True)
+    dcp_load({"model": model}, checkpoint_id=str(path), no_dist=True)
     return model
 
 

@@ -87,8 +87,8 @@ class Embed(nn.Embedding):
 class Placed(Embed):
     """Beside the tied weight one that is not tied: each stage that has the layer trains its own."""
 
-    def __init__(self, *extents: int) -> None:
-        super().__init__(*extents)
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__(words, width)
         self.positions = nn.Parameter(torch.randn(5, WIDTH))
 
     def forward(self, ids: Tensor) -> Tensor:

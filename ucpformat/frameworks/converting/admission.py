@@ -11,7 +11,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -119,6 +119,13 @@ class _Named:
         """Fill ``out`` with a box."""
         with naming(self.source):
             self.read(box, out)
+
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Make the comparisons of a box of ``kind`` that nobody wants (`master_copies`), if there are any."""
+        check = getattr(self.read, "check", None)
+        if check is not None:
+            with naming(self.source):
+                check(box, kind)
 
 
 @dataclass(frozen=True, slots=True)
