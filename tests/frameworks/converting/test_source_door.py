@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpformat
 from ucpformat.errors import UcpError
@@ -22,7 +22,7 @@ from ucpformat.frameworks.kinds.conversion import ConversionReport, convert_chec
 def save_dcp(state: dict[str, torch.Tensor], path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this is one process
-        dcp.save(state, checkpoint_id=path, no_dist=True)
+        save(state, checkpoint_id=path, no_dist=True)
 
 
 def converted(source: Path, out: Path, **options: object) -> ConversionReport:

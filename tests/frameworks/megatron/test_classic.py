@@ -105,7 +105,7 @@ def saved(folder: Path, *, is_sharded: bool = False, **more: Any) -> Path:
                 optimizer, buffers = buffered(local)
                 torch.save(buffers, place / "distrib_optim.pt")
             tree = {
-                "args": args(**more),
+                "args": args(rank=tp + 4 * pp, **more),
                 "iteration": 5,
                 "model": {**local, "decoder.layers.0._extra_state": None},
                 "optimizer": optimizer,
@@ -294,3 +294,23 @@ def test_directories_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (source / "release").mkdir()
     with pytest.raises(UcpError, match="there is no mp_rank"):
         read(source, tmp_path / "out.ucp")
+
+
+@pytest.mark.parametrize("others", [("00_000", "01_000"), ("00_000", "00_001"), ("00_001", "01_001")])
+def test_files_of_two_ranks_that_change_places_are_refused(tmp_path: Path, others: tuple[str, str]) -> None:
+    """They are alike but for the rank that wrote them; of one process that wrote all, nothing is known."""
+    source = saved(tmp_path)
+    one, other = (source / "iter_0000005" / f"mp_rank_{name}" / "model_optim_rng.pt" for name in others)
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    with pytest.raises(UcpError, match=r"rank \d of the job wrote it") as refusal:
+        read(source, tmp_path / "out.ucp")
+    assert refusal.value.at.endswith("model_optim_rng.pt")
+
+
+def test_files_that_one_process_wrote_for_all_ranks_are_read(tmp_path: Path) -> None:
+    source = saved(tmp_path)
+    for number in ("00_000", "01_000", "00_001", "01_001"):
+        changed(source, f"mp_rank_{number}", args=args(rank=0))
+    read(source, tmp_path / "out.ucp")

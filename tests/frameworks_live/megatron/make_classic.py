@@ -20,9 +20,10 @@ from tests.frameworks_live.megatron.cases import CLASSIC, Case
 from tests.processes import join, leave
 
 
-def settings(case: Case) -> Namespace:
+def settings(case: Case, rank: int) -> Namespace:
     return Namespace(
         **vars(arguments()),
+        rank=rank,
         tensor_model_parallel_size=case.tp,
         pipeline_model_parallel_size=case.pp,
         expert_model_parallel_size=case.ep,
@@ -58,7 +59,7 @@ def save(folder: Path, case: Case, rank: int) -> None:
         optimizer.save_parameter_state(str(place / "distrib_optim.pt"))
     if is_first:
         state = {
-            "args": settings(case),
+            "args": settings(case, rank),
             "checkpoint_version": 3.0,
             "iteration": 7,
             "model": ddp.module.state_dict_for_save_checkpoint(),

@@ -124,8 +124,8 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
             refused.append(loss)
         found.lost.append(loss)
     if refused:
-        names = list(parts_of(job))
-        raise error("UCP-E-MISMATCH", f"{told(refused, names)} would be lost; {remedy(refused, names)}")
+        parts = list(parts_of(job))
+        raise error("UCP-E-MISMATCH", f"{told(refused, parts)} would be lost; {remedy(refused, parts)}")
     atoms = []
     for atom in job.atoms:
         slots = {name: slot for name, slot in atom.slots.items() if not found.drops(f"{atom.name}/{name}")}

@@ -75,6 +75,7 @@ class Run:
         if len(trees) != tp * pp * ep:
             extra = max(trees)
             raise refused(f"args say TP {tp}, PP {pp}, EP {ep}: from two saves", trees[extra][1])
+        _check_writers(trees, tp)
         layers: dict[tuple[int, int], Mapping[str, int]] = {}
         for place, (other, name) in trees.items():
             if repr(other.get("iteration")) != repr(tree.get("iteration")):
@@ -138,6 +139,28 @@ class Run:
     def degrees(self) -> dict[str, JsonValue]:
         """The degrees of the run, for the record."""
         return {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": self.dp}
+
+
+def _check_writers(trees: Mapping[tuple[int, ...], tuple[Mapping[Any, Any], str]], tp: int) -> None:
+    """Refuse a file in the directory of another rank, by ``args.rank``: tensor-parallel ranks count first, stages last.
+
+    Where a tool wrote all files in one process, they have one rank, which says nothing.
+    """
+    ranks: dict[tuple[int, ...], int] = {}
+    for number, (tree, _) in trees.items():
+        args = tree.get("args")
+        rank = args.state.get("rank") if isinstance(args, Instance) and isinstance(args.state, dict) else None
+        if type(rank) is int:
+            ranks[number] = rank
+    if len(ranks) != len(trees) or len(set(ranks.values())) != len(ranks):
+        return
+    for number, rank in ranks.items():
+        before = (number[0], number[1] - 1, *number[2:]) if len(number) > 1 else number
+        if rank % tp != number[0] or ranks.get(before, rank) > rank:
+            raise refused(
+                f"rank {rank} of the job wrote it, which has another directory: files were exchanged",
+                trees[number][1],
+            )
 
 
 def _chunks(tree: Mapping[Any, Any]) -> list[str]:
