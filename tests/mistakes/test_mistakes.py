@@ -25,6 +25,7 @@ from ucpformat.cli import main
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting import exporting
+from ucpformat.frameworks.converting.out_directory import OutDirectory
 from ucpformat.storage import remote
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -150,7 +151,7 @@ def _(place: Path) -> str:
 @mistake("an export that was killed, converted")
 def _(place: Path) -> str:
     ucpformat.save(place / "a.ucp", STATE)
-    with patch.object(exporting.OutDirectory, "finish", side_effect=KeyboardInterrupt):
+    with patch.object(OutDirectory, "finish", side_effect=KeyboardInterrupt):
         ucp("convert", place / "a.ucp", place / "b.dcp", code=130)
     return ucp("convert", place / "b.dcp", place / "c.ucp")
 
@@ -158,7 +159,7 @@ def _(place: Path) -> str:
 @mistake("a conversion that is interrupted")
 def _(place: Path) -> str:
     ucpformat.save(place / "a.ucp", STATE)
-    with patch.object(exporting.OutDirectory, "finish", side_effect=KeyboardInterrupt):
+    with patch.object(OutDirectory, "finish", side_effect=KeyboardInterrupt):
         return ucp("convert", place / "a.ucp", place / "b.dcp", code=130)
 
 

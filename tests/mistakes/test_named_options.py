@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import click
-import torch.distributed.checkpoint
 
 import ucpformat
 from ucpformat.cli import main
