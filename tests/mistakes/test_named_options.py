@@ -67,9 +67,7 @@ def options() -> set[str]:
 
 def keywords() -> set[str]:
     """Parameters of everything public, settings of kinds, and parameters of ready-made documents."""
-    found = set(
-        inspect.signature(torch.distributed.checkpoint.save).parameters
-    )  # of which some messages speak
+    found = set(inspect.signature(torch_save).parameters)  # of which some messages speak
     for name in ucpformat.__all__:
         thing = getattr(ucpformat, name)
         members = [thing] if not inspect.isclass(thing) else [thing, *vars(thing).values()]
