@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import click
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import ucpformat
 from ucpformat.cli import main
