@@ -118,8 +118,7 @@ def environments(versions: Iterable[str]) -> Iterator[Environment]:
     for entry in table["release"]:
         package, python = entry["package"], entry.get("python", oldest)
         suffix = "" if python == oldest else f"-python-{python}"
-        lowest = [declared[package]] if package in declared and python == oldest else []
-        for version in (*lowest, *entry["versions"]):
+        for version in entry["versions"]:
             exact = f"{package}=={version}"
             name = f"{package}-{version}{suffix}"
             with_what = (*tools, *entry.get("with", ()), exact)
