@@ -224,10 +224,14 @@ def test_what_was_moved_aside_with_its_root_document_is_never_removed(tmp_path: 
 
 
 def test_a_directory_whose_clearing_broke_off(tmp_path: Path) -> None:
-    """UCP-W-012: with locks it is known that nobody is at it any more; without, the user has to say so."""
+    """UCP-W-016: with locks, and after a while, nobody is at it any more; otherwise the user has to say so."""
     place = tmp_path / "c"
     begin(place, "packed").leave()
-    (place / ".ucp.json.condemned").touch()
+    condemned = place / ".ucp.json.condemned"
+    condemned.touch()
+    with pytest.raises(UcpError, match="died while it did; remove it"):
+        begin(place, "packed")
+    os.utime(condemned, (1e9, 1e9))
     with no_locks(), pytest.raises(UcpError, match="died while it did; remove it"):
         begin(place, "packed")
     assert finish(begin(place, "packed"))

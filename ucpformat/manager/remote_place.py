@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import uuid
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.manager.run_directory import foreign_among
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.remote import translated
+from ucpformat.reader import open_checkpoint
+from ucpformat.storage.remote_access import has_directories, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["RemotePlace"]
 
@@ -24,6 +28,7 @@ class RemotePlace:
         self.url = url.rstrip("/")
         with translated(url):
             self._filesystem, self._path = fsspec.core.url_to_fs(self.url)
+            self._has_directories = has_directories(self._filesystem)
 
     def names(self) -> list[str]:
         """Entries that are no single objects."""
@@ -74,26 +79,66 @@ class RemotePlace:
         return foreign_among([key.removeprefix(base).partition("/")[0] for key in found])
 
     def remove(self, name: str) -> None:
-        """Remove the root document, then everything else."""
+        """Remove the root document, then what it reaches; what else is there may be another attempt's."""
+        reached = _reached(self.child(name))
         with translated(name):
-            self._filesystem.invalidate_cache()
+            found = self._found(name)
+            if ROOT_KEY not in found:
+                raise error(
+                    "UCP-E-NOT-FOUND", "there is no checkpoint any more; nothing was removed", at=name
+                )
             with suppress(FileNotFoundError):
-                self._filesystem.rm_file(f"{self._full(name)}/{ROOT_KEY}")
-            with suppress(FileNotFoundError):
-                self._filesystem.rm(self._full(name), recursive=True)
+                self._filesystem.rm_file(found.pop(ROOT_KEY))
+            self._remove([path for key, path in found.items() if reached is None or reached(key)])
 
     def clear(self, name: str) -> None:
         """Remove the objects of debris, unless a checkpoint was committed there meanwhile."""
         with translated(name):
-            self._filesystem.invalidate_cache()
-            root = f"{self._full(name)}/{ROOT_KEY}"
-            found = self._filesystem.find(self._full(name))
-            if any(key.lstrip("/") == root.lstrip("/") for key in found):
+            found = self._found(name)
+            if ROOT_KEY in found:
                 message = "a checkpoint was committed here meanwhile; nothing was removed"
                 raise error("UCP-E-EXISTS", message, at=name)
-            for key in found:
+            self._remove(list(found.values()))
+
+    def _found(self, name: str) -> dict[str, str]:
+        """Paths below an entry, by key."""
+        self._filesystem.invalidate_cache()
+        base = self._filesystem._strip_protocol(self._full(name)).rstrip("/") + "/"
+        return {path.removeprefix(base): path for path in self._filesystem.find(self._full(name))}
+
+    def _remove(self, paths: list[str]) -> None:
+        """Remove objects that were listed, and what directories they leave empty."""
+        try:
+            if paths:
+                self._filesystem.rm(paths)  # many by one request, where the medium can
+        except FileNotFoundError:
+            for path in paths:
                 with suppress(FileNotFoundError):
-                    self._filesystem.rm_file(key)
-            with suppress(Exception):  # directories, where the medium has them and they are empty
-                if not self._filesystem.find(self._full(name)):
-                    self._filesystem.rm(self._full(name), recursive=True)
+                    self._filesystem.rm_file(path)
+        if self._has_directories:
+            parents = {parent for path in paths for parent in _parents(path)}
+            for directory in sorted(parents, key=lambda path: -path.count("/")):
+                with suppress(Exception):  # it is not empty, or above the checkpoint
+                    self._filesystem.rmdir(directory)
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The directories of a path in a checkpoint, the checkpoint's own among them."""
+    while "/" in (path := path.rpartition("/")[0]):
+        yield path
+        if path.rpartition("/")[2].partition(".ucp")[1]:
+            return
+
+
+def _reached(url: str) -> Callable[[str], bool] | None:
+    """Which keys the root document at ``url`` reaches; None where that cannot be read."""
+    try:
+        with open_checkpoint(url) as checkpoint:
+            root = checkpoint.root
+            keys = {reference.key for _, reference in root.references()}
+            keys.update(pack.key for pack in checkpoint.packs or ())
+            keys.update(blob.object.key for blob in checkpoint.state.blobs.values())
+            # In storage plain nobody else has these keys.
+            return lambda key: key in keys or (root.storage == "plain" and key.startswith("atoms/"))
+    except UcpError:
+        return None

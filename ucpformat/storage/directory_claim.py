@@ -36,6 +36,8 @@ CONDEMNED: Final = f"{STAGED}condemned"
 """The file that says that a directory is being cleared: no attempt begins in it."""
 
 _TRIES: Final = 5
+_LEFT: Final = 3600.0
+"""Seconds. Clearing takes as long as a listing and a rename; what has stood for so long has been left."""
 
 
 class DirectoryClaim:
@@ -198,8 +200,7 @@ class DirectoryClaim:
         try:
             os.close(os.open(CONDEMNED, CREATE_FLAGS, 0o666, dir_fd=self._held))
         except FileExistsError:
-            # Whoever made it had locked the directory: where locks work, that one is dead.
-            if not self._is_locked:
+            if not self._is_left():
                 raise self._being_cleared() from None
         try:
             if not self.is_mine():
@@ -212,6 +213,17 @@ class DirectoryClaim:
             self._acquit()
             raise
         return True
+
+    def _is_left(self) -> bool:
+        """Whether the process that has condemned the directory is dead, as far as can be known.
+
+        It had locked the directory for the moment that clearing takes. Locks may be each host's own, so that the lock
+        alone does not tell; the time is that of the file system, between two files of it.
+        """
+        if not self._is_locked or self._draft is None:
+            return False
+        age = self._draft.made() - os.stat(CONDEMNED, dir_fd=self._held, follow_symlinks=False).st_mtime
+        return age > _LEFT
 
     def _acquit(self) -> None:
         with suppress(OSError):

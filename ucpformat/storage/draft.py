@@ -50,6 +50,10 @@ class Draft:
         self.name = staged_name()
         self._descriptor = os.open(self.name, CREATE_FLAGS, 0o666, dir_fd=directory)
 
+    def made(self) -> float:
+        """When the file was made, by the clock of the file system."""
+        return os.fstat(self._descriptor).st_mtime
+
     def require_exclusive_names(self) -> None:
         """Find out how this file system gives a name to one of several writers; once for each file system.
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final
-
-import fsspec
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.conditional_put import ConditionalPuts
 from ucpformat.storage.local_io import MISSING
+from ucpformat.storage.remote_access import (
+    file_system,
+    has_directories,
+    protocols_of,
+    translated,
+    without_ranges,
+    writing,
+)
 from ucpformat.storage.remote_pack import MultipartPackFile, RemotePackFile, StreamedPackFile, UploadSlots
 from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.store import PREFIXES, Calls
@@ -25,12 +31,7 @@ if TYPE_CHECKING:
 
     from ucpformat.model.root import Storage
 
-__all__ = ["RemoteStore", "translated"]
-
-_WITHOUT_DIRECTORIES: Final = frozenset(
-    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
-)
-"""Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
+__all__ = ["RemoteStore"]
 
 _ONE_AT_A_TIME: Final = frozenset(("tar", "libarchive", "ftp"))
 """Protocols that fsspec reads by one file or connection, at a place that its threads share."""
@@ -52,56 +53,6 @@ _BLOCK_BYTES: Final = 1 << 24
 """What a stream to an object store gathers and sends at once; four of them hold, and copy, 128 MiB at most."""
 
 
-@contextmanager
-def translated(at: str) -> Iterator[None]:
-    """Whatever a file system implementation raises, as registered errors."""
-    try:
-        yield
-    except UcpError:
-        raise
-    except FileNotFoundError as reason:
-        raise error("UCP-E-MISSING", MISSING, at=at) from reason
-    except FileExistsError as reason:
-        raise error("UCP-E-EXISTS", "the object exists and is never overwritten in place", at=at) from reason
-    except ImportError as reason:
-        message = f"reaching this URL takes a package that is not installed: {reason}"
-        raise error("UCP-E-STORE", message, at=at) from reason
-    except Exception as reason:
-        raise error("UCP-E-STORE", f"{type(reason).__name__}: {reason}", at=at) from reason
-
-
-@contextmanager
-def _writing(at: str) -> Iterator[None]:
-    """As `translated`, where nothing has to be there but the place."""
-    with translated(at):
-        try:
-            yield
-        except FileNotFoundError as reason:
-            message = "there is no such bucket or container; make it, or choose another URL"
-            raise error("UCP-E-STORE", message, at=at) from reason
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    """The file system that ``url`` names, and the path in it."""
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-    except FileNotFoundError as reason:
-        # Archives and indexes are read when they are opened.
-        raise error("UCP-E-STORE", f"there is no such file: {reason.filename or reason}", at=url) from reason
-    except ValueError as reason:
-        raise error("UCP-E-STORE", f"fsspec cannot use this URL: {reason}; check it", at=url) from reason
-    return filesystem, path
-
-
-def _without_ranges(key: str) -> UcpError:
-    return error(
-        "UCP-E-STORE",
-        "the server ignores range requests, and sends whole objects; copy the checkpoint with `ucp cp URL PATH`, "
-        "and use the copy",
-        at=key,
-    )
-
-
 class RemoteStore:
     """A checkpoint under an fsspec URL.
 
@@ -120,19 +71,18 @@ class RemoteStore:
         self._created: dict[str, None] = {}
         self._debris: list[str] = []
         self._name = uuid.uuid4().hex
-        self._has_claim = self._is_void = False
+        self._has_claim = self._was_silent = self._is_withdrawn = False
         self._offered = self._is_refused = False
         self._seen = time.time()
         self._directories: set[str] = set()
         with translated(url):
-            self._filesystem, self._path = _file_system(url)
-            protocol = self._filesystem.protocol
-            protocols = {protocol} if isinstance(protocol, str) else set(protocol)
-            is_shared = not protocols.isdisjoint(_ONE_AT_A_TIME)
+            self._filesystem, self._path = file_system(url)
+            protocols = protocols_of(self._filesystem)
+            is_shared = not _ONE_AT_A_TIME.isdisjoint(protocols)
             self._turn: AbstractContextManager[object] = _TURN if is_shared else nullcontext()
-            self._is_web = not protocols.isdisjoint(_WEB)
+            self._is_web = not _WEB.isdisjoint(protocols)
             self._has_ranges = not self._is_web
-            self._has_directories = protocols.isdisjoint(_WITHOUT_DIRECTORIES)
+            self._has_directories = has_directories(self._filesystem)
             self._uploads = S3Uploads.by(self._filesystem)
             self._puts = ConditionalPuts(self._filesystem, self._head)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
@@ -190,7 +140,7 @@ class RemoteStore:
             self._require_ranges(key, start, stop)
             data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
         if len(data) > stop - start:
-            raise _without_ranges(key)
+            raise without_ranges(key)
         if len(data) != stop - start:
             raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
         return data
@@ -209,7 +159,7 @@ class RemoteStore:
                 file.seek(place)
                 file.read(1)
         except ValueError as reason:
-            raise _without_ranges(key) from reason
+            raise without_ranges(key) from reason
         except Exception:  # what else is wrong, reading says better
             return
         self._has_ranges = True
@@ -270,7 +220,7 @@ class RemoteStore:
                     "own: remove what lies here, or choose another URL",
                     at=self._url,
                 )
-            with _writing(self._url):
+            with writing(self._url):
                 self._puts.put(self._full(_CLAIM), self._name.encode())
             self._has_claim = True
         self._debris = debris
@@ -284,7 +234,7 @@ class RemoteStore:
 
     def _begin(self) -> list[str]:
         found = self._require_no_other()
-        with _writing(self._url):
+        with writing(self._url):
             self._puts.require(self._full(f"index/{self._name}.probe"), self._url)
         self._seen = time.time()
         return found
@@ -327,12 +277,12 @@ class RemoteStore:
     def _sign_of_life(self) -> None:
         """Note that something was written; after a long silence others may think this attempt dead."""
         now = time.time()
-        self._is_void = self._is_void or now - self._seen > _SILENCE
+        self._was_silent = self._was_silent or now - self._seen > _SILENCE
         self._seen = now
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively."""
-        with _writing(key):
+        with writing(key):
             self._make_directory(key)
             is_new = key not in self._created
             self._created[key] = None
@@ -346,7 +296,7 @@ class RemoteStore:
 
     def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole object, whatever lies there; a medium of files may show half of it meanwhile."""
-        with _writing(key):
+        with writing(key):
             self._make_directory(key)
             self._filesystem.pipe_file(self._full(key), b"".join(buffers))
 
@@ -359,17 +309,17 @@ class RemoteStore:
 
     def create_pack(self, key: str) -> RemotePackFile:
         """Begin a new pack: an upload of several parts at once where the medium is S3, else one stream."""
-        with _writing(key):
+        with writing(key):
             self._make_directory(key)
             if self._uploads is not None and self._slots is not None:
                 pack: RemotePackFile = MultipartPackFile(
-                    key, self._full(key), self._uploads, self._slots, _writing
+                    key, self._full(key), self._uploads, self._slots, writing
                 )
             else:
                 # Media other than object stores know the size of their blocks.
                 block = {} if self._has_directories else {"block_size": _BLOCK_BYTES}
                 stream = self._filesystem.open(self._full(key), "wb", **block)
-                pack = StreamedPackFile(key, stream, _writing)
+                pack = StreamedPackFile(key, stream, writing)
             self._created[key] = None
             self._sign_of_life()
             return pack
@@ -386,10 +336,12 @@ class RemoteStore:
     def publish(self, data: bytes) -> None:
         """Create the root document, under the condition that there is none, and then remove debris."""
         self._sign_of_life()
-        if self._is_void:
+        if self._is_withdrawn:
+            raise error("UCP-E-STORE", "this attempt was given up; save again", at=self._url)
+        if self._was_silent:
             message = "nothing was written for 12 hours, and others may think this attempt dead; save again"
             raise error("UCP-E-STORE", message, at=self._url)
-        with _writing(ROOT_KEY):
+        with writing(ROOT_KEY):
             # A request that fails may have been done all the same, or be done later.
             self._offered = True
             try:
@@ -413,7 +365,7 @@ class RemoteStore:
         if self._offered:
             # Of two attempts with keys of their own, the one that was refused has no root document.
             return self._is_refused and not self._has_claim
-        self._is_void = True
+        self._is_withdrawn = True
         if not self._has_claim:
             return True
         try:
@@ -435,6 +387,10 @@ class RemoteStore:
         """Remove objects; whether all removals were answered."""
         is_answered = True
         for key in keys:
+            if self._has_claim:
+                self._sign_of_life()
+                if self._was_silent:  # somebody else may have these keys by now
+                    return False
             try:
                 with suppress(FileNotFoundError):
                     self._filesystem.rm_file(self._full(key))

@@ -327,7 +327,7 @@ def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
             }
             raise ClientError({"Error": answer, "ResponseMetadata": {"HTTPStatusCode": 409}}, operation)
 
-    with requests(conflict), patch("ucpformat.storage.remote.time.sleep"):
+    with requests(conflict), patch("ucpformat.storage.conditional_put.time.sleep"):
         save(url, STATE)
     assert refused == ["*", "*"]
     assert validate(url) == []

@@ -1,0 +1,1 @@
+"""Deterministic simulation of the commit: the real stores over media that do every operation one after another."""

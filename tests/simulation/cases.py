@@ -1,0 +1,63 @@
+"""Every world that is simulated: media, storages, and casts of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from tests.builders import STORAGES
+from tests.simulation import directories, stores
+from tests.simulation.directories import Directories
+from tests.simulation.schedule import Bounds, Explored, Schedule, World, drawn, explore
+from tests.simulation.stores import Stores
+
+__all__ = ["CASTS", "Case", "cases"]
+
+CASTS = (
+    ("writer", "writer"),
+    ("writer", "collector"),
+    ("writer", "writer", "collector"),
+    ("writer", "manager", "writer"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A world, by name."""
+
+    name: str
+    make: Callable[[Schedule], World]
+    simulated: Callable[[], AbstractContextManager[None]]
+
+    def explore(self, bounds: Bounds, most: int | None = None) -> Explored:
+        """As `schedule.explore`."""
+        with self.simulated():
+            return explore(self.make, bounds, most)
+
+    def drawn(self, bounds: Bounds, count: int, seed: int) -> Explored:
+        """As `schedule.drawn`."""
+        with self.simulated():
+            return drawn(self.make, bounds, count, seed)
+
+
+def cases(**also: Any) -> Iterator[Case]:
+    """All of them; ``also`` is for every world."""
+    for storage, debris, cast in product(STORAGES, (False, True), CASTS):
+        what = f"{storage}, {', '.join(cast)}{', debris' if debris else ''}"
+        common = {"storage": storage, "debris": debris, "cast": cast, **also}
+        for locks, links in product(("none", "own host", "all"), (True, False)):
+            yield Case(
+                f"directory, locks: {locks}, {'links' if links else 'renames'}, {what}",
+                lambda schedule, options={**common, "locks": locks, "links": links}: Directories(
+                    schedule, **options
+                ),
+                directories.simulated,
+            )
+        yield Case(
+            f"object store, {what}",
+            lambda schedule, options=common: Stores(schedule, **options),
+            stores.simulated,
+        )

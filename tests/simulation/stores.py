@@ -1,0 +1,159 @@
+"""Writers, collectors and managers at one URL, with the real `RemoteStore` and `RemotePlace`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.directories import attempt, refusals
+from tests.simulation.object_store import ObjectStore
+from tests.simulation.schedule import Schedule, ViolationError
+from ucpformat.errors import UcpError
+from ucpformat.manager import remote_place
+from ucpformat.manager.remote_place import RemotePlace
+from ucpformat.model.root import ROOT_KEY, Storage
+from ucpformat.storage import conditional_put, remote
+from ucpformat.storage.remote import RemoteStore
+from ucpformat.storage.remote_access import translated
+
+__all__ = ["Stores", "simulated"]
+
+RUN, NAME = "run", "step-1.ucp"
+PLACE = f"{RUN}/{NAME}"
+DAY = 86400.0
+
+
+@dataclass
+class Stores:
+    """A prefix of an object store, and who is at work there: as in `Directories`.
+
+    A collector takes what has not changed for a day for dead. That day passes at some point of the schedule; but no
+    request is under way for a day, and no writer stands still so long between a look at the clock and the next request,
+    which puts the root document or removes. A manager removes a checkpoint where no attempt is under way (ADR 0012).
+    """
+
+    schedule: Schedule
+    cast: Sequence[str] = ("writer", "writer")
+    storage: Storage = "packed"
+    is_conditional: bool = True
+    debris: bool = False
+    writer: Callable[..., None] = attempt
+    acknowledged: str | None = None
+    under_way: int = 0
+    medium: ObjectStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.medium = ObjectStore(self.schedule, is_conditional=self.is_conditional)
+        if self.debris:
+            self.medium.objects[f"{PLACE}/packs/dead"] = b"dead"
+            self.medium.changed[f"{PLACE}/packs/dead"] = 0.0
+        _install(self.medium)
+
+    def actors(self) -> Sequence[Callable[[], None]]:
+        """In the order of the cast."""
+        roles = {"writer": self._write, "collector": self._collect, "manager": self._remove}
+        return [partial(roles[role], f"{role}-{number}") for number, role in enumerate(self.cast)]
+
+    def _write(self, name: str) -> None:
+        self.under_way += 1
+        with refusals():
+            self.writer(RemoteStore(f"gs://{PLACE}"), name, self.storage, self._acknowledge)
+        self.under_way -= 1
+
+    def _acknowledge(self, name: str) -> None:
+        self.acknowledged = name
+        self.schedule.done()
+
+    def _collect(self, name: str) -> None:
+        del name
+        self.schedule.point("a day passes")
+        if any(
+            name.startswith((f"put {PLACE}/{ROOT_KEY}", "remove")) for name in self.medium.waiting.values()
+        ):
+            return
+        self.schedule.forget_late()
+        self.medium.now += 2 * DAY
+        with refusals():
+            with translated(NAME):
+                found = self.medium.find(PLACE)
+            changes = [self.medium.changed[key] for key in found]
+            if f"{PLACE}/{ROOT_KEY}" in found or not changes or self.medium.now - max(changes) < DAY:
+                return
+            RemotePlace(f"gs://{RUN}").clear(NAME)
+
+    def _remove(self, name: str) -> None:
+        del name
+        self.schedule.point("somebody wants the checkpoint removed")
+        if self.under_way:
+            return
+        with refusals():
+            RemotePlace(f"gs://{RUN}").remove(NAME)
+
+    def check(self) -> None:
+        """A root document that is seen is whole, and one that was acknowledged is seen."""
+        root = self.medium.objects.get(f"{PLACE}/{ROOT_KEY}")
+        if root is not None:
+            for key, data in json.loads(root).items():
+                if self.medium.objects.get(f"{PLACE}/{key}") != data.encode():
+                    raise ViolationError(f"the root document reaches {key}, which is not there or another's")
+        if "manager" in self.cast and any(self._is_acknowledged(data) for data in self.medium.removed):
+            self.acknowledged = None
+        if self.acknowledged is not None and not (root is not None and self._is_acknowledged(root)):
+            raise ViolationError(f"what {self.acknowledged} was told to have committed is not there")
+
+    def _is_acknowledged(self, root: bytes) -> bool:
+        return self.acknowledged is not None and self.acknowledged.encode() in root
+
+    def finish(self) -> None:
+        """An attempt afterwards commits, or is told what is in its way."""
+        self.check()
+        before = self.acknowledged
+        try:
+            self.writer(RemoteStore(f"gs://{PLACE}"), "afterwards", self.storage, self._acknowledge)
+        except UcpError as refusal:
+            if refusal.code != "UCP-E-EXISTS" and self.is_conditional:
+                raise ViolationError(f"an attempt afterwards met {refusal}") from refusal
+        else:
+            if before is not None:
+                raise ViolationError("two were told that they have committed")
+        self.check()
+
+
+_medium: ObjectStore | None = None
+
+
+def _install(medium: ObjectStore) -> None:
+    global _medium
+    _medium = medium
+    conditional_put._known.clear()
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    return _medium, url.removeprefix("gs://")
+
+
+def _reached(url: str) -> Callable[[str], bool] | None:
+    """As that of `remote_place`, of the root documents here."""
+    root = None if _medium is None else _medium.objects.get(f"{url.removeprefix('gs://')}/{ROOT_KEY}")
+    return None if root is None else json.loads(root).__contains__
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Remote stores send their requests to the simulation."""
+    clock = SimpleNamespace(time=lambda: 0.0 if _medium is None else _medium.now, sleep=lambda _: None)
+    with (
+        patch.object(remote, "file_system", _opened),
+        patch.object(remote, "time", clock),
+        patch.object(conditional_put, "time", clock),
+        patch.object(remote_place.fsspec.core, "url_to_fs", _opened),
+        patch.object(conditional_put, "_known", set()),
+        patch.object(remote_place, "_reached", _reached),
+    ):
+        yield
