@@ -20,6 +20,7 @@ from ucpformat.frameworks.kinds.registry import BUILT_IN, registry
 from ucpformat.patterns.library import __file__ as library
 
 PACKAGE = Path(ucpformat.__file__).parent
+OTHERS = {"save_last": "of Lightning's ModelCheckpoint, which is not installed here"}
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 KEYWORD = re.compile(r"(?<![\w.'/-])([a-z][a-z_]+)=(?![=\s])")
 
@@ -68,7 +69,7 @@ def options() -> set[str]:
 
 def keywords() -> set[str]:
     """Parameters of everything public, settings of kinds, and parameters of ready-made documents."""
-    found = set(inspect.signature(torch_save).parameters)  # of which some messages speak
+    found = {*inspect.signature(torch_save).parameters, *OTHERS}  # of which some messages speak
     for name in ucpformat.__all__:
         thing = getattr(ucpformat, name)
         members = [thing] if not inspect.isclass(thing) else [thing, *vars(thing).values()]
