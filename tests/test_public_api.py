@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import ucpformat as ucp
+from ucpformat import writer
 from ucpformat.errors import REGISTRY
 
 TP8 = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 8),)), (ucp.Shard("tp", 0, "even"),))
@@ -115,3 +117,20 @@ def test_zarr_opens_it(tmp_path: Path) -> None:
     array = group["x/value"]
     assert isinstance(array, zarr.Array)
     assert np.array_equal(np.asarray(array[2:4]), W[2:4])
+
+
+def test_a_package_that_was_not_installed_saves_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(writer, "version", missing)
+    writer._version.cache_clear()
+    try:
+        ucp.save(tmp_path / "a.ucp", {"x": np.ones(3, np.float32)})
+    finally:
+        writer._version.cache_clear()
+    with ucp.open(tmp_path / "a.ucp") as checkpoint:
+        assert checkpoint.root.producer is not None
+        assert checkpoint.root.producer.version == "unknown"

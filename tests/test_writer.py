@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ucpformat
 from tests.builders import (
     BLOSC,
     GZIP,
@@ -34,7 +32,6 @@ from tests.builders import (
     tensors,
 )
 from tests.geometry.strategies import shapes
-from ucpformat import writer
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, chunk_grid
 from ucpformat.model.compressor import Compressor
@@ -439,20 +436,3 @@ def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
         save(tmp_path / name, state, storage="plain", chunk_bytes=100, attempt="first")
     assert snapshot(tmp_path / "x") == snapshot(tmp_path / "y")
     assert isinstance(Forgery(tmp_path / "x").table(), RawTable)
-
-
-def test_a_package_that_was_not_installed_saves_as_well(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(writer, "version", missing)
-    writer._version.cache_clear()
-    try:
-        ucpformat.save(tmp_path / "a.ucp", {"x": np.ones(3, np.float32)})
-    finally:
-        writer._version.cache_clear()
-    with ucpformat.open(tmp_path / "a.ucp") as checkpoint:
-        assert checkpoint.root.producer is not None
-        assert checkpoint.root.producer.version == "unknown"

@@ -53,7 +53,7 @@ def test_training_resumes_bit_by_bit(tmp_path: Path, options: dict[str, Any], ba
 
     again, fresh = model_and_optimizer(**options)
     losses(again, fresh, range(1))
-    resumed = {"model": again, "optim": fresh, "cuda": torch.cuda.get_rng_state()}
+    resumed: dict[str, Any] = {"model": again, "optim": fresh, "cuda": torch.cuda.get_rng_state()}
     ucp.load(tmp_path / "a.ucp", resumed)
     torch.cuda.set_rng_state(resumed["cuda"])
     assert losses(again, fresh, range(5, 10)) == expected
