@@ -29,6 +29,12 @@ PLACE = ROOT / ".venv-versions"
 RESULTS = PLACE / "results.json"
 MARKS = ("<!-- versions: begin -->", "<!-- versions: end -->")
 OLDEST, NEWEST_THOUGHT_OF = 11, 20
+OF_PIP = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+}
+"""Where pip is told to look, uv looks too."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,9 @@ def make(environment: Environment, python: str) -> Path:
     folder = PLACE / environment.name
     cache = PLACE / f"{environment.name}-cache"
     settings = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    for of_pip, of_uv in OF_PIP.items():
+        if of_pip in settings:
+            settings.setdefault(of_uv, settings[of_pip])
     if "torch" in environment.subject:
         settings["UV_CACHE_DIR"] = str(cache)  # gigabytes, which no other environment shares
 
