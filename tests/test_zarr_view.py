@@ -45,9 +45,9 @@ def everything() -> State:
 # Newer zarr-pythons load entry points: a package that is not installed has none.
 ALONE = """
 import importlib.metadata, sys
-entry_points = importlib.metadata.entry_points
-importlib.metadata.entry_points = lambda **asked: importlib.metadata.EntryPoints(
-    entry for entry in entry_points(**asked) if not entry.value.startswith("ucpformat")
+distributions = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **asked: (
+    found for found in distributions(**asked) if found.metadata["Name"] != "ucpformat"
 )
 class Blocker:
     def find_spec(self, name, path=None, target=None):
