@@ -57,8 +57,8 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests that need frameworks, eac
 test-cuda: $(READY)  ## run the tests that need a CUDA device, where torch finds one
 	$(BIN)/python -m pytest -q tests/frameworks_live/cuda
 
-test-versions: $(READY)  ## run tests with each version of Python, torch and what else it needs; an hour or more
-	$(BIN)/python -m tests.versions
+test-versions: $(READY)  ## run tests with each version of Python, torch and what else it needs; an hour; results go into docs/support.md
+	$(BIN)/python -m tests.versions --into docs/support.md
 
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
