@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 from tests.builders import STORAGES
 from tests.simulation import directories, stores
 from tests.simulation.directories import Directories
+from tests.simulation.file_system import Locks
 from tests.simulation.schedule import Bounds, Explored, Schedule, World, drawn, explore
 from tests.simulation.stores import Stores
 
 __all__ = ["CASTS", "Case", "cases"]
 
+LOCKS: tuple[Locks, ...] = get_args(Locks)
 CASTS = (
     ("writer", "writer"),
     ("writer", "collector"),
@@ -48,16 +51,14 @@ def cases(**also: Any) -> Iterator[Case]:
     for storage, debris, cast in product(STORAGES, (False, True), CASTS):
         what = f"{storage}, {', '.join(cast)}{', debris' if debris else ''}"
         common = {"storage": storage, "debris": debris, "cast": cast, **also}
-        for locks, links in product(("none", "own host", "all"), (True, False)):
+        for locks, links in product(LOCKS, (True, False)):
             yield Case(
                 f"directory, locks: {locks}, {'links' if links else 'renames'}, {what}",
-                lambda schedule, options={**common, "locks": locks, "links": links}: Directories(
-                    schedule, **options
-                ),
+                partial(Directories, locks=locks, links=links, **common),
                 directories.simulated,
             )
         yield Case(
             f"object store, {what}",
-            lambda schedule, options=common: Stores(schedule, **options),
+            partial(Stores, **common),
             stores.simulated,
         )

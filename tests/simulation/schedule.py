@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 __all__ = ["Bounds", "Explored", "Killed", "Schedule", "ViolationError", "World", "drawn", "explore"]
@@ -113,7 +114,7 @@ class Schedule:
         self._done = threading.Lock()
         self._done.acquire()
         for number, work in enumerate(works):
-            _ACTORS[number].work = lambda number=number, work=work: self._act(number, work)
+            _ACTORS[number].work = partial(self._act, number, work)
             _ACTORS[number].is_dead = False
         self.current = -1
         self._pass_on()
@@ -209,16 +210,17 @@ class Schedule:
 
     def done(self) -> None:
         """The operation has happened: the invariant has to hold now."""
-        if self.violation is None:
-            self._judge(self._world.check)
-            if self.violation is not None and self.current >= 0:
-                raise Killed
+        if self.violation is None and not self._judge(self._world.check) and self.current >= 0:
+            raise Killed
 
-    def _judge(self, check: Callable[[], None]) -> None:
+    def _judge(self, check: Callable[[], None]) -> bool:
+        """Keep the first violation; returns whether the check found none."""
         try:
             check()
         except ViolationError as violation:
             self.violation = self.violation or violation
+            return False
+        return True
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import fsspec
+
 from tests.simulation.directories import attempt, refusals
 from tests.simulation.object_store import ObjectStore
 from tests.simulation.schedule import Schedule, ViolationError
@@ -152,7 +154,7 @@ def simulated() -> Iterator[None]:
         patch.object(remote, "file_system", _opened),
         patch.object(remote, "time", clock),
         patch.object(conditional_put, "time", clock),
-        patch.object(remote_place.fsspec.core, "url_to_fs", _opened),
+        patch.object(fsspec.core, "url_to_fs", _opened),
         patch.object(conditional_put, "_known", set()),
         patch.object(remote_place, "_reached", _reached),
     ):

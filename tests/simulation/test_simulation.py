@@ -38,7 +38,7 @@ def test_no_schedule_breaks_the_invariant(bounds: Bounds) -> None:
 @pytest.mark.parametrize("world", [Directories, Stores])
 def test_what_nobody_disturbs_commits(world: Callable[..., Any]) -> None:
     """A simulation in which everybody fails would find nothing."""
-    simulated = {Directories: directories.simulated, Stores: stores.simulated}[world]
+    simulated = directories.simulated if world is Directories else stores.simulated
     for storage in ("packed", "plain"):
         made: list[Any] = []
 
@@ -135,8 +135,7 @@ def looking_before_a_rename() -> Iterator[None]:
         directory.names[ROOT_KEY] = directory.names.pop(self.name)
         medium.schedule.done()
 
-    unseen = patch.object(DirectoryClaim, "_others", lambda self: [])
-    with patch.object(Draft, "_put_in_place", put), unseen:
+    with patch.object(Draft, "_put_in_place", put), patch.object(DirectoryClaim, "_others", lambda self: []):
         yield
 
 
