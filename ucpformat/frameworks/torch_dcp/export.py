@@ -174,7 +174,8 @@ def _save_object(value: object, key: str, stream: IO[bytes]) -> None:
     # Into memory first: torch hides what goes wrong with a stream.
     buffer = io.BytesIO()
     torch.save(revive(value, key), buffer)
-    stream.write(buffer.getbuffer())
+    with buffer.getbuffer() as data:  # let go of, whatever the stream raises
+        stream.write(data)
 
 
 def _write_metadata(
