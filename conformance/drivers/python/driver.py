@@ -162,7 +162,7 @@ def read(params: Json) -> Json:
             return read_layout(checkpoint, view.dtype.name, params)
         if "box" in params:
             box = params["box"]
-            data = np.empty(tuple(box["shape"]), view.dtype.numpy)
+            data = np.empty(tuple(box["shape"]), view.dtype)
             checkpoint.read_box(view.stored, Box(tuple(box["offset"]), tuple(box["shape"])), data)
         else:
             data = view.read()
