@@ -281,10 +281,10 @@ def test_what_does_not_fit_is_refused_by_all_with_its_name() -> None:
     one_only = held(Mesh((MeshAxis("dp", 3), MeshAxis("pp", 1))), (6,), Shard("dp", 0, (0, 2, 4)))
     assert refusals(
         asks({"w": rows}, {"w": one_only}, lambda rank: {"w": full[2:4]} if rank == 1 else {})
-    ) == {("UCP-E-COVER", "w")}
-    # Two elements that one rank holds and lists are its own; those of a rank that does not list them are missed.
+    ) == {("UCP-E-MISMATCH", "w")}
+    # Two elements that one rank holds and lists are its own; a rank that does not list what it is to hold is told so.
     assert refusals(asks({"w": rows}, {"w": rows}, lambda rank: {"w": full[:2]} if rank else {})) == {
-        ("UCP-E-COVER", "w")
+        ("UCP-E-MISMATCH", "w")
     }
 
 
