@@ -162,7 +162,7 @@ def test_a_failed_write_is_not_a_checkpoint(tmp_path: Path) -> None:
     def fails(offset: tuple[int, ...], shape: tuple[int, ...], out: Any) -> None:
         raise OSError("no more")
 
-    with pytest.raises(UcpError, match="UCP-E-STORE.*no more"):
+    with pytest.raises(UcpError, match=r"UCP-E-STORE.*no more"):
         write_dcp(tmp_path / "out", {"w": ExportTensor("float32", (2,), fails)}, {}, {})
     with pytest.raises(UcpError):
         DcpDirectory.open(tmp_path / "out")
