@@ -187,7 +187,7 @@ def test_what_fits_on_another_rank_is_not_without_effect(path: Path) -> None:
     assert run_threads(2, lambda group: load(group, ["*.w", "other"])) == [[1, 2], [3, 4]]
     found = run_threads(2, lambda group: load(group, ["*.w", "ohter"]))
     assert [str(one) for one in found] == [
-        "UCP-E-MISMATCH: nothing was loaded: only= fits no entry: 'ohter'; did you mean 'other.*'?"
+        f"UCP-E-MISMATCH in {path}: nothing was loaded: only= fits no entry: 'ohter'; did you mean 'other.*'?"
     ] * 2
 
 

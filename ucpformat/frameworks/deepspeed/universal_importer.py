@@ -181,15 +181,16 @@ def _kept_states(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 def _require_states(files: SourceFiles, groups: Groups, number: object, kept: Mapping[str, Any]) -> None:
     """Refuse a parameter without a state that it must have had.
 
-    That is every state that another parameter has, Adam's moments where the options are Adam's, and what the
-    optimizer's file keeps of the first rank's states under ZeRO-3 (``kept``); a step is in there as well.
+    That is every state that another parameter has, Adam's moments where the options are Adam's and any parameter has a
+    state, and what the optimizer's file keeps of the first rank's states under ZeRO-3 (``kept``); a step is in there as
+    well. Where no parameter has any, the optimizer had taken no step.
     """
     held = {name: files.names(f"zero/{name}") for names, _ in groups for name in names}
     some = {file_name for names in held.values() for file_name in names}
     some |= {f"{name}{_SUFFIX}" for name, value in kept.items() if _has_elements(value)}
     for names, options in groups:
         wanted = {f"{_MASTER}{_SUFFIX}", *some}
-        if "betas" in options:
+        if "betas" in options and some - {f"{_MASTER}{_SUFFIX}"}:
             wanted |= {f"{state}{_SUFFIX}" for state in _ADAM}
             if number is None and "step" not in options:
                 wanted.add(f"step{_SUFFIX}")

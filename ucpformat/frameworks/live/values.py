@@ -101,7 +101,9 @@ def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
     if not isinstance(tensor, np.ndarray) and (tensor.is_conj() or tensor.is_neg()):
         raise error("UCP-E-MISMATCH", "the tensor is a conjugate or negative view of its memory", at=at)
     view = array_view(tensor, kind, at=at)
-    if any(step == 0 and extent > 1 for step, extent in zip(view.strides, view.shape, strict=True)):
+    if view.size and any(
+        step == 0 and extent > 1 for step, extent in zip(view.strides, view.shape, strict=True)
+    ):
         raise error("UCP-E-MISMATCH", "several elements share one place in memory; give a clone()", at=at)
     if view.dtype != kind.numpy:
         raise error(
