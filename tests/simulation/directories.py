@@ -115,7 +115,7 @@ class Directories:
         if found is None or ROOT_KEY in found.names:
             return
         with refusals():
-            LocalPlace(RUN).clear(NAME)
+            LocalPlace(RUN).clear(NAME, 0)
 
     def _remove(self, name: str) -> None:
         del name

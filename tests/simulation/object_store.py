@@ -6,6 +6,7 @@ later, when nobody waits for them any more.
 
 from __future__ import annotations
 
+import datetime
 import io
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,6 +97,17 @@ class ObjectStore:
     def exists(self, path: str) -> bool:
         """Whether anything is below a path; asked for with a listing."""
         return True
+
+    def modified(self, path: str) -> datetime.datetime:
+        """When an object was made."""
+
+        def act() -> datetime.datetime:
+            if path not in self.objects:
+                raise FileNotFoundError(path)
+            return datetime.datetime.fromtimestamp(self.changed[path], datetime.UTC)
+
+        result: datetime.datetime = self._request(f"look at {path}", act)
+        return result
 
     def size(self, path: str) -> int:
         """Look at an object."""

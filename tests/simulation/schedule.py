@@ -199,6 +199,11 @@ class Schedule:
         """Do this at some later time."""
         self._late.append(request)
 
+    @property
+    def awaits_late(self) -> bool:
+        """Whether a request is still to be done."""
+        return bool(self._late)
+
     def forget_late(self) -> None:
         """What was not done by now never will be."""
         self._late.clear()

@@ -36,8 +36,9 @@ class Stores:
     """A prefix of an object store, and who is at work there: as in `Directories`.
 
     A collector takes what has not changed for a day for dead. That day passes at some point of the schedule; but no
-    request is under way for a day, and no writer stands still so long between a look at the clock and the next request,
-    which puts the root document or removes. A manager removes a checkpoint where no attempt is under way (ADR 0012).
+    request is under way for a day, and no writer stands still so long between a look at the clock and the next
+    request, which puts the root document or removes. A manager removes a checkpoint where no attempt is under way,
+    nor a request of one. ADR 0012 says that this is assumed.
     """
 
     schedule: Schedule
@@ -84,15 +85,13 @@ class Stores:
         with refusals():
             with translated(NAME):
                 found = self.medium.find(PLACE)
-            changes = [self.medium.changed[key] for key in found]
-            if f"{PLACE}/{ROOT_KEY}" in found or not changes or self.medium.now - max(changes) < DAY:
-                return
-            RemotePlace(f"gs://{RUN}").clear(NAME)
+            if f"{PLACE}/{ROOT_KEY}" not in found:
+                RemotePlace(f"gs://{RUN}").clear(NAME, DAY)
 
     def _remove(self, name: str) -> None:
         del name
         self.schedule.point("somebody wants the checkpoint removed")
-        if self.under_way:
+        if self.under_way or self.schedule.awaits_late or f"{PLACE}/{ROOT_KEY}" not in self.medium.objects:
             return
         with refusals():
             RemotePlace(f"gs://{RUN}").remove(NAME)

@@ -116,7 +116,7 @@ def clearing_by_listing() -> Iterator[None]:
 @contextmanager
 def collecting_by_listing() -> Iterator[None]:
     """A collection removes what it has listed, root documents as well (the fourth finding)."""
-    with patch.object(LocalPlace, "clear", LocalPlace.remove):
+    with patch.object(LocalPlace, "clear", lambda self, name, older_than: self.remove(name)):
         yield
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
@@ -140,7 +141,7 @@ def collect(
             _remove(run.place.remove, run.name(step) or step_name(step), found, dry=dry)
     for name in [*run.without_root(), *run.aside()]:
         if _is_debris(run, name, debris_age, found):
-            _remove(run.place.clear, name, found, dry=dry)
+            _remove(partial(run.place.clear, older_than=debris_age), name, found, dry=dry)
     return found
 
 

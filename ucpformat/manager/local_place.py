@@ -83,8 +83,9 @@ class LocalPlace:
             finally:
                 os.close(directory)
 
-    def clear(self, name: str) -> None:
+    def clear(self, name: str, older_than: float) -> None:
         """Move debris aside and remove it, unless a checkpoint was committed there meanwhile."""
+        del older_than  # whatever writes here cannot commit any more
         with translated(name), self._held(name) as claim:
             if not is_aside(name):
                 claim.remove_all()

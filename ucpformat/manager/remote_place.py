@@ -16,7 +16,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.storage.remote_access import has_directories, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["RemotePlace"]
 
@@ -52,17 +52,21 @@ class RemotePlace:
 
     def age(self, name: str) -> float | None:
         """Seconds between the newest change of an object below an entry and that of one written now."""
-        probe = self._full(f".ucp-clock-{uuid.uuid4().hex[:8]}")
         with translated(self.url):
-            try:
-                changes = [self._changed(key) for key in self._filesystem.find(self._full(name))]
-                self._filesystem.pipe_file(probe, b"")
-                now = self._changed(probe)
-            except NotImplementedError:
-                return None
-            finally:
-                with suppress(Exception):
-                    self._filesystem.rm_file(probe)
+            return self._age(self._filesystem.find(self._full(name)))
+
+    def _age(self, paths: Iterable[str]) -> float | None:
+        """As `age`, of objects that were listed."""
+        probe = self._full(f".ucp-clock-{uuid.uuid4().hex[:8]}")
+        try:
+            changes = [self._changed(path) for path in paths]
+            self._filesystem.pipe_file(probe, b"")
+            now = self._changed(probe)
+        except NotImplementedError:
+            return None
+        finally:
+            with suppress(Exception):
+                self._filesystem.rm_file(probe)
         return (now - max(changes)).total_seconds() if changes else None
 
     def _changed(self, key: str) -> datetime.datetime:
@@ -91,13 +95,17 @@ class RemotePlace:
                 self._filesystem.rm_file(found.pop(ROOT_KEY))
             self._remove([path for key, path in found.items() if reached is None or reached(key)])
 
-    def clear(self, name: str) -> None:
-        """Remove the objects of debris, unless a checkpoint was committed there meanwhile."""
+    def clear(self, name: str, older_than: float) -> None:
+        """Remove the objects of debris, unless a checkpoint was committed there meanwhile, or anything has changed."""
         with translated(name):
             found = self._found(name)
             if ROOT_KEY in found:
                 message = "a checkpoint was committed here meanwhile; nothing was removed"
                 raise error("UCP-E-EXISTS", message, at=name)
+            # Of the very objects that are removed: others may have come since somebody looked at their age.
+            age = self._age(found.values())
+            if found and (age is None or age < older_than):
+                raise error("UCP-E-EXISTS", "a writer is at work here; nothing was removed", at=name)
             self._remove(list(found.values()))
 
     def _found(self, name: str) -> dict[str, str]:

@@ -101,8 +101,8 @@ class Place(Protocol):
         """
         ...
 
-    def clear(self, name: str) -> None:
-        """Remove an entry that is debris.
+    def clear(self, name: str, older_than: float) -> None:
+        """Remove an entry that is debris, and has been for ``older_than`` seconds.
 
         Raises:
             StoreError: ``UCP-E-EXISTS``, and nothing is removed, where a checkpoint was committed in it meanwhile, or
