@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -379,3 +380,27 @@ def test_a_forked_process_does_not_wait_for_what_its_parent_saves(tmp_path: Path
         gate.set()
     assert save.wait(30).digest is not None
     saver.close()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_interrupt_while_the_thread_starts_leaves_nobody_waiting(tmp_path: Path, started: bool) -> None:
+    """Ctrl-C comes to the thread that calls, wherever it is: here it waits for the other one to have begun."""
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        if self.name != "ucp-async-save" or started:
+            start(self)
+        if self.name == "ucp-async-save":
+            raise KeyboardInterrupt
+
+    with BackgroundSaver(OneProcess()) as saver:
+        local, _ = owned(0, NORM)
+        with patch.object(threading.Thread, "start", interrupted), pytest.raises(KeyboardInterrupt):
+            saver.save(tmp_path / "c", lambda: local, OPTIONS)
+        if started:
+            saver.wait()
+            assert validate(tmp_path / "c") == []
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                saver.wait()
+            assert list(tmp_path.iterdir()) == []

@@ -216,9 +216,14 @@ class BackgroundSaver:
         waited = time.perf_counter()
         with paused():
             saving = prepare_save(url, describe_state, self._calls, options)
-            self._last = result
-            _open[id(self)] = self
-            _Work(saving, self._writes, self._arena, result, then).stage(self._copier, began, waited)
+            work = _Work(saving, self._writes, self._arena, result, then)
+            try:
+                self._last = result
+                _open[id(self)] = self
+                work.stage(self._copier, began, waited)
+            except BaseException as failure:
+                work.never_began(failure)
+                raise
         return result
 
     def _admitted(self, url: str, when_busy: WhenBusy) -> bool:
@@ -354,10 +359,19 @@ class _Work:
             if not isinstance(failure, Exception):
                 raise
         finally:
-            if not begun:
-                self._thread.start()
-            now = time.perf_counter()
-            self._accounted.put((now - began, admitted - began, now - staging))
+            # Ctrl-C may come while the thread starts, which then waits for this account.
+            try:
+                if not begun:
+                    self._thread.start()
+            finally:
+                now = time.perf_counter()
+                self._accounted.put((now - began, admitted - began, now - staging))
+
+    def never_began(self, failure: BaseException) -> None:
+        """End the save where there is no thread that will, so that nobody waits for it."""
+        if self._thread.ident is None:
+            self._saving.give_up()
+            self._result._end(failure)
 
     def _batches(self) -> Iterator[Sequence[Part]]:
         while (batch := self._queue.get()) is not None:

@@ -200,6 +200,12 @@ class Saving:
         finally:
             self._store.close()
 
+    def give_up(self) -> None:
+        """Let go of the place, instead of `run`; the other ranks wait until they see that this one is gone."""
+        with suppress(Exception):
+            self._store.discard()
+        self._store.close()
+
     def share(self) -> list[Portion]:
         """What this rank has to write, or to send to the owner of a chunk, in the order of slots."""
         if not self._shares_chunks:
