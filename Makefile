@@ -13,7 +13,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions test-nightly simulate test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help demo test test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -40,6 +40,9 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation
+
+campaigns: $(READY)  ## let every system call of a save, a conversion, a collection fail in every way; needs cc, and an hour or less
+	$(BIN)/python -m tests.campaigns.faults
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"

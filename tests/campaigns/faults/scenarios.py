@@ -1,0 +1,123 @@
+"""What is done while a call fails: saves, conversions, collections, managers; and how it is looked at afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ucpformat as ucp
+from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.frameworks.kinds.registry import UCP
+from ucpformat.frameworks.live.state_dict import save_state
+from ucpformat.manager.collection import collect
+from ucpformat.manager.retention import Retention
+from ucpformat.manager.run_directory import open_run
+
+__all__ = ["SCENARIOS", "Scenario", "state"]
+
+VALUES = np.arange(300, dtype=np.float32)
+
+
+def state(number: int) -> dict[str, Any]:
+    """What a save of this number holds."""
+    return {"model": {"w": VALUES + number, "b": np.full(7, number, np.int32)}, "step": number}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An operation in a directory.
+
+    ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
+    ``makes`` are the checkpoints that are there afterwards if it has, ``keeps`` those that are never harmed, each with
+    the number of its state.
+    """
+
+    name: str
+    run: Callable[[Path], None]
+    prepare: Callable[[Path], None] = lambda _: None
+    makes: dict[str, int] | None = None
+    keeps: dict[str, int] | None = None
+
+
+def _save(path: Path, **options: Any) -> None:
+    ucp.save(path / "c.ucp", state(1), **options)
+
+
+def _async(path: Path) -> None:
+    with ucp.AsyncSaver() as saver:
+        saver.save(path / "c.ucp", state(1))
+
+
+def _together(path: Path, storage: str) -> None:
+    """Two ranks, threads of this process."""
+    mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
+    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
+
+    def work(group: ThreadGroup) -> None:
+        held = state(1)
+        held["model"]["w"] = held["model"]["w"][150 * group.rank :][:150]
+        options: Any = SaveOptions(storage, 256, None)  # type: ignore[arg-type]
+        save_state(path / "c.ucp", held, options, group=group, layouts=layouts)
+
+    for found in run_threads(2, work):
+        if isinstance(found, BaseException):
+            raise found
+
+
+def _debris(path: Path) -> None:
+    """What a writer that was killed has left."""
+    for key in ("packs/x-0-0.pack", "index/x.json", ".ucp.json.0123"):
+        (path / "c.ucp" / key).parent.mkdir(parents=True, exist_ok=True)
+        (path / "c.ucp" / key).write_bytes(b"debris")
+
+
+def _steps(path: Path) -> None:
+    for step in (1, 2):
+        ucp.save(path / f"step-{step}.ucp", state(step))
+
+
+def _steps_and_debris(path: Path) -> None:
+    _steps(path)
+    (path / "step-3.ucp" / "packs").mkdir(parents=True)
+    (path / "step-3.ucp" / "packs" / "x").write_bytes(b"debris")
+
+
+def _collect(path: Path) -> None:
+    found = collect(open_run(path), Retention(last=1), debris_age=0)
+    for problem in found.failed.values():
+        raise problem
+
+
+def _manager(path: Path) -> None:
+    with ucp.CheckpointManager(path, keep_last=2) as manager:
+        manager.save(3, state(3))
+
+
+def _source(path: Path) -> None:
+    ucp.save(path / "source.ucp", state(1))
+
+
+def _convert(path: Path) -> None:
+    convert_checkpoint(path / "source.ucp", path / "c.ucp", source_kind=UCP, destination_kind=UCP)
+
+
+MADE = {"c.ucp": 1}
+
+SCENARIOS: Sequence[Scenario] = (
+    Scenario("save", _save, makes=MADE),
+    Scenario("save over debris", _save, _debris, makes=MADE),
+    Scenario("save, plain", lambda path: _save(path, storage="plain", chunk_bytes=512), makes=MADE),
+    Scenario("save, compressed", lambda path: _save(path, compressor="auto"), makes=MADE),
+    Scenario("save, asynchronous", _async, makes=MADE),
+    Scenario("save, two ranks", lambda path: _together(path, "packed"), makes=MADE),
+    Scenario("save, two ranks, plain", lambda path: _together(path, "plain"), makes=MADE),
+    Scenario("convert", _convert, _source, makes=MADE, keeps={"source.ucp": 1}),
+    Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}),
+    Scenario("manager", _manager, _steps, makes={"step-3.ucp": 3}, keeps={"step-2.ucp": 2}),
+)
