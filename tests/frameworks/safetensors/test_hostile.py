@@ -147,7 +147,7 @@ def _index(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], objec
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 DIRECTORIES: dict[str, tuple[list[Callable[[Path], object]], str]] = {
     "missing file": ([_without(SECOND)], SECOND),
-    "missing file and index": ([_without(SECOND), _without("model.safetensors.index.json")], FIRST),
+    "missing file and index": ([_without(SECOND), _without("model.safetensors.index.json")], SECOND),
     "index without map": ([_index(lambda d: d.pop("weight_map"))], "model.safetensors.index.json"),
     "map of numbers": ([_index(lambda d: d["weight_map"].update(a=1))], "model.safetensors.index.json"),
     "a tensor more": ([_index(lambda d: d["weight_map"].update(x=FIRST))], "model.safetensors.index.json"),
