@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting import worker
+from ucpformat.frameworks.converting import journal, worker
 from ucpformat.storage import local
 from ucpformat.storage.local_pack import LocalPackFile
 
@@ -238,3 +238,24 @@ def test_a_batch_that_two_workers_do_has_one_result(source: Path, tmp_path: Path
         assert all(path.suffix == ".pack" for path in packs)
     with ucpformat.open(tmp_path / "plain") as checkpoint:
         assert np.array_equal(checkpoint["scalar"]["value"].read(), np.float32(2.5))
+
+
+def test_a_receipt_that_comes_when_its_pack_was_removed_is_not_believed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCP-W-012: a worker that was thought dead writes it behind the pack, which looked like nobody's."""
+    out = tmp_path / "c"
+    assert interrupted(source, out, "packed", 8, KeyboardInterrupt())
+    receipt = min((out / "packs").glob("*.receipt"))
+    late = receipt.read_bytes()
+    receipt.unlink()
+    real = journal.earlier
+
+    def earlier(*arguments: Any) -> Any:
+        found = real(*arguments)
+        receipt.write_bytes(late)
+        return found
+
+    monkeypatch.setattr(journal, "earlier", earlier)
+    rewrite(source, out, resume=True, workers=1)
+    assert_same(source, out)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
-from ucpformat.frameworks.converting.worker import unsealed
+from ucpformat.frameworks.converting.worker import objects_of, unsealed
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.draft import is_staged
 from ucpformat.storage.store import open_store
@@ -126,7 +126,7 @@ def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> E
             data = unsealed(store.read(key, 0, store.size(key) or 0)) if key in keys else None
             if data is None:
                 continue
-            objects = _objects(Receipt.unpack(data, names), cut)
+            objects = objects_of(Receipt.unpack(data, names), cut)
             if all(store.size(name) == length for name, length in objects.items()):
                 receipts[batch.number] = data
                 kept |= {key, *objects}
@@ -142,21 +142,6 @@ def _noted(store: Store, key: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _objects(receipt: Receipt, cut: Cut) -> dict[str, int]:
-    """The objects that a receipt speaks of, with their lengths."""
-    found = {pack.key: pack.length for pack in receipt.packs}
-    if not receipt.packs:
-        places = {
-            (source.atom, source.slot): place for source, place in zip(cut.sources, cut.places, strict=True)
-        }
-        for name, chunk, stored in receipt.stored.entries():
-            if stored.segment is not None:
-                place = places[name]
-                key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
-                found[key] = stored.segment.length
-    return found
 
 
 def finish(order: Order, packs: Collection[str]) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.chunk_writer import ChunkWriter, StoredChunk
     from ucpformat.storage.store import Store
 
-__all__ = ["Workshop", "convert_batch", "copy_batch", "sealed", "unsealed"]
+__all__ = ["Workshop", "convert_batch", "copy_batch", "objects_of", "sealed", "unsealed"]
 
 _SMALL: Final = 1 << 20
 _GATHERED_BYTES: Final = 4 << 20
@@ -92,7 +92,7 @@ def copy_batch(
     store = open_store(order.url, durability=order.durability)
     try:
         store.join()
-        if order.is_journaled and (found := _earlier(store, order, batch)) is not None:
+        if order.is_journaled and (found := _earlier(workshop, store, order, batch)) is not None:
             return found
         try:
             receipt = _copy(workshop, order, batch, store, progress)
@@ -113,10 +113,33 @@ def copy_batch(
         store.close()
 
 
-def _earlier(store: Store, order: Order, batch: Batch) -> bytes | None:
+def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> bytes | None:
+    """The receipt of a worker that has done this batch before.
+
+    One that was thought dead may have written it when its objects were removed, for want of a receipt.
+    """
     key = order.receipt_key(batch.number)
     size = store.size(key)
-    return None if size is None else unsealed(store.read(key, 0, size))
+    data = None if size is None else unsealed(store.read(key, 0, size))
+    if data is None:
+        return None
+    objects = objects_of(Receipt.unpack(data, workshop.names), workshop.cut)
+    return data if all(store.size(name) == length for name, length in objects.items()) else None
+
+
+def objects_of(receipt: Receipt, cut: Cut) -> dict[str, int]:
+    """The objects that a receipt speaks of, with their lengths."""
+    found = {pack.key: pack.length for pack in receipt.packs}
+    if not receipt.packs:
+        places = {
+            (source.atom, source.slot): place for source, place in zip(cut.sources, cut.places, strict=True)
+        }
+        for name, chunk, stored in receipt.stored.entries():
+            if stored.segment is not None:
+                place = places[name]
+                key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
+                found[key] = stored.segment.length
+    return found
 
 
 def _copy(
