@@ -277,6 +277,7 @@ class DirectoryClaim:
         self.require_mine()
         with suppress(OSError):
             self._draft.withdraw()
+            self._draft = None
         if is_durable:
             try:
                 os.fsync(self._held)

@@ -304,6 +304,8 @@ class LocalStore:
         names = parent.split("/") if parent else []
         for count in range(len(names) + 1):
             directory = "/".join(names[:count])
+            if directory in self._made_directories:
+                continue
             place, within = self._place(directory)
             if directory or within is None:
                 with suppress(FileExistsError):
