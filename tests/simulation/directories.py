@@ -62,6 +62,16 @@ def attempt(store: Store, name: str, storage: Storage, committed: Callable[[str]
         store.close()
 
 
+class SimulatedStore(LocalStore):
+    """A store whose descriptors are the simulation's: nobody may close them once its schedule has ended.
+
+    Python deletes a store whenever it collects garbage, which may be while another schedule runs, or none.
+    """
+
+    def __del__(self) -> None:
+        pass
+
+
 @dataclass
 class Directories:
     """A run directory with a place for one checkpoint, and who is at work there.
@@ -102,7 +112,7 @@ class Directories:
 
     def _write(self, name: str) -> None:
         with refusals():
-            self.writer(LocalStore(PLACE, durability="none"), name, self.storage, self._acknowledge)
+            self.writer(SimulatedStore(PLACE, durability="none"), name, self.storage, self._acknowledge)
 
     def _acknowledge(self, name: str) -> None:
         self.acknowledged = name
@@ -154,7 +164,7 @@ class Directories:
         self.check()
         before = self.acknowledged
         try:
-            self.writer(LocalStore(PLACE, durability="none"), "afterwards", self.storage, self._acknowledge)
+            self.writer(SimulatedStore(PLACE, durability="none"), "afterwards", self.storage, self._acknowledge)
         except UcpError as refusal:
             if refusal.code != "UCP-E-EXISTS" and self.medium.links | self.medium.exclusive_renames:
                 raise ViolationError(f"an attempt afterwards met {refusal}") from refusal
