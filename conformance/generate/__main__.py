@@ -20,6 +20,7 @@ from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
+from generate.precedence import precedence_cases
 from generate.value_steps import value_step_cases
 from generate.writes import write_cases
 
@@ -42,6 +43,7 @@ def all_cases() -> Iterator[Case]:
     yield from bad_chunk_cases()
     yield from forward_cases()
     yield from level_cases()
+    yield from precedence_cases()
 
 
 def main(folder: Path) -> int:

@@ -115,10 +115,17 @@ def _encode_now(compressor: Mapping[str, Any], raw: bytes) -> bytes:
 
 
 def validation(
-    codes: Sequence[str], at: Sequence[str] = (), *, also: bool = False, level: str = "inspect"
+    codes: Sequence[str],
+    at: Sequence[str] = (),
+    *,
+    also: bool = False,
+    level: str = "inspect",
+    never: Sequence[str] = (),
 ) -> Check:
-    """A validator finds these codes, and nothing else unless ``also``."""
+    """A validator finds these codes, and nothing else unless ``also``; those of ``never`` it does not."""
     expect: dict[str, Any] = {"codes": list(codes), "also": also}
+    if never:
+        expect["never"] = list(never)
     if at:
         expect["at"] = list(at)
     return {
@@ -174,13 +181,16 @@ def bad_case(
     level: str = "inspect",
     setup: Sequence[dict[str, Any]] = (),
     features: Sequence[str] = (),
+    never: Sequence[str] = (),
 ) -> Case:
     """A mutation of a good parent: the validator names it, a reader refuses it at each of ``ops``."""
     wanted = [codes] if isinstance(codes, str) else list(codes)
     places = [at] if isinstance(at, str) else list(at)
     mutate(draft)
     # Only what is said in words has a place that all implementations share.
-    checks = [validation(wanted, places, also=also, level=level)] if "no-validate" not in ops else []
+    checks = (
+        [validation(wanted, places, also=also, level=level, never=never)] if "no-validate" not in ops else []
+    )
     for op in ops:
         if op != "no-validate":
             checks.append(

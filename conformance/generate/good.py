@@ -171,7 +171,7 @@ def _names() -> Iterator[Case]:
     for storage in STORAGES:
         yield good(
             f"names/unusual-{storage}", "Names of every kind, keys of their own, UTF-8 order",
-            ("UCP-D-010", "UCP-D-021", "UCP-D-022", "UCP-D-013"), Draft(atoms, storage=storage),
+            ("UCP-D-010", "UCP-D-021", "UCP-D-022", "UCP-D-013", "UCP-R-040"), Draft(atoms, storage=storage),
         )  # fmt: skip
     slots = {
         name: SlotDraft("uint8", (1,), bytes([number + 1]))

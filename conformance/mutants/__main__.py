@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from oracle_driver import OracleDriver
+from planted import PLANTED
 
 from ucp_conformance.oracle import layouts
 from ucp_conformance.oracle.examine import Examination, Logical, examine
@@ -258,8 +259,11 @@ MUTANTS: dict[str, type[OracleDriver]] = {
     "copies-extensions": CopiesExtensions,
     "executes": Executes,
     "peeks": Peeks,
+    **PLANTED,
 }
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "--list":
+    print("\n".join(MUTANTS))
+elif __name__ == "__main__":
     MUTANTS[sys.argv[1]]().serve()

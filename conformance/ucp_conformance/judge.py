@@ -156,6 +156,9 @@ def _problems(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
     missing = [code for code in wanted if code not in codes]
     if expect.get("every") and missing:
         return "fail", f"reported {shown}; expected {' and '.join(missing)} as well"
+    ruled_out = [code for code in codes if code in expect.get("never", ())]
+    if ruled_out:
+        return "fail", f"reported {shown}; {ruled_out[0]} is ruled out beside {' or '.join(wanted)}"
     if not expect["also"] and len(hits) < len([code for code in codes if not code.startswith("UCP-W-")]):
         return "fail", f"reported {shown}; expected nothing but {' or '.join(wanted)}"
     if "at" in expect and not any(at_matches(problem["at"], expect["at"]) for problem in hits):

@@ -68,6 +68,8 @@ def verdict(folder: Path, case: dict[str, Any], wanted: dict[str, Any], level: s
         return f"{codes} and not {wanted['codes']}"
     if wanted.get("every") and set(codes) != set(wanted["codes"]):
         return f"{codes} and not all of {wanted['codes']}"
+    if set(codes) & set(wanted.get("never", ())):
+        return f"{codes}, of which some are ruled out: {wanted['never']}"
     if not wanted["also"] and not set(codes) <= set(wanted["codes"]):
         return f"{codes}, more than {wanted['codes']}"
     if "at" in wanted and not any(at_matches(problem.at, wanted["at"]) for problem in problems):

@@ -41,10 +41,13 @@ def needed_features(compressors: Iterable[Compressor | None]) -> frozenset[str]:
 
 
 def feature_set_problems(envelope: Envelope, needed: frozenset[str], *, at: str) -> Iterator[Problem]:
-    """``UCP-E-FEATURE-SET`` for features needed and undeclared, or declared and not needed (UCP-D-009)."""
+    """``UCP-E-FEATURE-SET`` for features needed and undeclared, or declared and not needed (UCP-D-009).
+
+    Of a read feature that is not defined here nobody can say whether it is needed (UCP-V-011).
+    """
     read = needed & READ_FEATURES
     for member, declared, wanted in (
-        ("read_features", frozenset(envelope.read_features), read),
+        ("read_features", frozenset(envelope.read_features) & READ_FEATURES, read),
         ("write_features", frozenset(envelope.write_features), needed - read),
     ):
         here = pointer(at, member)
