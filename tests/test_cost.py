@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -19,12 +21,16 @@ from ucpformat import jsonio, schema
 from ucpformat.errors import UcpError
 from ucpformat.geometry import BlockRule, Blocks, Layout, Mesh, MeshAxis, Shard
 from ucpformat.jsonio import loads
+from ucpformat.model.compressor import Compressor
 from ucpformat.model.values import decode
-from ucpformat.validate import validate
+from ucpformat.storage.compression import decompress
+from ucpformat.storage.decoding_room import DecodingRoom
+from ucpformat.validate import expansion, validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 PRIME = 2**61 - 1
 """Python's hash of an integer is its remainder by this."""
+DECODER = "ucpformat.validate.integrity.decompress"
 
 
 def calls(work: Callable[[], object]) -> int:
@@ -160,3 +166,80 @@ def test_what_layouts_may_cost_follows_the_bytes_that_are_there(tmp_path: Path) 
     forgery.root["parts"][0]["index"]["length"] = 1 << 27
     codes = {problem.code for problem in validate(forgery.sealed(), "semantics")}
     assert {"UCP-E-LENGTH", "UCP-W-UNCHECKED"} <= codes
+
+
+def compressed(path: Path, codec: str, chunks: int, *, storage: Any = "packed") -> Path:
+    """Chunks of 16 MiB, each with one byte that is not zero, and so as short as a codec makes them."""
+    options: dict[str, dict[str, Any]] = {"zstd": {"level": 1, "checksum": False}, "gzip": {"level": 9}}
+    shape, compressor = (chunks << 24,), Compressor(codec, options[codec])
+    spec = AtomSpec("a", {"value": SlotSpec("uint8", shape, None, compressor)})
+    with CheckpointWriter(path, [spec], chunk_bytes=1 << 24, storage=storage, workers=1) as writer:
+        part = np.zeros(1 << 24, np.uint8)
+        part[9] = 1
+        for chunk in range(chunks):
+            writer.write("a", "value", part, offset=(chunk << 24,))
+    return path
+
+
+@pytest.mark.parametrize("codec", ["zstd", "gzip"])
+@pytest.mark.parametrize("storage", ["packed", "plain"])
+def test_what_expands_too_far_is_passed_over_and_not_decoded(
+    tmp_path: Path, codec: str, storage: str
+) -> None:
+    """133 KB of zstd took a gigabyte."""
+    path = compressed(tmp_path / "a.ucp", codec, 3, storage=storage)
+    assert validate(path) == []  # 48 MiB are not too much
+    with (
+        patch.object(expansion, "LEAST_BYTES", 1 << 25),
+        patch(DECODER, side_effect=AssertionError),
+    ):
+        (problem,) = validate(path)
+    assert (problem.code, problem.severity) == ("UCP-W-UNCHECKED", "warning")
+    assert problem.at.endswith("-0.json#/atoms/0/slots/value")
+    with patch(DECODER, wraps=decompress) as decoded:
+        assert validate(path, expand=3 << 24) == []
+        assert decoded.call_count == 3
+    with patch(DECODER, side_effect=AssertionError):
+        codes = [found.code for found in validate(path, expand=1 << 25)]
+        assert codes == ["UCP-W-UNCHECKED"]
+
+
+def test_segments_that_share_their_bytes_are_counted_each_time(tmp_path: Path) -> None:
+    """A row of 36 bytes could have a chunk of any length looked at once more."""
+    with CheckpointWriter(
+        tmp_path / "a.ucp", [AtomSpec("a", {"value": SlotSpec("uint8", (1 << 20,))})], chunk_bytes=1 << 16
+    ) as writer:
+        writer.write("a", "value", np.arange(1 << 20, dtype=np.uint32).astype(np.uint8))
+    forged = Forgery(tmp_path / "a.ucp")
+
+    def share(table: Any) -> None:
+        for row in table.rows:
+            row[2:4] = table.rows[0][2:4]
+        table.checksums = [table.checksums[0]] * len(table.checksums)
+
+    forged.edit_table(share)
+    with patch.object(expansion, "LEAST_BYTES", 1), patch.object(expansion, "EXPANSION", 0):
+        (problem, *_) = validate(forged.sealed())
+        assert problem.code == "UCP-W-UNCHECKED"
+    looked_at: list[int] = []
+    validate(forged.sealed(), expand=1 << 20, progress=looked_at.append)
+    assert sum(looked_at) == 1 << 20
+
+
+def test_decoded_chunks_have_room_together_or_one_of_them_alone() -> None:
+    room = DecodingRoom(10)
+    held: list[int] = []
+    most: list[int] = []
+
+    def take(nbytes: int) -> None:
+        with room.take(nbytes):
+            held.append(nbytes)
+            most.append(sum(held))
+            barrier.wait(nbytes / 1000)
+            held.remove(nbytes)
+
+    barrier = Event()
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(take, [4, 5, 20, 3, 3, 3, 10, 1] * 3))
+    assert max(most) == 20
+    assert all(total == 20 or total <= 10 for total in most)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ucpformat.cli.places import refuse_swapped
-from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
+from ucpformat.cli.report import SIZE, format_option, human_bytes, printable, progress_bar
 from ucpformat.frameworks.converting.losses import grouped
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.converting.ranks import together
@@ -49,18 +48,6 @@ class _Kind(click.ParamType):  # type: ignore[type-arg] # click before 8.2 has n
         if value not in registry().names:
             self.fail(f"{value!r} is none of {', '.join(registry().names)}.", param, ctx)
         return value
-
-
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    """Bytes, with a binary unit."""
-
-    name = "size"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is no size such as 512M.", param, ctx)
-        return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
 
 
 def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -132,7 +119,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 )
 @click.option(
     "--expand",
-    type=_Size(),
+    type=SIZE,
     help="Bytes that the tensors of SOURCE may have together: 64G. Views that repeat elements, and compressed chunks, "
     "can have far more than the files. [default: 64 times the files, at least 256M]",
 )
@@ -143,7 +130,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 )
 @click.option(
     "--memory",
-    type=_Size(),
+    type=SIZE,
     default="1G",
     show_default=True,
     help="Bytes of buffers over all workers: 512M, 2G.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Bar", "format_option", "human_bytes", "printable", "progress_bar", "table", "wants_json"]
+__all__ = ["SIZE", "Bar", "format_option", "human_bytes", "printable", "progress_bar", "table", "wants_json"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _OUTPUT: Final = "ucpformat.output"
@@ -58,6 +59,21 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: froz
             for heading, cell, width in zip(headings, row, widths, strict=True)
         ]
         yield "  ".join(cells).rstrip()
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes, with a binary unit."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is no size such as 512M.", param, ctx)
+        return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+
+
+SIZE: Final = _Size()
 
 
 def human_bytes(count: int) -> str:

@@ -8,7 +8,7 @@ from typing import Final, cast
 
 import click
 
-from ucpformat.cli.report import format_option, printable, progress_bar
+from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
 from ucpformat.validate import LEVELS, Level
@@ -35,15 +35,26 @@ _NO_ANSWER: Final = "UCP-E-STORE"
     help="Check layouts of so many ranges in all, coordinates times blocks. "
     "[default: 2^18, and more for checkpoints with long documents]",
 )
+@click.option(
+    "--expand",
+    type=SIZE,
+    help="Look at so many bytes: 64G. Compressed chunks and shared segments can stand for far more than is stored. "
+    "[default: 64 times what is stored, at least 256M]",
+)
 @format_option
 @click.pass_context
 def validate(
-    context: click.Context, checkpoint: str, level: str, layout_work: int | None, output: str
+    context: click.Context,
+    checkpoint: str,
+    level: str,
+    layout_work: int | None,
+    expand: int | None,
+    output: str,
 ) -> None:
     """Say every problem of CHECKPOINT, a path or an fsspec URL. Warnings do not fail."""
     with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
         problems = validate_checkpoint(
-            checkpoint, cast("Level", level), layout_work=layout_work, progress=progress
+            checkpoint, cast("Level", level), layout_work=layout_work, expand=expand, progress=progress
         )
     errors = [problem for problem in problems if problem.severity == "error"]
     is_unanswered = bool(errors) and all(problem.code == _NO_ANSWER for problem in errors)

@@ -19,6 +19,7 @@ from ucpformat.errors import error, naming
 from ucpformat.storage.byte_runs import ByteRun, byte_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
+from ucpformat.storage.decoding_room import DecodingRoom
 from ucpformat.storage.held_boxes import held_together
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.read_calls import Blocks, as_reads
@@ -87,6 +88,7 @@ class BoxReader:
         self._waits = calls.at_once is not None
         self._call_runs = _REMOTE_RUNS if self._waits else _CALL_RUNS
         self._scratch = Scratch()
+        self._room = DecodingRoom()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` (shape of ``box``, numpy type of the slot, any strides) with a box of the slot; see `read`."""
@@ -232,8 +234,9 @@ class BoxReader:
         if stored.compressor is None or not segments:
             target[...] = np.zeros((), out.dtype)
         else:
-            whole = self._decoded(stored, stored.compressor, chunk, segments[0])
-            target[...] = whole[selection(part, chunk_box)]
+            with self._room.take(2 * stored.whole_bytes()):
+                whole = self._decoded(stored, stored.compressor, chunk, segments[0])
+                target[...] = whole[selection(part, chunk_box)]
 
     def _decoded(
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment

@@ -11,6 +11,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.store import open_store
 from ucpformat.storage.workers import worker_count
 from ucpformat.validate.documents import Documents
+from ucpformat.validate.expansion import passed_over
 from ucpformat.validate.findings import Findings
 from ucpformat.validate.integrity import check_integrity
 from ucpformat.validate.semantics import CheckedCheckpoint, check_semantics
@@ -37,6 +38,7 @@ def validate(
     *,
     workers: int | None = None,
     layout_work: int | None = None,
+    expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
     """Every problem of the checkpoint at ``url`` up to ``level``; none is an empty list.
@@ -45,6 +47,9 @@ def validate(
     Problems that can only be reached through a broken document are not found before it is mended.
     ``layout_work`` bounds the ranges that layouts are taken apart into, in all; what would exceed it is a warning,
     ``UCP-W-UNCHECKED``. Without one it is 2^18, some seconds, and one more for every 16 bytes of documents and tables.
+    ``expand`` bounds the bytes that are looked at: compressed chunks, zero entries and shared segments stand for more
+    than is stored, and slots that would exceed it are such a warning too. Without one it is 64 times what is stored,
+    and at least 256 MiB. Decoded chunks take 256 MiB at a time, or one alone what it has.
 
     Raises:
         StoreError: ``UCP-E-STORE`` where the store itself fails.
@@ -61,7 +66,9 @@ def validate(
     with naming(url):
         store = open_store(url)
         try:
-            return validate_store(store, level, workers=workers, layout_work=layout_work, progress=progress)
+            return validate_store(
+                store, level, workers=workers, layout_work=layout_work, expand=expand, progress=progress
+            )
         finally:
             store.close()
 
@@ -72,6 +79,7 @@ def validate_store(
     *,
     workers: int | None = None,
     layout_work: int | None = None,
+    expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
     """As `validate`, of the checkpoint in an open store."""
@@ -85,8 +93,9 @@ def validate_store(
     if checked is None:
         return list(findings)
     if level == "integrity":
+        passed = passed_over(store, checked, findings, documents.nbytes, expand)
         with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
-            check_integrity(store, checked, findings, executor=executor, progress=progress)
+            check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
     if checked.complete and checked.state is not None:
         _report_unreferenced(store, checked, checked.state, findings)
     return list(findings)

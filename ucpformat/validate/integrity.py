@@ -1,4 +1,4 @@
-"""Level *integrity*: every stored byte (SPEC section 18). Memory stays within a few chunks per worker."""
+"""Level *integrity*: every stored byte (SPEC section 18). Memory: `DecodingRoom`, and some MiB of each worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import ContentDigest, checksum_run, verify_blocks, zero_cuts
 from ucpformat.storage.compression import decompress
+from ucpformat.storage.decoding_room import DecodingRoom
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
@@ -24,8 +25,10 @@ from ucpformat.validate.semantics import pack_ranges
 from ucpformat.validate.single_chunks import near_slots, sound_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor, Future
+
+    from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
     from ucpformat.storage.part import StoredPart, StoredSlot
@@ -50,20 +53,30 @@ def check_integrity(
     store: Store,
     checked: CheckedCheckpoint,
     findings: Findings,
+    passed: Sequence[NDArray[np.int64]],
     *,
     executor: Executor,
     progress: Callable[[int], None],
 ) -> None:
-    """Collect what is wrong with chunks, packs and blobs. ``progress`` is told of checked bytes."""
-    scratch = Scratch()
-    sound: dict[StoredPart, list[int]] = {part: [] for part in checked.parts}
-    near = (near for part in checked.parts for near in near_slots(part, store))
+    """Collect what is wrong with chunks, packs and blobs, but for slots that are ``passed`` over, part by part.
+
+    ``progress`` is told of checked bytes.
+    """
+    scratch, room = Scratch(), DecodingRoom()
+    sound: dict[StoredPart, list[int]] = {
+        part: numbers.tolist() for part, numbers in zip(checked.parts, passed, strict=True)
+    }
+    near = (
+        near
+        for part, numbers in zip(checked.parts, passed, strict=True)
+        for near in near_slots(part, store, numbers)
+    )
     for part, slots, nbytes in _in_order(executor, lambda one: sound_slots(store, one, scratch), near):
         sound[part] += slots
         progress(nbytes)
     chunks = _chunks(checked.slots_without(sound.values()), findings)
     groups = task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS)
-    for outcomes in _in_order(executor, lambda group: _check_chunks(store, group, scratch), groups):
+    for outcomes in _in_order(executor, lambda group: _check_chunks(store, group, scratch, room), groups):
         _collect(outcomes, findings, progress)
     for number in range(len(checked.packs or ())):
         _check_pack(store, checked, number, findings)
@@ -136,7 +149,9 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
         findings.add(Problem("UCP-E-CONTENT", at, message))
 
 
-def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list[_Outcome]:
+def _check_chunks(
+    store: Store, group: list[_OfChunk], scratch: Scratch, room: DecodingRoom
+) -> list[_Outcome]:
     """Look at each chunk."""
     outcomes = [_Outcome(one) for one in group]
     for outcome in outcomes:
@@ -149,7 +164,8 @@ def _check_chunks(store: Store, group: list[_OfChunk], scratch: Scratch) -> list
                 _require_object(store, stored, chunk, segments[0])
                 outcome.passed(pass_by(store, stored, chunk, segments, scratch))
             else:
-                _check_apart(store, stored, chunk, segments, outcome)
+                with room.take(2 * stored.whole_bytes()):
+                    _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:
             outcome.problems.append(refusal.problem())
     return outcomes

@@ -59,12 +59,14 @@ class Sound(NamedTuple):
     nbytes: int
 
 
-def near_slots(part: StoredPart, store: Store) -> Iterator[Near]:
-    """Slots of one chunk, in groups that are looked at together."""
+def near_slots(part: StoredPart, store: Store, passed: NDArray[np.int64]) -> Iterator[Near]:
+    """Slots of one chunk, in groups that are looked at together; but not those that are ``passed`` over."""
     if not part.packed:
         return
     found, gap = part.single_chunks, store.calls.gap
     order = np.lexsort((found.offsets, found.containers))
+    if passed.size:
+        order = order[~np.isin(found.slots[order], passed)]
     containers, starts, slots = found.containers[order], found.offsets[order], found.slots[order]
     stops, first = starts + found.lengths[order], found.checksums[order]
     last = first - (-found.lengths[order] // BLOCK_BYTES)

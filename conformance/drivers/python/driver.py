@@ -57,7 +57,7 @@ def hello(params: Json) -> Json:
 
 
 def validate(params: Json) -> Json:
-    problems = ucp.validate(params["path"], params["level"], layout_work=1 << 62)
+    problems = ucp.validate(params["path"], params["level"], layout_work=1 << 62, expand=1 << 62)
     return {"problems": [{"code": p.code, "at": p.at, "detail": p.message} for p in problems]}
 
 
