@@ -13,7 +13,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -63,6 +63,9 @@ test-cuda: $(READY)  ## run the tests that need a CUDA device, where torch finds
 test-versions: $(READY)  ## run tests with each version of Python, torch and what else it needs; an hour; results go into docs/support.md
 	$(BIN)/python -m tests.versions --into docs/support.md
 
+test-newest: $(READY)  ## build the wheel, install it with the newest of everything, run every test of `make test` on it
+	$(BIN)/python -m tests.versions.installed
+
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
 
@@ -100,6 +103,6 @@ wheel-test: $(READY)  ## build the wheel, install it alone in a fresh environmen
 	$(BIN)/python -m pytest -m wheel
 
 clean:  ## remove what the targets wrote; the environment in .venv stays
-	rm -rf build dist out .venv-versions .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist out .venv-versions .venv-newest .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -19,6 +20,7 @@ from tests.documentation.commands import PROGRAMS, makefile_targets
 from tests.documentation.markdown import ROOT, Page, page, pages
 from ucpformat.errors import REGISTRY
 
+PACKAGE: Final = Path(ucp.__file__).parent  # as installed, which may be elsewhere
 ALL: Final = (*pages(), page("CHANGELOG.md"), page("SPEC.md"))
 USER: Final = tuple(one for one in pages() if one.name.startswith(("README", "docs/", "CONTRIBUTING")))
 
@@ -58,8 +60,12 @@ _PATH = re.compile(rf"(?:{ROOTS})/[\w./-]*[\w/]")
 
 
 def test_files_that_are_named_exist() -> None:
+    def exists(path: str) -> bool:
+        root = PACKAGE.parent if path.startswith("ucpformat/") else ROOT
+        return any(root.glob(f"{path}*"))  # a run is named without its suffix
+
     claims = ((place, text) for place, text in spans() if _PATH.fullmatch(text) and text != "schema/v1/")
-    assert wrong(claims, lambda path: any(ROOT.glob(f"{path}*"))) == []  # a run is named without its suffix
+    assert wrong(claims, exists) == []
 
 
 def test_pages_that_prose_names_exist() -> None:
@@ -239,7 +245,7 @@ def test_arguments_that_prose_names_exist() -> None:
 
 
 def test_variables_of_the_environment_that_are_named_are_looked_at() -> None:
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "ucpformat").rglob("*.py"), ROOT / "Makefile"]
+    sources = [*(ROOT / "tests").rglob("*.py"), *PACKAGE.rglob("*.py"), ROOT / "Makefile"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.name != "test_claims.py")
     claims = (
         (place, name)
