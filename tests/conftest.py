@@ -1,8 +1,10 @@
-"""Hypothesis profiles: `ci` is deterministic and short, `nightly` is random and long."""
+"""Hypothesis profiles: `ci` is deterministic and short, `nightly` is random and long. Figures of sweeps, summed up."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,3 +24,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("distributed") is not None:
             item.add_marker(pytest.mark.xdist_group("distributed"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Let the report of a test carry the figures of its sweeps, from workers of xdist too."""
+    if call.when == "call" and (module := sys.modules.get("tests.frameworks_live.sweep")) is not None:
+        item.user_properties += [("sweep", counts) for counts in module.take_figures()]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many harms of how many checkpoints came to what."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    found = [value for report in reports for name, value in report.user_properties if name == "sweep"]
+    if found:
+        counts: Counter[str] = sum(map(Counter, found), Counter())
+        parts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        terminalreporter.write_line(f"sweeps: {len(found)} checkpoints, {counts.total()} harms: {parts}")

@@ -84,7 +84,11 @@ def launch(module: str, arguments: Sequence[str], world: int, timeout: float = 3
 
 
 def launch_in_turn(module: str, jobs: Sequence[Ranks], timeout: float = 300.0) -> None:
-    """Run one job after another as `launch` does, with one import for all of them."""
+    """Run one job after another as `launch` does, with one import for all of them.
+
+    ``UCP_PATIENCE=10`` waits ten times as long for ranks that hang, on a machine that has much else to do.
+    """
+    timeout *= float(os.environ.get("UCP_PATIENCE", "1"))
     with tempfile.TemporaryDirectory() as scratch:
         # A session of its own, so that the ranks can be ended with the process that forked them.
         parent = subprocess.Popen(

@@ -5,6 +5,9 @@ The frameworks that tests cannot import have theirs in tests/frameworks_live; De
 
 from __future__ import annotations
 
+import io
+import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,49 @@ from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kin
 def test_dcp(dcp_case: DcpCase, tmp_path: Path, name: str) -> None:
     assert name not in SHARD_COUNTS
     sweep(dcp_case(name).path, tmp_path).check()
+
+
+def test_dcp_of_single_ranks(dcp_case: DcpCase, tmp_path: Path) -> None:
+    """``use_collectives=False``: three ranks of four have equal shards, and their files tell nothing (see below)."""
+    equal = "the shards of both ranks have the same shapes, and lie in the same places"
+    exchanged = r"__[012]_0\.distcp <-> __[012]_0\.distcp"
+    found = sweep(dcp_case("fsdp_4_per_rank").path, tmp_path, blind={exchanged: equal})
+    found.check()
+    assert found.counts["blind"] == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "one", "other"),
+    [("fsdp_4_per_rank", "__0_0", "__1_0"), ("fsdp_4_files", "__0_6", "__0_7")],
+)
+def test_nothing_in_dcp_tells_items_of_one_shape_apart(
+    dcp_case: DcpCase, tmp_path: Path, case: str, one: str, other: str
+) -> None:
+    """What files of equal items hold is the same, the values and their checksums aside."""
+    source = dcp_case(case).path
+    archives = []
+    for name in (one, other):
+        places = [
+            place
+            for path in source.glob("*.metadata")
+            for place in pickle.loads(path.read_bytes()).storage_data.values()
+            if place.relative_path == f"{name}.distcp"
+        ]
+        data = (source / f"{name}.distcp").read_bytes()
+        items = {place.offset: data[place.offset : place.offset + place.length] for place in places}
+        archives.append({offset: _said_by(item) for offset, item in items.items()})
+    assert archives[0] == archives[1]
+    assert any("archive/data/0" in held for held in archives[0].values())
+
+
+def _said_by(item: bytes) -> dict[str, object]:
+    """The records of an archive: lengths of storages, and the bytes of all else, a hash of everything aside."""
+    with zipfile.ZipFile(io.BytesIO(item)) as archive:
+        return {
+            record.filename: record.file_size if "/data/" in record.filename else archive.read(record)
+            for record in archive.infolist()
+            if not record.filename.endswith("serialization_id")
+        } | {"dates": {(record.date_time, record.comment, record.extra[:4]) for record in archive.infolist()}}
 
 
 def test_dcp_beside_what_it_does_not_list(dcp_case: DcpCase, tmp_path: Path) -> None:

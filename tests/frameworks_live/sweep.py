@@ -33,7 +33,7 @@ from ucpformat.frameworks.kinds.foreign import ImportOptions
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 
-__all__ = ["OUTCOMES", "Outcome", "Sweep", "counterpart", "sweep"]
+__all__ = ["OUTCOMES", "Outcome", "Sweep", "counterpart", "sweep", "take_figures"]
 
 OUTCOMES = {
     "refused": "an error of ours that names the file",
@@ -45,6 +45,14 @@ OUTCOMES = {
     "crash": "an error that is none of ours",
 }
 _BAD = ("unnamed", "silent", "crash")
+_figures: list[Mapping[str, int]] = []
+
+
+def take_figures() -> list[Mapping[str, int]]:
+    """Return the counts of each sweep since the last call; pytest prints their sums at the end of a run."""
+    taken = _figures.copy()
+    _figures.clear()
+    return taken
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,9 @@ def sweep(
         outcomes.append(Outcome(harm, " <-> ".join(victims), found, why))
     idle = sorted(pattern.pattern for pattern in reasons if pattern.pattern not in used)
     assert not idle, f"said to be undetectable, and no harm was: {idle}"
-    return Sweep(outcomes)
+    done = Sweep(outcomes)
+    _figures.append(dict(done.counts))
+    return done
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def make_checkpoint(
     values: Mapping[str, object] | None = None,
     roles: bool = True,
     salts: Mapping[str, int] | None = None,
-    aliases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str | tuple[str, ...]] | None = None,
     prefix: str = "",
 ) -> Path:
     """Parameters in groups with masters and states, a tied name, a frozen parameter, buffers, values."""
@@ -59,7 +59,9 @@ def make_checkpoint(
     slots[f"{prefix}count"] = {"value": np.array(7)}
     known = {"fixed": "frozen", "table": "buffer", "count": "buffer"} if roles else {}
     known = {f"{prefix}{name}": role for name, role in known.items()}
-    tied = {"embed.weight": "head.weight"} if aliases is None else aliases
+    tied: Mapping[str, str | tuple[str, ...]] = (
+        {"embed.weight": "head.weight"} if aliases is None else aliases
+    )
     names = {np.dtype(ml_dtypes.bfloat16): "bfloat16"}
     atoms = [
         AtomSpec(
@@ -68,7 +70,7 @@ def make_checkpoint(
                 slot: SlotSpec(names.get(data.dtype, str(data.dtype)), data.shape)
                 for slot, data in held.items()
             },
-            (tied[name],) if name in tied else (),
+            (names_of,) if isinstance(names_of := tied.get(name, ()), str) else names_of,
             {SOURCE: {"role": known[name]}} if name in known else {},
         )
         for name, held in slots.items()

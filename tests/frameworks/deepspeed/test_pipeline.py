@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,15 +227,23 @@ def test_flat_groups_without_shapes_are_named_by_their_slices(tmp_path: Path) ->
 OWN = "tied_modules.embed.positions@stage1"
 
 
-@pytest.fixture
-def with_positions(tmp_path: Path) -> Path:
+def positions(folder: Path, kind: str = "bfloat16", **more: Any) -> Path:
     """A tied layer of which one weight is tied: the stages that have it train the other apart."""
-    shapes = {**SHAPES, "tied_modules.embed.positions": (4, 3), OWN: (4, 3)}
-    groups = ((*GROUPS[0], "tied_modules.embed.positions", OWN), GROUPS[1])
-    aliases = {
+    shapes = {**SHAPES, "2.down.weight": (3, 6), "tied_modules.embed.positions": (4, 3), OWN: (4, 3)}
+    tied = ("tied_modules.embed.weight", "tied_modules.embed.positions", OWN)
+    groups = more.pop("groups", ((*tied, *GROUPS[0][1:]), GROUPS[1]))
+    aliases: dict[str, Any] = {
         name: f"0.{name.rpartition('.')[2]}" for name in shapes if name.startswith("tied") and name != OWN
     }
-    return make_checkpoint(tmp_path / "in.ucp", shapes=shapes, groups=groups, aliases=aliases, prefix="2.")
+    aliases |= more.pop("also", {})
+    return make_checkpoint(
+        folder / "in.ucp", shapes=shapes, groups=groups, aliases=aliases, prefix="2.", kind=kind, **more
+    )
+
+
+@pytest.fixture
+def with_positions(tmp_path: Path) -> Path:
+    return positions(tmp_path)
 
 
 def test_an_untied_weight_of_a_tied_layer_is_of_each_stage(with_positions: Path, tmp_path: Path) -> None:
@@ -276,3 +285,135 @@ def test_a_tied_layer_of_which_nothing_is_equal_is_of_two_saves(with_positions: 
     with pytest.raises(UcpError, match="no layer file holds 'tied_modules") as refusal:
         read(path.parent, tmp_path / "out.ucp")
     assert refusal.value.code == "UCP-E-SOURCE"
+
+
+def test_a_stage_that_does_not_hold_the_tie_has_no_part_of_it(with_positions: Path, tmp_path: Path) -> None:
+    settings = {"stage": "1", "ties": "embed:0,2", "pipeline": "0,2,4"}
+    with pytest.raises(
+        UcpError, match=r"stage 1, and 3 stages are to be written, 'embed' on 0, 2"
+    ) as refusal:
+        convert_checkpoint(
+            with_positions,
+            tmp_path / "ds",
+            source_kind="ucp",
+            destination_kind="deepspeed",
+            settings=settings,
+        )
+    assert refusal.value.code == "UCP-E-MISMATCH"
+
+
+FILES = {OWN: "5.positions", "tied_modules.embed.weight": ("0.weight", "5.weight")}
+"""The second layer is called without a function, and has a file."""
+UNPARTITIONED = {"stage": "0", "ties": "embed:0,1", "pipeline": "0,2"}
+
+
+def unpartitioned(folder: Path, kind: str, **more: Any) -> Path:
+    source = positions(folder, kind, **more)
+    convert_checkpoint(
+        source, folder / "ds", source_kind="ucp", destination_kind="deepspeed", settings=UNPARTITIONED
+    )
+    return folder / "ds" / "global_step5"
+
+
+@pytest.mark.parametrize(("kind", "also"), [("float16", {}), ("float16", FILES), ("float32", FILES)])
+def test_without_zero_an_untied_weight_is_of_each_stage(
+    tmp_path: Path, kind: str, also: dict[str, Any]
+) -> None:
+    """The optimizer's copies, or files of both layers, have them."""
+    folder = unpartitioned(tmp_path, kind, also=also)
+    out = read(folder, tmp_path / "out.ucp", **TIED)
+    with ucpformat.open(tmp_path / "in.ucp") as one, ucpformat.open(out) as other:
+        assert set(one) == set(other)
+        for name, view in one.items():
+            assert other[name].atom.aliases == view.atom.aliases, name
+            for slot, item in view.items():
+                assert other[name][slot].read().tobytes() == item.read().tobytes(), (name, slot)
+    convert_checkpoint(out, tmp_path / "again", source_kind="ucp", destination_kind="deepspeed")
+    same(out, read(tmp_path / "again", tmp_path / "again.ucp", **TIED))
+
+
+def test_without_zero_an_untied_weight_that_no_file_holds_is_reported(tmp_path: Path) -> None:
+    """DeepSpeed writes no file of a layer that is called through a function, and float32 has no second copy."""
+    folder = unpartitioned(tmp_path, "float32", also=FILES)
+    (folder / "layer_05-model_states.pt").unlink()
+    with pytest.raises(
+        UcpError, match=r"positions@stage1 .*apart.*layer_05-model_states\.pt.*use ZeRO-1"
+    ) as refusal:
+        read(folder, tmp_path / "no.ucp", **TIED)
+    assert refusal.value.code == "UCP-E-MISMATCH"
+    out = tmp_path / "out.ucp"
+    report = convert_checkpoint(
+        folder,
+        out,
+        source_kind="deepspeed",
+        destination_kind="ucp",
+        source_settings=TIED,
+        drop=[OWN],
+    )
+    assert OWN in [loss.what for loss in report.dropped]
+    with ucpformat.open(out) as found, ucpformat.open(tmp_path / "in.ucp") as whole:
+        assert set(found) == set(whole) - {OWN}
+        assert OWN not in found.state.optimizers["optim"].groups[0].atoms
+        view = found["tied_modules.embed.positions"]["value"]
+        assert view.read().tobytes() == whole["tied_modules.embed.positions"]["value"].read().tobytes()
+
+
+def test_without_zero_float32_of_one_stage_is_not_written_where_no_file_would_hold_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        UcpError, match=r"no file would hold 'tied_modules\.embed\.positions@stage1'"
+    ) as refusal:
+        unpartitioned(tmp_path, "float32")
+    assert refusal.value.code == "UCP-E-MISMATCH"
+
+
+def test_without_zero_and_states_nothing_tells_what_is_tied(tmp_path: Path) -> None:
+    names = ("tied_modules.embed.weight", "tied_modules.embed.positions", OWN, *list(SHAPES)[1:])
+    folder = unpartitioned(tmp_path, "float32", also=FILES, states=(), groups=(names,))
+    settings = {**TIED, "pipeline": "0,2", "frozen": "2.fix*"}
+    out = read(folder, tmp_path / "out.ucp", **settings)  # the files of both layers do
+    with ucpformat.open(out) as found, ucpformat.open(tmp_path / "in.ucp") as whole:
+        assert found[OWN]["value"].read().tobytes() == whole[OWN]["value"].read().tobytes()
+    (folder / "layer_05-model_states.pt").unlink()
+    with pytest.raises(UcpError, match=r"nothing tells whether .*, or trained apart by stage 1") as refusal:
+        read(folder, tmp_path / "no.ucp", **settings)
+    assert refusal.value.code == "UCP-E-SOURCE"
+
+
+def test_without_zero_the_stage_of_a_tied_layer_may_have_to_be_said(tmp_path: Path) -> None:
+    """Of the first layer of a stage nothing says that it is not the last one of the stage before."""
+    shapes = {name.replace("2.", "3."): shape for name, shape in SHAPES.items()}
+    shapes |= {"3.down.weight": (3, 6), "tied_modules.embed.positions": (4, 3), OWN: (4, 3)}
+    weights = (
+        "tied_modules.embed.weight",
+        "tied_modules.embed.positions",
+        OWN,
+        "1.up.weight",
+        "3.down.weight",
+    )
+    aliases: dict[str, str | tuple[str, ...]] = {
+        "tied_modules.embed.weight": ("0.weight", "2.weight"),
+        "tied_modules.embed.positions": "0.positions",
+        OWN: "2.positions",
+    }
+    source = make_checkpoint(
+        tmp_path / "in.ucp",
+        shapes=shapes,
+        groups=(weights, GROUPS[1]),
+        aliases=aliases,
+        prefix="3.",
+        kind="float32",
+    )
+    convert_checkpoint(
+        source, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=UNPARTITIONED
+    )
+    folder = tmp_path / "ds" / "global_step5"
+    with pytest.raises(
+        UcpError, match=r"layer 2, tied as 'embed', may be of stage 0 or 1.*pipeline=0,4"
+    ) as refusal:
+        read(folder, tmp_path / "no.ucp", tied_layers="embed:0,2")
+    assert refusal.value.code == "UCP-E-SOURCE"
+    out = read(folder, tmp_path / "out.ucp", tied_layers="embed:0,2", pipeline="0,2")
+    with ucpformat.open(source) as one, ucpformat.open(out) as other:
+        assert set(one) == set(other)
+        for name, view in one.items():
+            assert other[name]["value"].read().tobytes() == view["value"].read().tobytes(), name

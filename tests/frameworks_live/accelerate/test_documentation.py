@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ def test_the_guide_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (block,) = run_by(HERE, "docs/guides/trainer.md")
     whole: Any = transformers.TrainingArguments
     here = functools.partial(whole, use_cpu=True, report_to=[], disable_tqdm=True)
+    # transformers puts another module of its name in its own place when it loads its processing of images.
     monkeypatch.setattr(
-        transformers,
+        sys.modules["transformers"],
         "TrainingArguments",
         lambda *, max_steps, save_steps, **more: here(
             max_steps=max_steps // 250, save_steps=save_steps // 250, **more

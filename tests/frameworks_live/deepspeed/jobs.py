@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,17 @@ def made_by(worker: str, cases: Iterable[str], factory: pytest.TempPathFactory, 
     return folder
 
 
-def converted(source: Path, out: Path, settings: Mapping[str, str] | None = None) -> Path:
+def converted(
+    source: Path, out: Path, settings: Mapping[str, str] | None = None, drop: Sequence[str] = ()
+) -> Path:
     """What DeepSpeed saved as a checkpoint of ours."""
     assert detect_kind(source) == "deepspeed"
     convert_checkpoint(
-        source, out, source_kind="deepspeed", destination_kind="ucp", source_settings=settings or {}
+        source,
+        out,
+        source_kind="deepspeed",
+        destination_kind="ucp",
+        source_settings=settings or {},
+        drop=drop,
     )
     return out

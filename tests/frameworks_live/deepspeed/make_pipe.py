@@ -34,6 +34,7 @@ class PipeCase:
     zero: int = 1
     method: str = "uniform"
     has_positions: bool = False
+    has_head_file: bool = False
 
 
 PIPES = {
@@ -43,6 +44,11 @@ PIPES = {
     "pipe2-z0-fp32": PipeCase(2, torch.float32, zero=0),
     "pipe2-z0-fp16": PipeCase(2, torch.float16, zero=0),
     "pipe2-positions": PipeCase(2, has_positions=True),
+    "pipe2-positions-files": PipeCase(2, has_positions=True, has_head_file=True),
+    "pipe2-z0-fp32-positions": PipeCase(2, torch.float32, 0, has_positions=True),
+    "pipe2-z0-fp32-positions-files": PipeCase(2, torch.float32, 0, has_positions=True, has_head_file=True),
+    "pipe2-z0-fp16-positions": PipeCase(2, torch.float16, 0, has_positions=True),
+    "pipe2-z0-bf16-positions": PipeCase(2, zero=0, has_positions=True),
     "pipe1-bf16": PipeCase(1),
     "pipe3-bf16": PipeCase(3),
     "pipe1-fp32": PipeCase(1, torch.float32),
@@ -54,7 +60,7 @@ PIPES = {
 }
 
 
-MADE = ("pipe2-bf16", "pipe2-fp32", "pipe2-z0-bf16", "pipe2-z0-fp32", "pipe2-z0-fp16", "pipe2-positions")
+MADE = tuple(name for name in PIPES if name.startswith("pipe2-"))
 """What is saved, on four ranks; all else is what it is loaded as."""
 
 
@@ -92,7 +98,8 @@ class Placed(Embed):
         self.positions = nn.Parameter(torch.randn(5, WIDTH))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) + self.positions
+        # As the head, where the layer has no function of its own: only such a layer has a file.
+        return head(self, ids) if ids.is_floating_point() else super().forward(ids) + self.positions
 
 
 def head(layer: nn.Embedding, hidden: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def engine_of(case: PipeCase, world: int, seed: int = 7, **more: Any) -> Any:
         torch.tanh,
         LayerSpec(nn.LayerNorm, WIDTH),
         LayerSpec(Block),
-        TiedLayerSpec("embed", kind, PADDED, WIDTH, forward_fn=head),
+        TiedLayerSpec("embed", kind, PADDED, WIDTH, forward_fn=None if case.has_head_file else head),
     ]
     net = PipelineModule(
         layers=layers,

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
+from tests.frameworks.deepspeed.made import saved_as
 from tests.frameworks_live.deepspeed.jobs import converted, made_by
 from tests.frameworks_live.deepspeed.make_moe import EXPERTS, MOES, TARGETS
 from tests.frameworks_live.deepspeed.test_import import array_of
@@ -120,9 +121,9 @@ def test_a_missing_rank_of_experts_is_refused(made: Path, missing: int, tmp_path
     copy = tmp_path / "copy"
     shutil.copytree(made / "moe-z0-fp32" / "ckpt", copy)
     remove(copy / "step3" / f"expp_rank_{missing}_mp_rank_00_optim_states.pt")
-    with pytest.raises(UcpError, match="expert-parallel rank") as refusal:
+    with pytest.raises(UcpError, match=rf"expp_rank_{missing}_mp_rank_00_optim_states\.pt") as refusal:
         converted(copy, tmp_path / "out.ucp")
-    assert refusal.value.at == f"expp_rank_{1 - missing}_mp_rank_00_optim_states.pt"
+    assert refusal.value.code == "UCP-E-SOURCE"
 
 
 def test_experts_of_two_saves_are_refused(made: Path, tmp_path: Path) -> None:
@@ -134,7 +135,12 @@ def test_experts_of_two_saves_are_refused(made: Path, tmp_path: Path) -> None:
         converted(copy, tmp_path / "out.ucp")
     swapped = tmp_path / "swapped"
     shutil.copytree(made / "moe-z1-bf16" / "ckpt", swapped)
-    shutil.copy(swapped / "step3" / EXPERT.replace("expert_2", "expert_3"), swapped / "step3" / EXPERT)
+    other = swapped / "step3" / EXPERT.replace("expert_2", "expert_3")
+    shutil.copy(other, swapped / "step3" / EXPERT)
+    with pytest.raises(UcpError, match=r"it was saved as layer_\d+_expert_3_.*exchanged") as refusal:
+        converted(swapped, tmp_path / "no.ucp")
+    assert refusal.value.at == EXPERT
+    saved_as(other, swapped / "step3" / EXPERT)
     with pytest.raises(UcpError, match="not of this expert") as refusal:
         converted(swapped, tmp_path / "swapped.ucp")
     assert refusal.value.at == EXPERT

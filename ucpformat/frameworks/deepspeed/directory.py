@@ -184,18 +184,21 @@ class DeepSpeedDirectory:
         held = {layer for layer, _ in self.layers}
         return [layer for layer in range(max(held, default=-1) + 2) if layer not in held][:_MAX_LISTED]
 
-    def layers_in_doubt(self) -> list[Lost]:
-        """Layers between others that have no file, for the report.
+    def layers_in_doubt(self, behind: int = 0) -> list[Lost]:
+        """Layers between others, and as many as ``behind`` the last of them, that have no file, for the report.
 
         Functions have none, nor has a layer that uses tied weights in its own way; but neither would one whose file was
         lost, where none of its weights is trained, and nothing tells the one from the other.
         """
-        last = max((layer for layer, _ in self.layers), default=0)
-        why = "there is no such file: its layer has no weights of its own, or none that are trained, and it is lost"
+        last = max((layer for layer, _ in self.layers), default=-1) + 1
+        why = (
+            "there is no such file: its layer has no weights of its own, or is called through a function, or none of "
+            "its weights is trained, and the file is lost"
+        )
         return [
             Lost(f"files/{self.layer_name(layer, 0)}", why, matters=False)
             for layer in self.layers_without_files
-            if layer < last
+            if layer < last + behind
         ]
 
     def missing(

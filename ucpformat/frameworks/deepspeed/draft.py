@@ -16,6 +16,7 @@ from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, 
 from ucpformat.frameworks.deepspeed.states import ModelStates
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile
 from ucpformat.frameworks.deepspeed.zero import Placed
+from ucpformat.frameworks.kinds.foreign import Lost
 from ucpformat.frameworks.state.origins import SOURCE
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
 from ucpformat.geometry import Box
@@ -34,12 +35,16 @@ _SCALAR_DTYPES: Final = {int: "int64", float: "float64"}
 
 @dataclass(slots=True)
 class Draft:
-    """Atoms in the making: slots and sources by atom and slot, aliases by atom."""
+    """Atoms in the making: slots and sources by atom and slot, aliases by atom.
+
+    ``lost`` are atoms whose values no file holds, and which are left out.
+    """
 
     slots: dict[str, dict[str, SlotSpec]] = field(default_factory=dict)
     sources: dict[tuple[str, str], ReadBox] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -91,6 +96,27 @@ class Draft:
             note: dict[str, JsonValue] = {SOURCE: {"number": type(scalar).__name__}}
             self.add(name, state, kind, (), _Constant(scalar), annotations=note)
 
+    def derive_values(self, model: ModelStates) -> None:
+        """Take for values that no file of ``model`` holds the optimizer's copies, rounded, or give the atoms up."""
+        for name in sorted(model.derived):
+            held = self.slots.get(name, {})
+            if master := held.get("master"):
+                kind = model.module[name].dtype
+                read = CastSource(self.sources[name, "master"], dtype(master.dtype).numpy)
+                self.add(name, "value", kind, master.shape, read)
+                continue
+            self.lost.append(name)
+            for slot in self.slots.pop(name, {}):
+                del self.sources[name, slot]
+
+    def lost_atoms(self, absent: Sequence[str]) -> list[Lost]:
+        """The losses that `lost` atoms are; ``absent`` are the layers' files that are not there."""
+        why = (
+            f"a stage trains it apart from what is tied, and its layer has no file ({', '.join(absent)}): one that is "
+            "called through a function has none, and without ZeRO nothing else holds float32 weights; use ZeRO-1"
+        )
+        return [Lost(name, why) for name in self.lost]
+
     def add_frozen(self, models: Sequence[ModelStates], is_partitioned: bool) -> None:
         """Parameters that the optimizer does not own, and that lie outside the module's state dict."""
         first = models[0]
@@ -113,7 +139,7 @@ class Draft:
             owner = _owner(name, model)
             if math.prod(held.shape) and name not in model.buffers:
                 owner = first_of.setdefault((model.home(name).name, held), owner)
-            if name in self.slots and "value" in self.slots[name]:
+            if name in self.lost or (name in self.slots and "value" in self.slots[name]):
                 continue
             if owner != name and _is_same(name, owner, model):
                 self.aliases.setdefault(owner, []).append(name)

@@ -18,11 +18,11 @@ from ucpformat.frameworks.deepspeed.expert_names import expert_name
 from ucpformat.frameworks.deepspeed.experts_out import ExpertLayers, SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.frameworks.deepspeed.flat_out import FlatPlan, part_of
-from ucpformat.frameworks.deepspeed.layer_files import own_parts
 from ucpformat.frameworks.deepspeed.out_values import VERSION, configuration, model_values, wrapper_values
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
 from ucpformat.frameworks.deepspeed.shards_out import shards_of
 from ucpformat.frameworks.deepspeed.stage_outlines import StageOutline, stages_of
+from ucpformat.frameworks.deepspeed.tied_layers import own_parts
 from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, archive_file, later_file
 from ucpformat.frameworks.deepspeed.unpartitioned_out import unpartitioned_optimizer
 from ucpformat.frameworks.kinds.foreign import ExportPlan

@@ -26,13 +26,14 @@ from ucpformat.frameworks.deepspeed.experts import (
 )
 from ucpformat.frameworks.deepspeed.fields import refused
 from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
-from ucpformat.frameworks.deepspeed.layer_files import Stage, own_name, read_layers
+from ucpformat.frameworks.deepspeed.layer_files import read_layers
 from ucpformat.frameworks.deepspeed.one_save import check_one_save, check_step
 from ucpformat.frameworks.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.frameworks.deepspeed.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.frameworks.deepspeed.state_values import state_document, step_of
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates
 from ucpformat.frameworks.deepspeed.tensor_parallel import merged_draft
+from ucpformat.frameworks.deepspeed.tied_layers import Stage, own_name
 from ucpformat.frameworks.deepspeed.torch_file import rank_file
 from ucpformat.frameworks.deepspeed.unnamed_stages import StageSettings, named_slices, named_stages
 from ucpformat.frameworks.deepspeed.unpartitioned import unpartitioned_states
@@ -85,6 +86,8 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     if prefixes := dict.fromkeys(prefix for model in models for prefix in expert_layers(model)):
         note["expert_layers"] = list(prefixes)
     blobs, lost = directory.companions()
+    behind = max((part.unseen for part in parts), default=0)
+    absent = [directory.layer_name(layer, 0) for layer in directory.layers_without_files]
     first = parts[0]
     draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
     wrapper = _wrapper(first.position.ranks, first.position.model)
@@ -102,7 +105,7 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
         ),
         blobs=blobs,
         step=step_of(first.position.model),
-        dropped=[*lost, *directory.layers_in_doubt()],
+        dropped=[*lost, *draft.lost_atoms(absent), *directory.layers_in_doubt(behind)],
     )
 
 
@@ -232,11 +235,13 @@ def _part(
     elif first.optimizer is not None:
         for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names, frozen=frozen):
             draft.add(name, slot, kind, shape, read)
+        draft.derive_values(first)
     draft.add_frozen(position.models, is_partitioned)
     draft.add_rest(first, is_partitioned)
     draft.check_tied(first)
     if not ranks:
         draft.check_masters(first.file.name)
+        groups = [([name for name in names if name not in draft.lost], options) for names, options in groups]
     return Part(position, draft, groups)
 
 
@@ -265,11 +270,18 @@ def _pipeline_parts(
         if not any(position.ranks for position in mine) and not directory.expert_optimizer:
             named = named_stages(directory, models, tensor_rank, chosen)
             models, names = [stage.model for stage in named], [stage.names for stage in named]
-        held = [Stage.of_groups(model, position.flat) for model, position in zip(models, mine, strict=True)]
-        found = read_layers(directory, held, tensor_rank, chosen.ties)
+        held = [
+            Stage.of_groups(model, position.flat) if known is None else Stage.of_numbers(model, known)
+            for model, position, known in zip(models, mine, names, strict=True)
+        ]
+        found = read_layers(directory, held, tensor_rank, chosen.ties, chosen.first)
         for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
-            held_here = _with_own_names(replace(position, models=[model]), found.own.get(stage, ()), stage)
-            part = _part(held_here, directory, names[stage])
+            own = {name: own_name(name, stage) for name in found.own.get(stage, ())}
+            derived = replace(model, derived=frozenset(found.derived.get(stage, ())))
+            held_here = _with_own_names(replace(position, models=[derived]), own)
+            if (known := names[stage]) is not None:
+                names[stage] = {number: own.get(name, name) for number, name in known.items()}
+            part = replace(_part(held_here, directory, names[stage]), unseen=found.unseen)
             for name, file, stored in found.copies:
                 part.draft.add_copy(name, file, stored)
             parts[stage].append(part)
@@ -282,22 +294,24 @@ def _pipeline_parts(
     return [_tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in parts]
 
 
-def _with_own_names(position: Position, names: Sequence[str], stage: int) -> Position:
-    """A stage whose parameters of these names are its own, and not those of the layer's file (`layer_files`)."""
-    if not names:
+def _with_own_names(position: Position, own: Mapping[str, str]) -> Position:
+    """A stage of which some parameters are its own, under ``own`` names, where others have theirs (`tied_layers`)."""
+    if not own:
         return position
-    own = {name: own_name(name, stage) for name in names}
 
     def renamed(items: Mapping[str, Any]) -> dict[str, Any]:
         return {own.get(name, name): item for name, item in items.items()}
 
     model = position.model
     groups = None if model.groups is None else [renamed(group) for group in model.groups]
-    model = replace(model, module=renamed(model.module), homes=renamed(model.homes), groups=groups)
+    buffers = frozenset(own.get(name, name) for name in model.buffers)
+    model = replace(
+        model, module=renamed(model.module), homes=renamed(model.homes), groups=groups, buffers=buffers
+    )
     flat = [
         replace(group, shapes=renamed(group.shapes), places=renamed(group.places)) for group in position.flat
     ]
-    return replace(position, models=[replace(model, derived=frozenset(own.values()))], flat=flat)
+    return replace(position, models=[model], flat=flat)
 
 
 def _tensor_parallel(parts: Sequence[Part], degree: int, settings: Mapping[str, str]) -> Part:

@@ -8,69 +8,34 @@ A layer that is given to ``TiedLayerSpec`` with a function of its own has no fil
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ucpformat.frameworks.deepspeed.fields import refused, tensors
-from ucpformat.frameworks.deepspeed.flat_groups import FlatGroup
-from ucpformat.frameworks.deepspeed.sources import CastSource, ReadBox, Whole, sample_shape
 from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.tied_layers import (
+    TIED,
+    Stage,
+    TiedFile,
+    is_copy,
+    own_keys,
+    own_name,
+    stages_of_file,
+    tied_parts,
+)
 from ucpformat.frameworks.deepspeed.torch_file import TorchFile, rank_file
 from ucpformat.frameworks.torch_dcp.torch_zip import StoredTensor
-from ucpformat.geometry import Box
-from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
     from ucpformat.errors import UcpError
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
     from ucpformat.jsonio import JsonValue
 
-__all__ = [
-    "NUMBERED",
-    "TIED",
-    "Layers",
-    "Masters",
-    "Stage",
-    "not_held",
-    "own_name",
-    "own_parts",
-    "owners_of",
-    "read_layers",
-    "said_by",
-    "tied_parts",
-]
+__all__ = ["NUMBERED", "Layers", "not_held", "owners_of", "read_layers", "said_by"]
 
-TIED: Final = "tied_modules."
 NUMBERED: Final = re.compile(r"(\d{1,9})\.(.+)", re.DOTALL)
 """The name of a parameter in a pipeline: the number of its layer, and its name within it."""
-_OWN: Final = re.compile(r"(tied_modules\..+)@stage(\d{1,4})", re.DOTALL)
-
-
-Masters = Callable[[str], tuple[ReadBox, str] | None]
-"""The optimizer's copy of a parameter, and its data type; None of what it does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What one stage's ranks said: its model file, and the optimizer's copies."""
-
-    model: ModelStates
-    masters: Masters
-
-    @classmethod
-    def of_groups(cls, model: ModelStates, groups: Sequence[FlatGroup]) -> Stage:
-        """A stage whose copies are in flat groups."""
-
-        def master(name: str) -> tuple[ReadBox, str] | None:
-            for group in groups:
-                if name in group.shapes:
-                    return group.source(name, group.masters), group.masters[0].dtype
-            return None
-
-        return cls(model, master)
 
 
 @dataclass(slots=True)
@@ -79,14 +44,17 @@ class Layers:
 
     ``models`` are those of the stages, each with its module. ``copies`` are further files of tied weights, by name.
     ``first`` is the first layer that each stage is known to have, ``ties`` the stages that hold each tie. ``own`` are
-    parameters of tied layers that a stage trains by itself (`own_name`), by stage.
+    parameters of tied layers that a stage trains by itself (`own_name`), by stage; ``derived`` those of which the stage
+    has no layer's file. ``unseen`` is 1 where a stage holds a tied layer of which there is no file.
     """
 
     models: list[ModelStates]
     copies: list[tuple[str, TorchFile, StoredTensor]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
     ties: dict[str, list[int]] = field(default_factory=dict)
-    own: dict[int, list[str]] = field(default_factory=dict)
+    own: dict[int, Sequence[str]] = field(default_factory=dict)
+    derived: dict[int, set[str]] = field(default_factory=dict)
+    unseen: int = 0
 
     def add_tie(self, tie: str, stage: int) -> None:
         """Note that a stage holds a tie."""
@@ -102,49 +70,16 @@ class Layers:
         }
 
 
-def own_name(name: str, stage: int) -> str:
-    """What a parameter of a tied layer is called that is of one stage alone, where another stage has one of the name.
-
-    ``TiedLayerSpec`` ties one weight of a layer; stages that hold the layer train all others apart, under one name.
-    """
-    return f"{name}@stage{stage}"
-
-
-def own_parts(name: str) -> tuple[str, int] | None:
-    """Name and stage of an `own_name`; None for another name."""
-    match = _OWN.fullmatch(name)
-    return None if match is None else (match[1], int(match[2]))
-
-
-def _note_own(
-    layers: Layers,
-    tie: str,
-    held: Mapping[str, StoredTensor],
-    said: Sequence[Mapping[str, tuple[int, ...] | None]],
-    stages: Sequence[Stage],
-    file: TorchFile,
-) -> None:
-    """Note which stages train parameters of a tied layer apart: they hold another weight of it as the file does."""
-    for number, names in enumerate(said):
-        known = [key for key in held if names.get(f"{TIED}{tie}.{key}") is not None]
-        own = [key for key in known if not _is_copy(stages[number], f"{TIED}{tie}.{key}", file, held[key])]
-        if own and len(own) < len(known):
-            layers.own.setdefault(number, []).extend(f"{TIED}{tie}.{key}" for key in own)
-
-
-def tied_parts(name: str) -> tuple[str, str] | None:
-    """Tie and key of ``tied_modules.<tie>.<key>``; None for another name."""
-    tie, dot, key = name.removeprefix(TIED).partition(".")
-    return (tie, key) if name.startswith(TIED) and dot else None
-
-
 def read_layers(
     directory: DeepSpeedDirectory,
     stages: Sequence[Stage],
     tensor_rank: int,
     tied: Mapping[int, str] | None = None,
+    first: Sequence[int] | None = None,
 ) -> Layers:
-    """Give every stage the module that its layer files hold; ``tied`` are the ties of layers that a caller knows.
+    """Give every stage the module that its layer files hold.
+
+    ``tied`` are the ties of layers that a caller knows, ``first`` the first layers of the stages.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for parameters of the optimizer whose layer's file is
@@ -174,6 +109,7 @@ def read_layers(
         for key, stored in held.items():
             modules[owners[layer]][f"{layer}.{key}"] = stored
             homes[owners[layer]][f"{layer}.{key}"] = file
+    files: dict[str, list[TiedFile]] = {}
     for layer, file, held in unclaimed:
         tie = (tied or {}).get(layer) or _tie_of(layer, held, said, stages, file)
         if tie is None:
@@ -182,19 +118,11 @@ def read_layers(
                 modules[0][f"{layer}.{key}"] = stored
                 homes[0][f"{layer}.{key}"] = file
             continue
-        _note_own(layers, tie, held, said, stages, file)
-        for key, stored in held.items():
-            name = f"{TIED}{tie}.{key}"
-            holders = [number for number, names in enumerate(said) if name in names]
-            if any(name in modules[number] for number in holders):
-                layers.copies.append((name, file, stored))
-            else:
-                for number in holders:
-                    modules[number][name], homes[number][name] = stored, file
-            first = holders[0]
-            alias = f"{layer}.{key}"
-            modules[first][alias], homes[first][alias] = modules[first][name], homes[first][name]
-            shared[first][alias] = name
+        files.setdefault(tie, []).append(TiedFile(layer, file, held))
+    for tie, of_tie in files.items():
+        _place_tie(
+            layers, tie, of_tie, _Modules(modules, homes, shared), stages, _Order(owners, len(stages), first)
+        )
     numbers = [
         [int(match[1]) for name in module if (match := NUMBERED.fullmatch(name))] for module in modules
     ]
@@ -270,7 +198,7 @@ def _tie_of(
         tie
         for number, tie, keys in candidates
         if all(
-            _is_copy(stages[number], f"{TIED}{tie}.{key}", file, held[key])
+            is_copy(stages[number], f"{TIED}{tie}.{key}", file, held[key])
             for key, shape in keys.items()
             if shape is not None
         )
@@ -282,15 +210,86 @@ def _tie_of(
     return found.pop() if found else None
 
 
-def _is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> bool:
-    """Whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
-    found = stage.masters(name)
-    if found is None:
-        return False
-    read, kind = found
-    box = Box((0,) * len(stored.shape), sample_shape(stored.shape))
-    one = np.empty(box.shape, dtype(stored.dtype).numpy)
-    other = np.empty_like(one)
-    Whole(file, stored)(box, one)
-    CastSource(read, dtype(kind).numpy)(box, other)
-    return one.tobytes() == other.tobytes()
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """The tensors of all stages, their files, and names of one tensor, as they are found."""
+
+    modules: Sequence[dict[str, StoredTensor]]
+    homes: Sequence[dict[str, TorchFile]]
+    shared: Sequence[dict[str, str]]
+
+    def put(self, stage: int, name: str, one: TiedFile, key: str) -> None:
+        self.modules[stage][name], self.homes[stage][name] = one.held[key], one.file
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Which stages a layer may be of, whose names are not numbered: stages have layers that follow each other."""
+
+    owners: Mapping[int, int]
+    count: int
+    first: Sequence[int] | None
+
+    def __call__(self, layer: int) -> set[int]:
+        if self.first:
+            return {sum(start <= layer for start in self.first) - 1}
+        low = max((stage for other, stage in self.owners.items() if other < layer), default=0)
+        high = min((stage for other, stage in self.owners.items() if other > layer), default=self.count - 1)
+        return set(range(low, high + 1))
+
+
+def _place_tie(
+    layers: Layers,
+    tie: str,
+    files: Sequence[TiedFile],
+    found: _Modules,
+    stages: Sequence[Stage],
+    order: _Order,
+) -> None:
+    """Give the stages that hold a tie what the files of its layers hold."""
+    holders = sorted(layers.ties.get(tie, [0]))
+    own = own_keys(tie, files, holders, stages, order)
+    if len(files) < len(holders):
+        layers.unseen = 1
+    layers.own |= {
+        stage: [*layers.own.get(stage, ()), *(f"{TIED}{tie}.{key}" for key in keys)]
+        for stage, keys in own.items()
+    }
+    for key in dict.fromkeys(key for one in files for key in one.held):
+        name = f"{TIED}{tie}.{key}"
+        apart = sorted(stage for stage, keys in own.items() if key in keys)
+        # Who holds the weight that is tied, or is alone with it; and each stage that has its own.
+        sharers = [{*holders} - {*apart}, *({stage} for stage in apart)]
+        mine: list[list[TiedFile]] = [[] for _ in sharers]
+        having = [one for one in files if key in one.held]
+        for one in having:
+            mine[_group_of(one, sharers, tie, stages, order)].append(one)
+        for group, its in zip(sharers, mine, strict=True):
+            kept = own_name(name, *group) if group <= {*apart} else name
+            for stage in group:
+                found.put(stage, name, its[0] if its else having[0], key)
+                if not its:
+                    layers.derived.setdefault(stage, set()).add(kept)
+            layers.copies += [(kept, one.file, one.held[key]) for one in its[1:]]
+            for one in its:
+                at, alias = min(group), f"{one.layer}.{key}"
+                found.put(at, alias, its[0], key)
+                found.shared[at][alias] = kept
+
+
+def _group_of(
+    one: TiedFile, groups: Sequence[set[int]], tie: str, stages: Sequence[Stage], order: _Order
+) -> int:
+    """Which of the groups of stages, each of which has a weight of its own, a layer's file is of."""
+    if len(groups) == 1:
+        return 0
+    may = stages_of_file(tie, one, sorted(set().union(*groups)), stages, order)
+    found = [number for number, group in enumerate(groups) if group & may]
+    if len(found) != 1:
+        said = f"stage {' or '.join(map(str, sorted(may)))}" if may else "none of the stages that hold it"
+        raise refused(
+            f"layer {one.layer}, tied as {tie!r}, may be of {said}, and stages have weights of their own in it; say "
+            "the first layer of each stage: --from-set pipeline=0,4",
+            one.file.name,
+        )
+    return found[0]

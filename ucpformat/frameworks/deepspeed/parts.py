@@ -35,11 +35,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The atoms of one model-parallel rank, and its parameter groups: names and options."""
+    """The atoms of one model-parallel rank, and its parameter groups: names and options.
+
+    ``unseen`` is how many layers may be behind the last one that has a file.
+    """
 
     position: Position
     draft: Draft
     groups: ParameterGroups
+    unseen: int = 0
 
 
 def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
@@ -78,6 +82,7 @@ def joined_drafts(drafts: Sequence[tuple[Draft, str]]) -> Draft:
             held = joined.aliases.setdefault(atom, [])
             held += [name for name in names if name not in held]
         joined.roles |= draft.roles
+        joined.lost += [name for name in draft.lost if name not in joined.lost]
     return joined
 
 

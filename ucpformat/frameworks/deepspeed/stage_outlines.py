@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.expert_names import expert_name
-from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, own_name, own_parts, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED
 from ucpformat.frameworks.deepspeed.outlines import Group, Outline
+from ucpformat.frameworks.deepspeed.tied_layers import TIED, own_name, own_parts, tied_parts
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -102,7 +103,7 @@ def stages_of(
     for name, view in outline.module.items():
         aliases = [match for alias in view.aliases if (match := NUMBERED.fullmatch(alias))]
         if own := own_parts(name):
-            holders[name] = (_own_stage(*own, len(first)),)
+            holders[name] = (_own_stage(*own, first, ties),)
         elif parts := tied_parts(name):
             holders[name] = _tied_stages(parts[0], ties, aliases, first)
         elif match := NUMBERED.fullmatch(name):
@@ -121,6 +122,8 @@ def stages_of(
         for match in aliases:
             stages[_stage(int(match[1]), first)].layers.setdefault(int(match[1]), {})[match[2]] = name
     _check_ties(stages)
+    if zero_stage == 0:
+        _check_own(stages, outline)
     for number, stage in enumerate(stages):
         for group in outline.groups:
             names = [name for name in group.names if number in holders.get(name, ())]
@@ -137,15 +140,31 @@ def stages_of(
     return stages
 
 
-def _own_stage(name: str, stage: int, stages: int) -> int:
+def _own_stage(name: str, stage: int, first: Sequence[int], ties: Mapping[str, tuple[int, ...]]) -> int:
     """The stage that trains a parameter of a tied layer by itself."""
-    if not 0 < stage < stages:
+    tie, _ = tied_parts(name) or ("", "")
+    if not 0 < stage < len(first) or stage not in ties.get(tie, (stage,)):
+        held = f", {tie!r} on {', '.join(map(str, ties[tie]))}" if len(first) > 1 and tie in ties else ""
         raise error(
             "UCP-E-MISMATCH",
-            f"{name!r} was trained apart on stage {stage}, and {stages} stages are to be written; write more of them, "
-            f"or leave it out with --drop '{own_name(name, stage)}/*'",
+            f"{name!r} was trained apart on stage {stage}, and {len(first)} stages are to be written{held}; divide the "
+            f"layers as they were, or leave it out with --drop '{own_name(name, stage)}/*'",
         )
     return stage
+
+
+def _check_own(stages: Sequence[StageOutline], outline: Outline) -> None:
+    """Refuse weights of one stage that nothing would hold: without ZeRO, float32 has no copies beside layers' files."""
+    for stage in stages:
+        held = {name for keys in stage.layers.values() for name in keys.values()}
+        for name in stage.atoms:
+            is_copied = outline.module[name]["value"].dtype.name in ("bfloat16", "float16")
+            if own_parts(name) and name not in held and not is_copied and not stage.has_experts:
+                raise error(
+                    "UCP-E-MISMATCH",
+                    f"without ZeRO no file would hold {name!r}, for its layer has none; set stage=1, or leave it out "
+                    f"with --drop '{name}/*'",
+                )
 
 
 def _check_ties(stages: Sequence[StageOutline]) -> None:

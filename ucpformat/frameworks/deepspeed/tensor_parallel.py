@@ -40,7 +40,7 @@ def merged_draft(
     """
     first, at = drafts[0], models[0].file.name
     maps = affine_maps(models[0])
-    merged = Draft(aliases=first.aliases, roles=first.roles)
+    merged = Draft(aliases=first.aliases, roles=first.roles, lost=first.lost)
     for other, model in zip(drafts[1:], models[1:], strict=True):
         if other.sources.keys() != first.sources.keys() or other.aliases != first.aliases:
             raise refused(f"other parameters or states than in {at}: from two saves", model.file.name)

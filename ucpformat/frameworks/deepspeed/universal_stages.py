@@ -13,17 +13,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.frameworks.deepspeed.fields import refused
-from ucpformat.frameworks.deepspeed.layer_files import (
-    TIED,
-    Layers,
-    Masters,
-    Stage,
-    owners_of,
-    read_layers,
-    said_by,
-    tied_parts,
-)
+from ucpformat.frameworks.deepspeed.layer_files import Layers, owners_of, read_layers, said_by
 from ucpformat.frameworks.deepspeed.states import ModelStates
+from ucpformat.frameworks.deepspeed.tied_layers import TIED, Masters, Stage, tied_parts
 
 if TYPE_CHECKING:
     from ucpformat.frameworks.deepspeed.directory import DeepSpeedDirectory
@@ -67,7 +59,7 @@ class UniversalStages:
         if directory.layers:
             if len(held) != len(models):
                 raise refused("layer_* files of tensor-parallel ranks; take them away", at)
-            stages = [Stage(model, masters=masters) for model in held]
+            stages = [Stage.of_masters(model, masters) for model in held]
             found = read_layers(directory, stages, 0, tied)
             return cls(found, {}, note | found.note())
         said = [said_by(model) for model in held]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.deepspeed.fields import refused, tensors
-from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, TIED, not_held, tied_parts
+from ucpformat.frameworks.deepspeed.layer_files import NUMBERED, not_held
 from ucpformat.frameworks.deepspeed.stage_outlines import listed_numbers
 from ucpformat.frameworks.deepspeed.states import ModelStates, OptimizerStates, Shapes
+from ucpformat.frameworks.deepspeed.tied_layers import TIED, tied_parts
 from ucpformat.frameworks.deepspeed.torch_file import rank_file
 from ucpformat.frameworks.deepspeed.unpartitioned import NumberedStates, matches, names_by_order
 
