@@ -204,6 +204,37 @@ def test_a_large_slot_of_one_writer_is_mapped_whole(
         assert all(np.array_equal(checkpoint[f"s{number}"]["value"].mapped(), FLOATS) for number in range(9))
 
 
+ODD = np.arange(1, 80_001, dtype="<u2").reshape(400, 200)  # in chunks of 200 to 132,000 bytes, none of 4096
+
+
+@pytest.mark.parametrize("how", ["write", "submit", "boxes"])
+@pytest.mark.parametrize("chunk_bytes", [400, 9000, 50_000, 132_000])
+@pytest.mark.parametrize("durability", ["none", "fsync"])
+def test_chunks_of_any_length_lie_without_gaps(
+    tmp_path: Path, how: str, chunk_bytes: int, durability: Durability
+) -> None:
+    """UCP-D-050: as GPT-2's embedding of 50257 by 768 has them; few go by one call, many as a run."""
+    names = ["a", "b"]
+    specs = [AtomSpec(name, {"value": SlotSpec("uint16", ODD.shape)}) for name in names]
+    with (
+        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 17 if chunk_bytes > 9000 else 1 << 22),
+        CheckpointWriter(
+            tmp_path / "c", specs, chunk_bytes=chunk_bytes, workers=2, durability=durability
+        ) as writer,
+    ):
+        for name in names:
+            if how == "write":
+                writer.write(name, "value", ODD)
+            elif how == "submit":
+                writer.submit(name, "value", ODD)
+            else:
+                for first, stop in pairwise([0, 7, 150, 400]):
+                    writer.submit(name, "value", ODD[first:stop], (first, 0))
+    assert validate(tmp_path / "c") == []
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert all(contiguous(checkpoint[name]["value"], ODD) for name in names)
+
+
 def test_what_the_readme_saves_is_mapped_whole(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     state = {name: torch.arange(6 << 20, dtype=torch.float32).reshape(-1, 1024) for name in ("a", "b")}
@@ -232,13 +263,15 @@ def test_zeros_take_no_room_between_chunks(tmp_path: Path) -> None:
 
 def test_parts_say_why(tmp_path: Path) -> None:
     spec = AtomSpec("w", {"value": SlotSpec("float32", FLOATS.shape)})
-    for storage, reason in (
-        ("plain", "in storage plain each chunk is a file"),
-        ("packed", "multiples of 4096"),
+    halves = [(FLOATS[:, :100], (0, 0)), (FLOATS[:, 100:], (0, 100))]
+    for storage, parts, reason in (
+        ("plain", [(FLOATS, (0, 0))], "in storage plain each chunk is a file"),
+        ("packed", halves, "saved in boxes"),
     ):
         path = tmp_path / storage
         with CheckpointWriter(path, [spec], storage=storage, chunk_bytes=100_000) as writer:  # type: ignore[arg-type]
-            writer.submit("w", "value", FLOATS)
+            for data, offset in parts:
+                writer.write("w", "value", data, offset)
         with open_checkpoint(path) as checkpoint, pytest.raises(UcpError, match=reason):
             checkpoint["w"]["value"].mapped()
 

@@ -174,8 +174,7 @@ class SlotView:
         """The whole slot where it lies in storage, without a copy: an array that cannot be written.
 
         A slot of up to ``chunk_bytes`` (16 MiB, unless the writer chose otherwise) is one part. A larger one is one
-        part where one process saved it whole, uncompressed, in storage packed, and its chunks take multiples of 4096
-        bytes; else it may lie in several.
+        part where one process saved it whole, uncompressed, in storage packed; else it may lie in several.
 
         It is checked as any read is, unless the checkpoint was opened with ``verify=False``: then nothing is read
         before somebody looks. It may outlive the checkpoint, and keeps its file open. Whoever looks at it when the
@@ -188,9 +187,7 @@ class SlotView:
         parts = list(self.mapped_parts())
         if len(parts) > 1:
             if self._stored.part.packed:
-                reason = (
-                    "saved by several processes, in boxes, or in chunks that are no multiples of 4096 bytes"
-                )
+                reason = "saved in boxes, by several processes, or with chunks of zeros, which are not stored"
             else:
                 reason = "since in storage plain each chunk is a file of its own"
             message = f"the slot lies in {len(parts)} parts, {reason}: read() it, or take mapped_parts()"

@@ -263,6 +263,46 @@ def _segments() -> Iterator[Case]:
         also=True,
     )
 
+    def carried(draft: Draft, row: int, container: int, offset: int) -> None:
+        """Carry the bytes of a segment elsewhere."""
+        found = draft.parts[0].table.rows[row]
+        start, stop = found[2], found[2] + found[3]
+        data = draft.pack_data[found[0]][start:stop]
+        draft.pack_data[found[0]][start:stop] = bytes(len(data))
+        draft.pack_data[container][offset : offset + len(data)] = data
+        found[0], found[2] = container, offset
+
+    def behind_slot(draft: Draft) -> None:
+        rows = draft.parts[0].table.rows
+        carried(draft, 3, 0, rows[2][2] + rows[2][3])
+
+    def behind_pack(draft: Draft) -> None:
+        rows = draft.parts[0].table.rows
+        offset = rows[3][2] + rows[3][3]
+        assert draft.packs is not None
+        draft.packs["packs"].append({"key": draft.pack_key(1), "length": offset + rows[4][3]})
+        draft.pack_data.append(bytearray(offset))
+        carried(draft, 4, 1, offset)
+
+    def behind_gap(draft: Draft) -> None:
+        carried(draft, 5, 0, draft.parts[0].table.rows[5][2] + 4)
+
+    for name, title, move in (
+        ("slot", "A segment right behind that of another slot, not aligned", behind_slot),
+        ("pack", "A segment that begins where another one of its slot ends, in another pack", behind_pack),
+        ("gap", "A segment four bytes behind an aligned place", behind_gap),
+    ):
+        yield case(
+            f"segments/behind-{name}",
+            title,
+            ("UCP-D-050", "UCP-R-017"),
+            "UCP-E-SEGMENT",
+            move,
+            ops=("read",),
+            params=FIRST,
+            also=True,
+        )
+
     def nested(draft: Draft) -> None:
         # The last chunk of a slot, 12 bytes, is taken from the beginning of the first chunk's 24.
         found = draft.parts[0].table

@@ -302,6 +302,24 @@ def _segments() -> Iterator[Case]:
     yield good(
         "segments/alignment", "Large segments begin at multiples of 4096", ("UCP-D-050", "UCP-D-051"), draft
     )
+    dense = [
+        AtomDraft("a", {"boxes": slot, "rows": SlotDraft("float32", (7, 3), floats(21))}),
+        AtomDraft("b", {"value": SlotDraft("uint8", (50,), b"\3" * 50)}),
+    ]
+    for packs in (1, 2):
+        yield good(
+            f"segments/dense-{packs}",
+            f"Segments without gaps between those of a slot, in packs: {packs}",
+            ("UCP-D-050", "UCP-D-051"),
+            Draft(dense, chunk_bytes=36, packs=packs, dense=True),
+        )
+    halves = SlotDraft("uint8", (140_002,), b"\1" * 140_002)
+    yield good(
+        "segments/dense-large",
+        "A large segment right behind another one of its slot",
+        ("UCP-D-050", "UCP-D-051"),
+        one(halves, chunk_bytes=1 << 17, dense=True),
+    )
     atoms = [AtomDraft(name, {"value": SlotDraft("float32", (4,), floats(4, ord(name)))}) for name in "abcd"]
     yield good(
         "segments/two-packs",

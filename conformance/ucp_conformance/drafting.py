@@ -160,6 +160,7 @@ class Draft:
         per_part: int = 1000,
         packs: int = 1,
         share: bool = False,
+        dense: bool = False,
         encoder: Encoder = gzip,
         root: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
@@ -168,6 +169,7 @@ class Draft:
         self.attempt = attempt
         self.encoder = encoder
         self.share = share
+        self.dense = dense
         self.objects: dict[str, bytes] = {}
         self.overrides: dict[str, dict[str, Any]] = {}
         self.bytes_of: dict[str, Callable[[bytes], bytes]] = {}
@@ -227,6 +229,7 @@ class Draft:
         grid = Grid.of(slot.shape, item, self.root["chunk_bytes"])
         folder = f"atoms/{atom.key or atom.name}"
         plain = self.root["storage"] == "plain"
+        begun: set[int] = set()  # packs that have segments of the slot
         if plain:
             self.objects[f"{folder}/zarr.json"] = GROUP_DOCUMENT
             self.objects[f"{folder}/{name}/zarr.json"] = array_document(slot.document(), item, grid)
@@ -244,7 +247,7 @@ class Draft:
                 table.rows.append([0xFFFFFFFF, 0, 0, len(stored), 0])
                 table.checksums += block_checksums(stored[:-4])
             else:
-                self._segments(slot, position, shape, item, raw, table)
+                self._segments(slot, position, shape, item, raw, table, begun)
 
     def _segments(
         self,
@@ -254,6 +257,7 @@ class Draft:
         item: int,
         raw: bytes,
         table: TableDraft,
+        begun: set[int],
     ) -> None:
         boxes = slot.boxes.get(position)
         table.counts.append(len(boxes) if boxes else 1)
@@ -267,15 +271,17 @@ class Draft:
                 word = len(table.words) + 1
                 table.words += [*box[0], *box[1]]
             container = len(table.rows) % len(self.pack_data)
-            table.rows.append([container, 0, self._place(container, data), len(data), word])
+            follows = self.dense and container in begun
+            table.rows.append([container, 0, self._place(container, data, follows=follows), len(data), word])
+            begun.add(container)
             table.checksums += block_checksums(data)
 
-    def _place(self, container: int, data: bytes) -> int:
+    def _place(self, container: int, data: bytes, *, follows: bool) -> int:
         if self.share and (container, data) in self.shared:
             return self.shared[container, data]
         pack = self.pack_data[container]
         alignment = 4096 if len(data) >= 65536 else 64
-        pack += bytes(-len(pack) % alignment)
+        pack += bytes(0 if follows else -len(pack) % alignment)
         self.shared[container, data] = len(pack)
         pack += data
         return self.shared[container, data]

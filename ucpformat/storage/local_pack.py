@@ -12,6 +12,7 @@ from ucpformat.model.table import BLOCK_BYTES
 from ucpformat.storage.direct_io import DirectWriter
 from ucpformat.storage.file_room import FileRoom
 from ucpformat.storage.local_io import translated, write_all
+from ucpformat.storage.scratch import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,14 +49,15 @@ class LocalPackFile:
         self._is_lost = False
 
     def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
-        """Keep room one behind the other, at multiples of ``alignment``; the gaps read as zeros."""
+        """Keep room at the next multiple of ``alignment``, each right behind the other; the gap reads as zeros."""
         offsets = []
         with self._lock:
+            offset = -(-self._length // alignment) * alignment
             for length in lengths:
-                offset = -(-self._length // alignment) * alignment
                 self._ends_before[offset] = self._length
                 self._length = offset + length
                 offsets.append(offset)
+                offset = self._length
             self._room.reach(self._length)
         return offsets
 
@@ -146,10 +148,12 @@ class LocalPackFile:
         for buffer in buffers:
             if look is not None:
                 look(buffer)
-            done = direct.write(buffer, offset)
+            # What lies before the first page may share it with other data.
+            before = -offset % ALIGNMENT
+            done = direct.write(buffer[before:], offset + before)
             if done:
-                write_all(self._descriptor, waiting, start)
-                waiting, start = [buffer[done:]], offset + done
+                write_all(self._descriptor, [*waiting, buffer[:before]], start)
+                waiting, start = [buffer[before + done :]], offset + before + done
             else:
                 waiting.append(buffer)
             offset += buffer.nbytes

@@ -148,7 +148,7 @@ class PackedChunkWriter:
         if len(pieces) == 1 and (pieces[0].room is not None or _goes_through(pieces[0])):
             return [self._pass_through(pieces[0], keep=keep)]
         encoded = [_encoded(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
-        return self._append(encoded, keep=keep)
+        return self._append(pieces, encoded, keep=keep)
 
     def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""
@@ -167,15 +167,24 @@ class PackedChunkWriter:
             return StoredChunk(segment, start, data.nbytes, None)
         return StoredChunk(segment, start + first, data.nbytes, run.cuts)
 
-    def _append(self, pieces: Sequence[_Encoded], *, keep: bool) -> list[StoredChunk]:
-        """Append segments in one go, with zeros between them where their alignment wants it."""
+    def _append(
+        self, pieces: Sequence[ChunkPiece], encoded: Sequence[_Encoded], *, keep: bool
+    ) -> list[StoredChunk]:
+        """Append segments in one go, with zeros between them where their alignment wants it.
+
+        Those of one slot need none between them, but where they are compressed nobody would map them together.
+        """
         buffers: list[memoryview] = []
         offsets: list[int] = []
         length, widest = 0, 1
-        for data, *_ in pieces:
+        before: SlotPlace | None = None
+        for piece, (data, *_) in zip(pieces, encoded, strict=True):
             nbytes = data.nbytes
             alignment = segment_alignment(nbytes)
-            gap = -length % alignment if nbytes else 0
+            follows = piece.place is before and piece.place.compressor is None
+            gap = 0 if follows or not nbytes else -length % alignment
+            if nbytes:
+                before = piece.place
             if gap:
                 buffers.append(_ZEROS[:gap])
             buffers.append(data)
@@ -192,7 +201,7 @@ class PackedChunkWriter:
                 size,
                 cuts,
             )
-            for (data, checksums, box, start, size, cuts), offset in zip(pieces, offsets, strict=True)
+            for (data, checksums, box, start, size, cuts), offset in zip(encoded, offsets, strict=True)
         ]
 
     def settle(self) -> None:

@@ -21,6 +21,8 @@ from ucpformat.storage.tiles import sizes_of_tiles
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from numpy.typing import NDArray
+
     from ucpformat.geometry import ChunkGrid
     from ucpformat.model.atom import Atom, Slot
     from ucpformat.model.compressor import Compressor
@@ -347,9 +349,23 @@ class StoredPart:
         if (rows["offset"] + rows["length"] > lengths[rows["container"]]).any():
             raise error("UCP-E-SEGMENT", "a segment ends beyond its pack", at=self.table_key)
         alignment = np.where(rows["length"] >= 65536, np.uint64(4096), np.uint64(64))
-        if (rows["offset"] % alignment).any():
-            raise error("UCP-E-SEGMENT", "a segment is not aligned", at=self.table_key)
+        (unaligned,) = np.nonzero(rows["offset"] % alignment)
+        if unaligned.size and not self._follow(unaligned):
+            message = "a segment is neither aligned nor right behind another one of its slot"
+            raise error("UCP-E-SEGMENT", message, at=self.table_key)
         self._check_box_words()
+
+    def _follow(self, numbers: NDArray[np.intp]) -> bool:
+        """Whether each segment of these numbers begins where another one of its slot ends, in the same pack."""
+        rows = self.table.rows
+        chunks = np.array([grid.count for _, grid in self.forms], np.int64)
+        slots = np.repeat(np.repeat(np.arange(chunks.size), chunks), self.table.counts)
+        ends = np.empty(rows.size, [("slot", np.int64), ("container", np.uint32), ("at", np.uint64)])
+        ends["slot"], ends["container"] = slots, rows["container"]
+        ends["at"] = rows["offset"] + rows["length"]
+        begins = ends[numbers]
+        begins["at"] = rows["offset"][numbers]
+        return bool(np.isin(begins, ends).all())
 
     def _check_box_words(self) -> None:
         boxes = self.table.rows["box"]

@@ -122,8 +122,8 @@ class SlotWriter:
         """
         chunks = list(one.place.grid.chunks_for(one.box))
         if one.data.nbytes < _BATCH_BYTES or len(chunks) == 1:
-            for chunk in chunks:
-                self._write_pieces([one.name], [_piece(one, chunk)], keep=False)
+            pieces = [_piece(one, chunk) for chunk in chunks]
+            self._write_pieces([one.name] * len(pieces), pieces, keep=False)
             return
         run = _Run(one.name)
         run.add(one)

@@ -58,7 +58,7 @@ class PackFile(Protocol):
         ...
 
     def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
-        """Keep room for so many bytes each, one behind the other, at multiples of ``alignment``; return the offsets.
+        """Keep room for so many bytes each at the next multiple of ``alignment``, without gaps; return the offsets.
 
         Whoever reserves room fills all of it by `write_at`. Not for stores without `Store.packs_have_rooms`.
         """

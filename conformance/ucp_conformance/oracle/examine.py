@@ -286,11 +286,12 @@ class _Examiner:
         """UCP-D-048, UCP-D-050, UCP-D-056 to UCP-D-058."""
         expected = 1
         for slot in slots:
+            ends = {(one.container, one.offset + one.length) for segments in slot.rows for one in segments}
             for segments in slot.rows:
                 if storage == "plain" and len(segments) > 1:
                     raise RefusalError("UCP-E-TABLE", key, "several segments in storage plain")
                 for segment in segments:
-                    self.check_row(storage, segment, key)
+                    self.check_row(storage, segment, ends, key)
                     if segment.box:
                         if segment.box != expected or not slot.grid.shape:
                             raise RefusalError("UCP-E-TABLE", key, "box words out of order")
@@ -298,7 +299,7 @@ class _Examiner:
         if expected != 1 + len(table.words):
             raise RefusalError("UCP-E-TABLE", key, "box words that nobody uses")
 
-    def check_row(self, storage: str, segment: Segment, key: str) -> None:
+    def check_row(self, storage: str, segment: Segment, ends: set[tuple[int, int]], key: str) -> None:
         if storage == "plain":
             if (segment.container, segment.offset, segment.box) != (OWN_OBJECT, 0, 0):
                 raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")
@@ -307,7 +308,8 @@ class _Examiner:
             raise RefusalError("UCP-E-TABLE", key, "no such pack")
         if segment.offset + segment.length > self.packs[segment.container]["length"]:
             raise RefusalError("UCP-E-SEGMENT", key, "beyond its pack")
-        if segment.offset % (4096 if segment.length >= 65536 else 64):
+        is_aligned = segment.offset % (4096 if segment.length >= 65536 else 64) == 0
+        if not is_aligned and (segment.container, segment.offset) not in ends:
             raise RefusalError("UCP-E-SEGMENT", key, "alignment")
 
     def check_whole(self, logical: Logical) -> None:

@@ -28,6 +28,7 @@ function compareOffsets(a, b) {
  */
 export function checkSegments(table, slot, packs, problems) {
   const {grid, firstChunk} = slot;
+  const ends = packs === null ? null : endsOf(table, slot);
   for (let index = 0; index < grid.total; index += 1) {
     const first = table.firstSegment[firstChunk + index];
     const stop = table.firstSegment[firstChunk + index + 1];
@@ -39,19 +40,34 @@ export function checkSegments(table, slot, packs, problems) {
         report('has an object that is not 4 bytes longer than the chunk');
       }
     } else {
-      checkPacked(table, slot, chunkBox(grid, index).shape, first, stop, packs, report);
+      checkPacked(table, slot, chunkBox(grid, index).shape, first, stop, packs, ends, report);
     }
   }
 }
 
-function checkPacked(table, {grid, compressor}, shape, first, stop, packs, report) {
+/** A byte of a pack. */
+const place = (container, at) => `${container}:${at}`;
+
+/** Where the segments of a slot end, all of them (UCP-D-050). */
+function endsOf(table, {grid, firstChunk}) {
+  const ends = new Set();
+  const stop = table.firstSegment[firstChunk + grid.total];
+  for (let s = table.firstSegment[firstChunk]; s < stop; s += 1) {
+    ends.add(place(table.containers[s], table.offsets[s] + table.lengths[s]));
+  }
+  return ends;
+}
+
+function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends, report) {
   const ndim = shape.length;
   const boxes = [];
   for (let s = first; s < stop; s += 1) {
     const box = table.box(s, ndim);
     const offset = table.offsets[s];
     const length = table.lengths[s];
-    if (offset % (length >= LARGE ? 4096 : 64) !== 0) report('has a segment that is not aligned');
+    if (offset % (length >= LARGE ? 4096 : 64) !== 0 && !ends.has(place(table.containers[s], offset))) {
+      report('has a segment that is neither aligned nor behind another one of its slot');
+    }
     if (offset + length > packs[table.containers[s]].length) report('leaves its pack');
     if (box !== null) {
       if (box.shape.includes(0)) return report('has an empty box');
