@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import mmap
 import os
@@ -33,12 +35,13 @@ FLOATS = np.arange(1, 40_001, dtype="<f4").reshape(200, 200)
 
 
 def is_mapped(array: Any) -> bool:
-    """Whether an array owns nothing, and what it looks at is a mapping of a file."""
+    """Whether an array owns nothing, and what it looks at is a mapping of a file, or of several in a row."""
     while isinstance(array, np.ndarray):
         if array.flags.owndata or array.flags.writeable:
             return False
         array = array.base
-    return isinstance(array.obj if isinstance(array, memoryview) else array, mmap.mmap)
+    found = array.obj if isinstance(array, memoryview) else array
+    return isinstance(found, mmap.mmap | ctypes.Array)
 
 
 def assembled(slot: SlotView) -> Any:
@@ -82,7 +85,7 @@ def test_boxes_that_several_have_written_are_parts(data: st.DataObject, rows: in
             assert np.array_equal(assembled(slot), whole)
             if len(parts) == 1:
                 assert np.array_equal(slot.mapped(), whole)
-            else:
+            else:  # no box of so few elements fills pages
                 with pytest.raises(UcpError, match=f"lies in {len(parts)} parts"):
                     slot.mapped()
 
@@ -259,6 +262,132 @@ def test_zeros_take_no_room_between_chunks(tmp_path: Path) -> None:
         slot = checkpoint["w"]["value"]
         assert [(box.offset[0], box.shape[0]) for box, _ in slot.mapped_parts()] == [(0, 1), (1, 2), (3, 3)]
         assert np.array_equal(assembled(slot), data)
+
+
+ROWS = np.arange(1, (1 << 19) + 1, dtype="<f4").reshape(512, 1024)  # a row takes 4096 bytes
+pages = pytest.mark.skipif(mmap.PAGESIZE > 4096, reason="memory has larger pages here")
+
+
+def put_apart(path: Path, data: Any, edges: list[int], **options: Any) -> None:
+    """Save rows as several processes do: each range of them in a pack of its own."""
+    spec = AtomSpec("w", {"value": SlotSpec("float32", data.shape)})
+    with CheckpointWriter(path, [spec], chunk_bytes=1 << 20, workers=2, **options) as writer:
+        for first, stop in pairwise(edges):
+            writer.write("w", "value", data[first:stop], (first, 0))
+            writer.pieces._chunks._current.clear()  # type: ignore[attr-defined]
+
+
+def mappings_below(path: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{path}/")
+
+
+@pages
+def test_parts_that_fill_pages_are_one_array(tmp_path: Path) -> None:
+    """From several packs, and with zeros between, which are stored nowhere; the files are let go of at the end."""
+    data = ROWS.copy()
+    data[256:512] = 0
+    data[300] = 7
+    put_apart(tmp_path / "c", data, [0, 3, 200, 512])
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        slot = checkpoint["w"]["value"]
+        assert len([*slot.mapped_parts()]) == 3
+        assert len(checkpoint.packs or ()) == 3
+        found = slot.mapped()
+    assert is_mapped(found)
+    assert np.array_equal(found, data)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        found.flags.writeable = True
+    row = found[300, :2]
+    del found
+    gc.collect()
+    assert row.tolist() == [7, 7]
+    assert mappings_below(tmp_path) >= 3
+    del row, slot, checkpoint
+    gc.collect()
+    assert mappings_below(tmp_path) == 0
+
+
+@pages
+def test_zeros_that_fill_pages_are_part_of_the_array(tmp_path: Path) -> None:
+    data = ROWS.copy()
+    data[:256] = 0
+    for storage in STORAGES:
+        save(
+            tmp_path / storage,
+            {("w", "value"): Tensor(data, "float32")},
+            storage=storage,
+            chunk_bytes=1 << 20,
+        )
+        with open_checkpoint(tmp_path / storage) as checkpoint:
+            assert len([*checkpoint["w"]["value"].mapped_parts()]) == 2
+            fetched = checkpoint.fetched
+            found = checkpoint["w"]["value"].mapped()
+            assert checkpoint.fetched - fetched == data.nbytes // 2
+        assert is_mapped(found)
+        assert np.array_equal(found, data)
+
+
+@pages
+def test_an_edge_chunk_of_storage_plain_is_checked_with_its_padding(tmp_path: Path) -> None:
+    data = ROWS[:511]
+    save(tmp_path / "c", {("w", "value"): Tensor(data, "float32")}, storage="plain", chunk_bytes=1 << 20)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert np.array_equal(checkpoint["w"]["value"].mapped(), data)
+
+
+@pages
+def test_damage_of_any_part_is_found_and_none_is_mapped_beyond_its_file(tmp_path: Path) -> None:
+    put_apart(tmp_path / "c", ROWS, [0, 200, 512])
+    for pack in (tmp_path / "c" / "packs").iterdir():
+        data = pack.read_bytes()
+        for broken, code in (
+            (data[:5000] + bytes([data[5000] ^ 1]) + data[5001:], "UCP-E-CHECKSUM"),
+            (data[:-1], "UCP-E-LENGTH"),
+        ):
+            pack.write_bytes(broken)
+            with open_checkpoint(tmp_path / "c") as checkpoint, pytest.raises(UcpError) as caught:
+                checkpoint["w"]["value"].mapped()
+            assert (caught.value.code, caught.value.at) == (code, f"packs/{pack.name}")
+        pack.write_bytes(data)
+
+
+@pages
+def test_parts_that_do_not_fill_pages_stay_apart(tmp_path: Path) -> None:
+    """Rows of 4092 bytes end a page nowhere; a page larger than 4096 bytes is filled by none of the others."""
+    put_apart(tmp_path / "c", np.ascontiguousarray(ROWS[:, :1023]), [0, 200, 512])
+    put_apart(tmp_path / "d", ROWS, [0, 201, 512])
+    for name, size in (("c", mmap.PAGESIZE), ("d", 1 << 14)):
+        with (
+            patch("mmap.PAGESIZE", size),
+            open_checkpoint(tmp_path / name) as checkpoint,
+            pytest.raises(UcpError, match="2 parts, saved in boxes, by several processes"),
+        ):
+            checkpoint["w"]["value"].mapped()
+
+
+@pages
+@pytest.mark.parametrize("how", ["write", "submit"])
+@pytest.mark.parametrize(("columns", "packs"), [(1024, 2), (512, 2), (1023, 1)])
+def test_a_very_large_slot_lies_in_several_packs_and_is_mapped_whole(
+    tmp_path: Path, how: str, columns: int, packs: int
+) -> None:
+    """Each lane has its share, cut where a page ends; one that ends a page nowhere is not cut."""
+    data = np.ascontiguousarray(ROWS[:509, :columns])
+    spec = AtomSpec("w", {"value": SlotSpec("float32", data.shape)})
+    with (
+        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 18),
+        patch("ucpformat.storage.slot_writer._SHARED_BYTES", 1 << 19),
+        patch("ucpformat.storage.slot_writer._LEAST_SHARE", 1 << 17),
+        CheckpointWriter(tmp_path / "c", [spec], chunk_bytes=1 << 16, workers=4) as writer,
+    ):
+        getattr(writer, how)("w", "value", data)
+    assert validate(tmp_path / "c") == []
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert contiguous(checkpoint["w"]["value"], data)
+        lengths = [pack.length for pack in checkpoint.packs or ()]
+        assert len(lengths) == packs
+        # No share is larger than half by more than a page of memory and the chunk that fills it.
+        assert max(lengths) <= -(-data.nbytes // packs) + (1 << 17)
 
 
 def test_parts_say_why(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, SupportsIndex, TypeGuard, cast
 
 import numpy as np
 
@@ -45,6 +45,12 @@ def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> N
             at=stored.label,
         )
     return target
+
+
+_REASONS: Final = {
+    True: "saved in boxes, by several processes, or with chunks of zeros, which cannot be mapped one behind the other",
+    False: "since in storage plain each chunk is a file, and these cannot be mapped one behind the other",
+}
 
 
 class ViewSource(Protocol):
@@ -173,8 +179,10 @@ class SlotView:
     def mapped(self) -> NDArray[np.generic]:
         """The whole slot where it lies in storage, without a copy: an array that cannot be written.
 
-        A slot of up to ``chunk_bytes`` (16 MiB, unless the writer chose otherwise) is one part. A larger one is one
-        part where one process saved it whole, uncompressed, in storage packed; else it may lie in several.
+        A slot of up to ``chunk_bytes`` (16 MiB, unless the writer chose otherwise) lies in one part, and so do larger
+        ones, as a rule, where one process saved them whole, uncompressed, in storage packed. Parts that follow one
+        another in the slot and begin and end at pages of memory (4096 bytes, on most systems) are mapped one behind
+        the other.
 
         It is checked as any read is, unless the checkpoint was opened with ``verify=False``: then nothing is read
         before somebody looks. It may outlive the checkpoint, and keeps its file open. Whoever looks at it when the
@@ -184,15 +192,12 @@ class SlotView:
             UcpError: ``UCP-E-STORE`` where the slot is compressed, remote, or stored in several parts (see
                 `mapped_parts`); else as `Checkpoint.read`.
         """
-        parts = list(self.mapped_parts())
-        if len(parts) > 1:
-            if self._stored.part.packed:
-                reason = "saved in boxes, by several processes, or with chunks of zeros, which are not stored"
-            else:
-                reason = "since in storage plain each chunk is a file of its own"
-            message = f"the slot lies in {len(parts)} parts, {reason}: read() it, or take mapped_parts()"
+        found = self._source.reader.mapped_whole(self._stored) if self.size else self.read()
+        if isinstance(found, int):
+            why = _REASONS[self._stored.part.packed]
+            message = f"the slot lies in {found} parts, {why}: read() it, or take mapped_parts()"
             raise error("UCP-E-STORE", message, at=self._stored.label)
-        return parts[0][1] if parts else self.read()
+        return found
 
     def mapped_parts(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
         """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements."""

@@ -21,7 +21,7 @@ from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.box_reader import BoxReader
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.local import LocalStore
-from ucpformat.storage.store import Calls
+from ucpformat.storage.store import Calls, StoredRange
 from ucpformat.writer import CheckpointWriter
 
 LOCAL = Calls(at_once=None, window=MIB, gap=4096)
@@ -51,6 +51,9 @@ class Counted:
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         raise AssertionError("nothing is mapped here")
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
+        raise NotImplementedError
 
 
 def numbers(shape: tuple[int, ...], kind: str, seed: int) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from ucpformat.errors import error, naming
+from ucpformat.geometry import runs as contiguous_runs
 from ucpformat.storage.byte_runs import ByteRun, byte_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
@@ -26,6 +27,7 @@ from ucpformat.storage.read_calls import Blocks, as_reads
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.single_chunks import NO_SINGLE_CHUNKS
+from ucpformat.storage.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.table import Segment
     from ucpformat.storage.counted import Readable
+    from ucpformat.storage.held_boxes import HeldBox
     from ucpformat.storage.part import StoredPart, StoredSlot
     from ucpformat.storage.read_calls import Call, Reads
     from ucpformat.storage.store import Calls
@@ -260,22 +263,58 @@ class BoxReader:
             UcpError: ``UCP-E-STORE`` for what is compressed, or lies where nothing can be mapped; else as procedure
                 17.3 says.
         """
-        if stored.compressor is not None:
-            raise error("UCP-E-STORE", "a compressed slot cannot be mapped; read it", at=stored.label)
         kind = stored.dtype.numpy
-        for held in held_together(stored):
+        for held in self._held(stored):
             if held.key is None:
                 yield held.box, np.broadcast_to(np.zeros((), kind), held.box.shape)
                 continue
             with naming(self._path):
                 data = self._store.mapped(held.key, held.start, held.stop)
-                if self._verify:
-                    for segment in held.segments:
-                        first = segment.offset - held.start
-                        part = data[first : first + segment.covered]
-                        verify_blocks([part], segment.checksums, 0, held.key)
+                self._check_held(held, data)
             # The padding of an edge chunk lies behind what it has.
             yield held.box, np.frombuffer(data, kind, held.box.size).reshape(held.box.shape)
+
+    def mapped_whole(self, stored: StoredSlot) -> NDArray[np.generic] | int:
+        """The slot as one array, its parts mapped one behind the other; how many parts where that cannot be.
+
+        Raises:
+            UcpError: as `mapped`.
+        """
+        parts = self._held(stored)
+        if len(parts) == 1:
+            return next(self.mapped(stored))[1]
+        item, position = stored.dtype.item_bytes, 0
+        ranges: list[StoredRange] = []
+        for held in parts:
+            run = contiguous_runs(held.box, stored.grid.shape)
+            if run.count != 1 or run.first != position:
+                return len(parts)
+            position += held.box.size
+            ranges.append(StoredRange(held.key, held.start, held.start + held.box.size * item))
+        with naming(self._path):
+            data = self._store.mapped_together(ranges)
+            if data is None:
+                return len(parts)
+            position = 0
+            for held, (key, start, stop) in zip(parts, ranges, strict=True):
+                if key is not None:
+                    is_padded = held.stop > stop
+                    part = data[position : position + stop - start]
+                    self._check_held(held, self._store.mapped(key, start, held.stop) if is_padded else part)
+                position += stop - start
+        return np.frombuffer(data, stored.dtype.numpy).reshape(stored.grid.shape)
+
+    @staticmethod
+    def _held(stored: StoredSlot) -> list[HeldBox]:
+        if stored.compressor is not None:
+            raise error("UCP-E-STORE", "a compressed slot cannot be mapped; read it", at=stored.label)
+        return held_together(stored)
+
+    def _check_held(self, held: HeldBox, data: memoryview) -> None:
+        for segment in held.segments if self._verify else ():
+            first = segment.offset - held.start
+            part = data[first : first + segment.covered]
+            verify_blocks([part], segment.checksums, 0, held.key or "")
 
 
 def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:

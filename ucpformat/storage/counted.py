@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ucpformat.storage.store import StoredRange
+
 __all__ = ["CountedReads", "Readable"]
 
 
@@ -24,6 +26,10 @@ class Readable(Protocol):
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        ...
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
+        """The parts one behind the other, as `mapped`; None where the system cannot put them there."""
         ...
 
 
@@ -49,6 +55,13 @@ class CountedReads:
         """As the store does; whoever looks at the bytes fetches them, so that they count."""
         self._count(stop - start)
         return self._store.mapped(key, start, stop)
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
+        """As `mapped`; what is not stored is not fetched."""
+        found = self._store.mapped_together(parts)
+        if found is not None:
+            self._count(sum(part.stop - part.start for part in parts if part.key is not None))
+        return found
 
     def _count(self, nbytes: int) -> None:
         with self._lock:

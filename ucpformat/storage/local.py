@@ -15,6 +15,7 @@ from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.directory_claim import DirectoryClaim
 from ucpformat.storage.draft import is_staged, staged_name
+from ucpformat.storage.joined_mapping import fit_pages, joined
 from ucpformat.storage.local_io import (
     CREATE_FLAGS,
     MISSING,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ucpformat.model.root import Storage
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.store import Durability, StoredRange
 
 __all__ = ["LocalStore"]
 
@@ -198,11 +199,21 @@ class LocalStore:
         for start in range(0, size, _PIECE_BYTES):
             yield self.read(key, start, min(start + _PIECE_BYTES, size))
 
-    def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
+    @contextmanager
+    def _having(self, key: str, stop: int) -> Iterator[int]:
+        """A descriptor of an object of so many bytes at least."""
         with translated(key), self._reading(key) as descriptor:
             self._require_length(descriptor, stop, key)
+            yield descriptor
+
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
+        with self._having(key, stop) as descriptor:
             return self._mappings.view(key, descriptor, start, stop, keep=key.startswith("packs/"))
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
+        """The parts one behind the other in memory, zeros for those without a key; None where they do not fit pages."""
+        return joined(parts, self._having) if fit_pages(parts) else None
 
     @contextmanager
     def glimpse(self, key: str, start: int, stop: int) -> Iterator[memoryview | None]:

@@ -25,6 +25,9 @@ __all__ = ["PackedChunkWriter"]
 
 _ZEROS: Final = memoryview(bytes(4096))
 _LARGE_BYTES: Final = 1 << 21
+_LARGE_RUN: Final = 1 << 26
+_LARGEST_PAGE: Final = 1 << 16
+"""Some systems map files by pages of 16 or 64 KiB; in much data a gap of that size is nothing."""
 
 
 _Encoded = tuple[memoryview, bytes, "Box | None", int, int, "bytes | None"]
@@ -105,7 +108,10 @@ class PackedChunkWriter:
         if not self._store.packs_have_rooms:
             return None
         container = self._pack_of(lane)
-        offsets = self._packs[container][1].reserve(lengths, max(map(segment_alignment, lengths)))
+        alignment = max(map(segment_alignment, lengths))
+        if sum(lengths) >= _LARGE_RUN:
+            alignment = _LARGEST_PAGE
+        offsets = self._packs[container][1].reserve(lengths, alignment)
         return [Room(container, offset) for offset in offsets]
 
     def _pack_of(self, lane: int, *, full: int | None = None) -> int:

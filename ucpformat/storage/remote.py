@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ucpformat.model.root import Storage
+    from ucpformat.storage.store import StoredRange
 
 __all__ = ["RemoteStore"]
 
@@ -194,6 +195,10 @@ class RemoteStore:
         """Objects of a remote store are not mapped."""
         del start, stop
         raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> None:
+        """None: nothing of a remote store is mapped."""
+        del parts
 
     def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[None]:
         """None: objects of a remote store are read."""

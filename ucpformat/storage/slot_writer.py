@@ -2,8 +2,9 @@
 
 Slots that are small are gathered, because a system call and a task for each would cost more than their bytes. Chunks of
 one large slot are a `Run`: they lie one behind the other in one pack, whichever threads write them, so that the slot
-can be mapped as a whole. Each thread keeps to a lane, which has a file of its own, and takes what other lanes have
-left when its own has nothing more.
+can be mapped as a whole. A very large one is a run for each of several lanes: threads that write one file wait for its
+lock, and what lies in several files can be mapped one behind the other. Each thread keeps to a lane, which has a file
+of its own, and takes what other lanes have left when its own has nothing more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -38,6 +40,10 @@ __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 _BATCH_BYTES: Final = 1 << 22
 _BATCH_SLOTS: Final = 1024
 _LOOKED_AT: Final = 1024
+_SHARED_BYTES: Final = 1 << 28
+_LEAST_SHARE: Final = 1 << 27
+_PAGES: Final = (1 << 16, 1 << 12)
+"""Sizes of a page of memory, the largest first: what ends with one of the first kind ends with one everywhere."""
 
 
 class SlotBox(NamedTuple):
@@ -64,6 +70,28 @@ class _Run:
         """Put a box behind those that the run has."""
         self.nbytes += one.data.nbytes
         self.parts += [(one, chunk) for chunk in one.place.grid.chunks_for(one.box)]
+
+    def shares(self, lanes: int) -> list[_Run]:
+        """Itself, or where it is very large as many runs as there are lanes, or fewer.
+
+        They are cut where a page of memory is full: else they could not be mapped one behind the other.
+        """
+        if lanes == 1 or self.nbytes <= _SHARED_BYTES or self.parts[0][0].place.compressor is not None:
+            return [self]
+        wanted = max(_LEAST_SHARE, -(-self.nbytes // lanes))
+        for page in _PAGES:
+            shares = [_Run(self.name)]
+            stop = 0
+            for part in self.parts:
+                if shares[-1].nbytes >= wanted and stop % page == 0:
+                    shares.append(_Run(self.name))
+                nbytes = _elements(*part).nbytes
+                shares[-1].parts.append(part)
+                shares[-1].nbytes += nbytes
+                stop += nbytes
+            if len(shares) > 1:
+                return shares
+        return [self]
 
     def piece(self, number: int, chunks: ChunkWriter) -> ChunkPiece:
         """A part of the run; who is first to ask for any has room reserved for all of them."""
@@ -127,9 +155,14 @@ class SlotWriter:
             return
         run = _Run(one.name)
         run.add(one)
+        shares = run.shares(len(self._given))
         with self._lock:
-            run.lane = self._lane_for(run.nbytes)
-        _await([self._executor.submit(self._write_part, run, number) for number in range(len(run.parts))])
+            for share in shares:
+                share.lane = self._lane_for(share.nbytes)
+        # Threads take them in turn, so that those of one file are few at a time.
+        tasks = [[partial(self._write_part, share, n) for n in range(len(share.parts))] for share in shares]
+        in_turn = (task for turn in zip_longest(*tasks) for task in turn if task is not None)
+        _await([self._executor.submit(task) for task in in_turn])
 
     def submit(self, one: SlotBox) -> None:
         """Write a box of a slot in the background: its data must not change before `drain` returns."""
@@ -169,15 +202,20 @@ class SlotWriter:
         if run is None:
             return
         name, lane = self._last_run
-        with self._lock:
-            if name == run.name:  # its beginning was sent by an earlier `drain`
-                run.lane = lane
-                self._given[lane] += run.nbytes
-            else:
-                run.lane = self._lane_for(run.nbytes)
-        self._last_run = run.name, run.lane
-        tasks = [partial(self._write_part, run, number, keep=True) for number in range(len(run.parts))]
-        self._hand_on(tasks, run.lane)
+        follows = name == run.name  # its beginning was sent by an earlier `drain`
+        for share in run.shares(len(self._given)):
+            with self._lock:
+                if follows:
+                    self._given[lane] += share.nbytes
+                else:
+                    lane = self._lane_for(share.nbytes)
+            follows = False
+            share.lane = lane
+            tasks = [
+                partial(self._write_part, share, number, keep=True) for number in range(len(share.parts))
+            ]
+            self._hand_on(tasks, lane)
+        self._last_run = run.name, lane
 
     def _send_batch(self) -> None:
         batch, self._batch, self._batch_bytes, nbytes = self._batch, [], 0, self._batch_bytes

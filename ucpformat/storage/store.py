@@ -22,6 +22,7 @@ __all__ = [
     "PackFile",
     "PackFullError",
     "Store",
+    "StoredRange",
     "is_remote",
     "open_store",
     "open_target",
@@ -34,6 +35,14 @@ Look = Callable[[memoryview], None]
 
 PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 """Where everything but the root document lies."""
+
+
+class StoredRange(NamedTuple):
+    """Bytes ``[start, stop)`` of an object; without a key, so many zeros, which nobody stores."""
+
+    key: str | None
+    start: int
+    stop: int
 
 
 class PackFullError(Exception):
@@ -142,6 +151,13 @@ class Store(Protocol):
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        ...
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
+        """The parts one behind the other, as `mapped`; None where the system cannot put them there.
+
+        Bytes of a part without a key are zero.
+        """
         ...
 
     def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[memoryview | None]:
