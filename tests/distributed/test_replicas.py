@@ -98,7 +98,7 @@ def test_equal_copies_are_shared_whatever_else_differs(tmp_path: Path) -> None:
 
 def test_what_differs_is_refused_on_request(tmp_path: Path) -> None:
     found = save_all(tmp_path / "a.ucp", 3, {"running_mean": 2, "running_var": 1}, replicas="check")
-    said = "ranks 0 and 2 hold different copies of 2 tensors; broadcast them, or save those of rank 0"
+    said = "ranks 0 and 2 hold different copies of 2 tensors; broadcast them, or take those of rank 0"
     assert {str(one) for one in found} == {
         f"UCP-E-MISMATCH in {tmp_path / 'a.ucp'} at running_mean/value: {said} by replicas='compare'"
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -114,6 +115,22 @@ def a_subgroup_moves_into_flat_buffers() -> None:
     dist.barrier()
 
 
+def copies_that_differ_are_one_ranks() -> None:
+    """A buffer of each rank's own, as DistributedDataParallel has them, and a replicated DTensor that drifted."""
+    rank = dist.get_rank()
+    line = init_device_mesh("cpu", (4,))
+    mean = marker("a", torch.float32) + rank
+    into = {"mean": zeros(SHAPES["a"], dtype=torch.float32, device_mesh=line, placements=(Shard(0),))}
+    ucpformat.redistribute({"mean": mean}, into=into)
+    assert torch.equal(into["mean"].full_tensor(), marker("a", torch.float32))
+    drifted = {"w": DTensor.from_local(mean, line, (Replicate(),))}
+    for state in ({"mean": mean}, drifted):
+        wanted = {name: torch.zeros_like(mean) for name in state}
+        with pytest.raises(ucpformat.UcpError, match="ranks 0 and 1 hold different copies;") as caught:
+            ucpformat.redistribute(state, into=wanted, replicas="check")
+        assert (caught.value.code, caught.value.at) == ("UCP-E-MISMATCH", *state)
+
+
 def chunks_of_several_writers(directory: str) -> None:
     """In storage plain, and compressed, also in the background, over rows and columns that cut every chunk."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -147,4 +164,5 @@ if __name__ == "__main__":
     pending_sums_are_made()
     a_trainer_feeds_a_server()
     a_subgroup_moves_into_flat_buffers()
+    copies_that_differ_are_one_ranks()
     leave()

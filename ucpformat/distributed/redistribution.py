@@ -20,6 +20,7 @@ from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.holdings import is_whole, united
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.parcels import TensorParcel
+from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.transport import LANES, MESSAGE_BYTES, Moved, transport
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import (
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.distributed.local_state import SlotName
+    from ucpformat.distributed.save_options import Replicas
     from ucpformat.geometry import Reduce
+    from ucpformat.jsonio import JsonValue
 
 __all__ = ["Destination", "RedistributionReport", "redistribute_together"]
 
@@ -83,19 +86,22 @@ def redistribute_together(
     group: Group,
     *,
     message_bytes: int = MESSAGE_BYTES,
+    replicas: Replicas = "compare",
 ) -> RedistributionReport:
     """Fill what every rank of ``group`` wants from what every rank holds; all of them call this.
 
     ``describe_source`` gives what this rank holds, ``describe_target`` what it wants, when it knows what all hold.
+    ``replicas`` says what is done about copies that differ, of what is wanted (`settle_replicas`).
 
     Raises:
         UcpError: on all ranks the same: ``UCP-E-MISMATCH`` where something is wanted that none holds, or of another
-            shape or data type, and where entries of each coordinate's own would change hands; ``UCP-E-COVER`` where
-            a part of it is held by none; ``UCP-E-LAYOUT``; ``UCP-E-INEXACT`` for a factor that rounds.
+            shape or data type, where entries of each coordinate's own would change hands, and where copies differ that
+            are to be equal; ``UCP-E-COVER`` where a part of it is held by none; ``UCP-E-LAYOUT``; ``UCP-E-INEXACT`` for
+            a factor that rounds.
     """
     held: LocalState | None = None
     wanted: Mapping[SlotName, Destination] = {}
-    options = {"message_bytes": message_bytes}
+    options: dict[str, JsonValue] = {"message_bytes": message_bytes, "replicas": replicas}
 
     def holds() -> tuple[bytes, bytes]:
         nonlocal held
@@ -112,7 +118,20 @@ def redistribute_together(
     target, _ = agree(group, wants)
     if held is None:  # pragma: no cover - a step that did not raise has set it
         raise AssertionError("nothing was described")
+    _settle(held, source, target, group, replicas)
     return _Redistribution(source, target, held, wanted, group, message_bytes).run()
+
+
+def _settle(held: LocalState, source: Described, target: Described, group: Group, replicas: Replicas) -> None:
+    """Let ``source`` name one rank for what several hold otherwise; what nobody wants is not looked at."""
+    moving = Described(
+        source.atoms, {name: source.sources[name] for name in target.sources if name in source.sources}
+    )
+    try:
+        settle_replicas(held, moving, group, replicas)
+    except UcpError as refusal:
+        raise error(refusal.code, refusal.message, at=refusal.at.removesuffix("/value")) from None
+    source.sources.update(moving.sources)
 
 
 def _atoms(wanted: Mapping[SlotName, Destination]) -> list[AtomSpec]:

@@ -1,9 +1,9 @@
-"""Copies that several ranks hold of the same: whether they are equal, and whose is saved (docs/torch.md).
+"""Copies that several ranks hold of the same: whether they are equal, and whose is taken (docs/torch.md).
 
-Ranks share the writing of what they hold alike, which is right as long as it is alike. A plain tensor says nothing of
-how ranks hold it: buffers of DistributedDataParallel differ from rank to rank, and so does everything of a job that
-has forgotten to keep ranks the same. So ranks compare digests, and share the writing of what is equal; of what is not,
-the copy of the first rank is saved, which is then the state of that rank as a whole.
+Ranks share the writing of what they hold alike, or the sending, which is right as long as it is alike. A plain tensor
+says nothing of how ranks hold it: buffers of DistributedDataParallel differ from rank to rank, and so does everything
+of a job that has forgotten to keep ranks the same. So ranks compare digests, and share what is equal; of what is not,
+the copy of the first rank is taken, which is then the state of that rank as a whole.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.group import Group, agreed
-from ucpformat.distributed.holdings import plain_holdings
 from ucpformat.distributed.parts import flat_memory, seen_part
 from ucpformat.errors import error
-from ucpformat.geometry import seen_in
+from ucpformat.geometry import lower, seen_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,12 +83,14 @@ def _replicated(whole: Described, *, by_layout: bool) -> Iterator[_Copies]:
                     yield _Copies(slot, source.ranks, None)
             elif by_layout:
                 shape = whole.atoms[slot[0]].slots[slot[1]].shape
-                holdings = plain_holdings(source, shape, at="/".join(slot))
-                for region in holdings.regions():
-                    ranks = source.ranks.intersection(region.holders)
-                    if len(ranks) > 1:
-                        pieces = seen_in(region.local_map.pieces, holdings.view, shape)
-                        yield _Copies(slot, ranks, tuple(pieces))
+                lowering = lower(source.layout, shape, place=source.place)
+                for region in lowering.regions():
+                    # Contributions to a pending reduction are no copies of one another.
+                    for holders in region.contributions or (region.holders,):
+                        ranks = source.ranks.intersection(holders)
+                        if len(ranks) > 1:
+                            pieces = seen_in(region.local_map.pieces, lowering.view, shape)
+                            yield _Copies(slot, ranks, tuple(pieces))
 
 
 def _differing(
@@ -189,5 +190,5 @@ def _refusal(differing: Sequence[tuple[_Copies, int]]) -> str:
     many = f" of {len(differing)} tensors" if len(differing) > 1 else ""
     return (
         f"ranks {first} and {other} hold different copies{many}; broadcast them, "
-        f"or save those of rank {first} by replicas='compare'"
+        f"or take those of rank {first} by replicas='compare'"
     )

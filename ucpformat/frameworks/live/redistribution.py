@@ -6,12 +6,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.redistribution import Destination, RedistributionReport, redistribute_together
+from ucpformat.distributed.save_options import Replicas
 from ucpformat.distributed.transport import MESSAGE_BYTES
 from ucpformat.errors import error
 from ucpformat.frameworks.live.destinations import copy_into, own_memory
@@ -51,6 +52,7 @@ def redistribute(
     into: dict[str, Any] | None = None,
     device: object = None,
     message_bytes: int = MESSAGE_BYTES,
+    replicas: Replicas = "compare",
     report: Callable[[RedistributionReport], None] | None = None,
 ) -> dict[str, Any]:
     """Move tensors from the layout that a job holds them in to another, between the ranks of a group, with no file.
@@ -65,6 +67,8 @@ def redistribute(
     source is one. Tensors that ``target`` puts into one buffer share one. What is not a tensor stays as it is.
     The two sides need not have ranks in common. Tensors that nobody wants stay where they are.
 
+    Where ranks hold different copies of a plain tensor, the first rank's is taken, as by `save`; with
+    ``replicas="check"`` that is an error, and copies by a layout are compared as well; with ``"trust"`` nothing is.
     Bytes of replicas come from all that hold them, in turn, and no element is sent to a rank that has it. Pending
     reductions and factors are those of section 12 of the specification, bit by bit; entries of each coordinate's own
     move where the specification lets them. No message is larger than ``message_bytes``, and eight of them are in
@@ -72,8 +76,9 @@ def redistribute(
 
     Raises:
         UcpError: on all ranks the same, before anything has moved: ``UCP-E-MISMATCH``, naming the tensor, for shapes
-            and data types that differ, for what no rank holds, and for memory that both sides share; ``UCP-E-COVER``,
-            ``UCP-E-LAYOUT``; and ``UCP-E-INEXACT`` for a factor that rounds, behind which targets are not defined.
+            and data types that differ, for what no rank holds, for memory that both sides share, and with
+            ``replicas="check"`` for copies that differ; ``UCP-E-COVER``, ``UCP-E-LAYOUT``; and ``UCP-E-INEXACT`` for a
+            factor that rounds, behind which targets are not defined.
 
     One rank that keeps what it has; under torchrun, tensors move between the ranks:
 
@@ -88,10 +93,17 @@ def redistribute(
         raise error("UCP-E-MISMATCH", "device= says where new tensors are made, and those of into= are there")
     if message_bytes < 1:
         raise error("UCP-E-LIMIT", f"a message has a byte at least, not {message_bytes}", at="message_bytes")
+    if replicas not in get_args(Replicas):
+        message = f"replicas= is one of {', '.join(get_args(Replicas))}, not {replicas!r}"
+        raise error("UCP-E-MISMATCH", message)
     together = group_of(group)
     moving = _Moving(together.rank, dict(source or {}), dict(target or {}), into, device)
     done = redistribute_together(
-        lambda: moving.held(state or {}), moving.wanted, together, message_bytes=message_bytes
+        lambda: moving.held(state or {}),
+        moving.wanted,
+        together,
+        message_bytes=message_bytes,
+        replicas=replicas,
     )
     if report is not None:
         report(done)
