@@ -16,7 +16,7 @@ import pytest
 
 import ucpformat as ucp
 from ucpformat.errors import UcpError
-from ucpformat.manager import collect
+from ucpformat.manager import collect, collection
 
 
 def state(step: int) -> dict[str, Any]:
@@ -53,7 +53,8 @@ def flip(data: bytearray) -> bytearray:
     return data
 
 
-def pack(run: str, step: int) -> str:
+def pack(run: str, step: int | str) -> str:
+    """A pack of a step, such as 2, or of what has replaced it, such as ``2.r1``."""
     return next(name for name in files(run) if name.startswith(f"step-{step}.ucp/packs/"))
 
 
@@ -231,6 +232,61 @@ def test_damage_is_passed_over_and_said(run: str) -> None:
     with ucp.CheckpointManager(run) as manager, pytest.warns(RuntimeWarning, match="step 4 is damaged"):
         assert manager.resume(filled) == 3
     assert filled["step"] == 30
+
+
+def saved_again(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 1 and 2, and 2 once more, by a job that ends before it removes what that has replaced."""
+    with ucp.CheckpointManager(run) as manager:
+        manager.save(1, state(1))
+        manager.save(2, state(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(ucp.CheckpointManager, "_collected", lambda *_: collection.Collected())
+            manager.save(2, state(20))
+    assert {"step-1.ucp", "step-2.ucp", "step-2.r1.ucp"} <= entries(run)
+
+
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize("change", [flip, lambda data: data[:-1]])
+def test_a_step_whose_new_checkpoint_is_damaged_is_what_it_was_before(
+    run: str, monkeypatch: pytest.MonkeyPatch, step: int | None, change: Any
+) -> None:
+    saved_again(run, monkeypatch)
+    overwrite(run, pack(run, "2.r1"), change)
+    filled = blank()
+    with ucp.CheckpointManager(run, keep_last=1) as manager:
+        with pytest.warns(RuntimeWarning) as warned:
+            assert manager.restore(filled, step) == 2
+        (said,) = [str(one.message) for one in warned]
+        assert "step 2 (step-2.r1.ucp) is damaged and was passed over; resumed from step 2" in said
+        assert "as it was saved before, step-2.ucp" in said
+        assert (filled["step"], filled["model"]["w"][0]) == (2, 2)
+        assert [*manager.damaged] == [2]
+        manager.collect()
+        assert {"step-2.ucp", "step-2.r1.ucp"} <= entries(run), (
+            "what is whole stays as long as nothing else is"
+        )
+        manager.save(2, state(22))
+        assert [name for name in entries(run) if name.startswith("step-2")] == ["step-2.r2.ucp"]
+    with ucp.CheckpointManager(run) as manager:
+        assert manager.resume(filled) == 2
+    assert filled["step"] == 22
+
+
+def test_where_both_of_a_step_are_damaged_the_step_before_it_is_taken(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_again(run, monkeypatch)
+    for name in ("2", "2.r1"):
+        overwrite(run, pack(run, name), flip)
+    filled = blank()
+    with ucp.CheckpointManager(run) as manager:
+        with pytest.warns(RuntimeWarning, match="resumed from step 1") as warned:
+            assert manager.resume(filled) == 1
+        assert len(warned) == 2
+        assert all("before" not in str(one.message) for one in warned)
+        with pytest.raises(UcpError) as caught:
+            manager.restore(filled, 2)
+        assert caught.value.code == "UCP-E-CHECKSUM"
 
 
 def test_damage_of_all_is_an_error(run: str) -> None:

@@ -18,7 +18,7 @@ from ucpformat.frameworks.live.state_dict import load, save_state
 from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
 from ucpformat.manager.retention import Retention
-from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run
+from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
 from ucpformat.storage.urls import refuse_target
 from ucpformat.validate import LEVELS, Level, validate
@@ -262,7 +262,9 @@ class CheckpointManager:
 
         ``options`` are those of `ucpformat.load`. ``check`` validates a checkpoint to that level before anything is
         read into the state; what is read is verified in any case. Where the newest one is damaged, the one before it
-        is taken, and so on, with a warning; `damaged` has what was passed over, and `save` may write those anew.
+        is taken, and so on, with a warning; `damaged` has what was passed over, and `save` may write those anew. A step
+        that was saved again, and whose new checkpoint is damaged, is taken as it was saved before, if that is still
+        there and whole: it then stays until the step is saved once more.
 
         Raises:
             UcpError: as `load`; ``UCP-E-NOT-FOUND`` where there is none, and the first damage where all are damaged:
@@ -288,25 +290,36 @@ class CheckpointManager:
         steps = self.steps()
         candidates = steps[::-1] if step is None else [step]
         passed: dict[int, UcpError] = {}
+        said: dict[str, UcpError] = {}
         for candidate in candidates:
-            path = self._agreed_path(candidate)
-            fault = self._fault(path, check) or self._load(path, state, options)
-            if fault is None:
-                self.damaged.update(passed)
-                said = {f"step {one}": problem for one, problem in passed.items()}
-                self._warn(said, f"is damaged and was passed over; resumed from step {candidate}")
-                self._own.add(candidate)
-                if step is not None:
-                    # Whoever goes back to an earlier step comes to the later ones anew.
-                    self._own.update(one for one in steps if one > step)
-                return candidate
-            passed[candidate] = fault
+            names = self._agreed_names(candidate)
+            for name in names:
+                path = self.run.place.child(name)
+                fault = self._fault(path, check) or self._load(path, state, options)
+                if fault is None:
+                    self.damaged.update(passed)
+                    before = "" if name == names[0] else f" as it was saved before, {name}"
+                    what = f"is damaged and was passed over; resumed from step {candidate}{before}"
+                    self._warn(said, what)
+                    self._own.add(candidate)
+                    if step is not None:
+                        # Whoever goes back to an earlier step comes to the later ones anew.
+                        self._own.update(one for one in steps if one > step)
+                    return candidate
+                passed.setdefault(candidate, fault)
+                said[f"step {candidate} ({name})" if len(names) > 1 else f"step {candidate}"] = fault
         for fault in passed.values():
             raise fault
         return None
 
-    def _agreed_path(self, step: int) -> str:
-        return decided(self._group, lambda: self.run.path(step).encode()).decode()
+    def _agreed_names(self, step: int) -> list[str]:
+        """Names of a step as the first rank sees them, the newest first; one where none is committed."""
+
+        def see() -> bytes:
+            return json.dumps(self.run.committed(step) or [step_name(step)]).encode()
+
+        found: list[str] = json.loads(decided(self._group, see))
+        return found
 
     def _fault(self, path: str, level: Level | None) -> UcpError | None:
         """What the first rank finds wrong with a checkpoint before it is read."""

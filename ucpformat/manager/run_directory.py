@@ -138,6 +138,10 @@ class RunDirectory:
         """Name of the committed checkpoint of a step, or None."""
         return next(filter(self._has_root, reversed(self.names(step))), None)
 
+    def committed(self, step: int) -> list[str]:
+        """Names of the committed checkpoint of a step, and of those behind it that it has replaced, if any is left."""
+        return [*filter(self._has_root, reversed(self.names(step)))]
+
     def names(self, step: int) -> list[str]:
         """Names of all that there is of a step, in the order of revisions, committed or not."""
         return self._named().get(step, [])
