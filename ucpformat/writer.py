@@ -117,6 +117,7 @@ class CheckpointWriter:
         self._values: dict[str, JsonValue] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
+        self._expected: dict[tuple[str, str], str] = {}
         for what, value, known in (
             ("storage", storage, get_args(Storage)),
             ("durability", durability, get_args(Durability)),
@@ -209,6 +210,10 @@ class CheckpointWriter:
         if self._packs is None:
             self._packs = self.pieces.finish()
         return self._packs
+
+    def expect_contents(self, contents: Mapping[tuple[str, str], str]) -> None:
+        """Have `commit` refuse slots, by names of atom and slot, whose content digest is another (UCP-W-035)."""
+        self._expected = dict(contents)
 
     def set_value(self, name: str, value: object, *, extend: Extend | None = None) -> None:
         """Keep a value that is not a tensor, as a tagged value (SPEC 15.1); ``extend`` as `values.encode` has it.
@@ -348,6 +353,11 @@ class CheckpointWriter:
             for name, slot in slots_of(spec):
                 has_notes = has_notes or bool(slot.annotations or slot.compressor)
                 layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
+                content = next(contents)
+                expected = self._expected.get((spec.name, name))
+                if None not in (expected, content) and content != expected:
+                    message = f"the bytes of this slot have the digest {content}, and {expected} was recorded"
+                    raise error("UCP-E-CONTENT", message, at=f"{spec.name}/{name}")
                 slots.append(
                     slot_text(
                         name,
@@ -356,7 +366,7 @@ class CheckpointWriter:
                         layout=layout,
                         place=slot.place,
                         compressor=slot.compressor,
-                        content=next(contents),
+                        content=content,
                         annotations=slot.annotations,
                     )
                 )

@@ -22,6 +22,7 @@ from generate.layout_cases import layout_cases
 from generate.levels import level_cases
 from generate.precedence import precedence_cases
 from generate.value_steps import value_step_cases
+from generate.write_refusals import write_refusal_cases
 from generate.writes import write_cases
 
 __all__ = ["all_cases", "main"]
@@ -34,6 +35,7 @@ def all_cases() -> Iterator[Case]:
     yield from buffer_cases()
     yield from value_step_cases()
     yield from write_cases()
+    yield from write_refusal_cases()
     yield from bad_document_cases()
     yield from bad_value_cases()
     yield from bad_json_cases()

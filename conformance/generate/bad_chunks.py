@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from generate.cases import Case, frozen_encoder
+from generate.cases import Case, frozen_encoder, validation
 from generate.mutations import (
     CHUNK,
     EDGE,
@@ -17,12 +17,13 @@ from generate.mutations import (
     case,
     flipped,
     longer,
+    put,
     shorter,
     without,
 )
 from generate.parents import GZIP
-from ucp_conformance.drafting import Draft
-from ucp_conformance.oracle.bytes_of import crc32c
+from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+from ucp_conformance.oracle.bytes_of import crc32c, sha256
 
 
 def bad_chunk_cases() -> Iterator[Case]:
@@ -189,13 +190,43 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/codec-checksum",
         "The checksum of the codec crc32c",
-        ("UCP-D-068", "UCP-V-008"),
+        ("UCP-D-068", "UCP-D-160", "UCP-V-008"),
         "UCP-E-CODEC",
         zarr_sum,
         "plain",
         at=CHUNK,
         ops=(),
     )
+
+    def big_endian(draft: Draft) -> None:
+        stored = draft.objects[CHUNK]
+        draft.objects[CHUNK] = stored[:-4] + stored[:-5:-1]
+
+    yield case(
+        "chunks/codec-big-endian",
+        "The checksum of the codec crc32c, big-endian",
+        ("UCP-D-160", "UCP-V-008"),
+        "UCP-E-CODEC",
+        big_endian,
+        "plain",
+        at=CHUNK,
+        ops=(),
+    )
+    for storage in ("plain", "packed"):
+        slot = SlotDraft("float32", (0, 3), b"")
+        draft = Draft([AtomDraft("alpha", {"value": slot})], storage=storage)
+        put("index0", "atoms", 0, "slots", "value", "content", to="crc32c-tree:" + sha256(bytes(4))[7:])(
+            draft
+        )
+        yield Case(
+            f"bad/chunks/content-of-nothing-{storage}",
+            "A slot without bytes has no block, not an empty one",
+            ("UCP-D-033", "UCP-V-003"),
+            [validation(["UCP-E-CONTENT"], [INDEX])],
+            draft.files(),
+            mutates=f"good/grid/empty-vector-{storage}",
+            mutation="content-of-nothing",
+        )
 
     def unpadded(draft: Draft) -> None:
         data = draft.objects[EDGE][:12]

@@ -240,6 +240,16 @@ def _state() -> Iterator[Case]:
         put("state", "optimizers", "optim", "groups", to=two),
         at=STATE,
     )
+    yield case(
+        "blobs/key-twice",
+        "Two blobs of one key",
+        ("UCP-D-140",),
+        "UCP-E-KEY",
+        lambda draft: (
+            draft.state["blobs"].update(more=draft.state["blobs"]["extra"]) if draft.state else None
+        ),
+        at=f"{STATE}#/blobs",
+    )
     blob = ("state", "blobs", "extra", "object", "key")
     for name, key in {"room": "index/x", "dots": "blobs/../x", "hidden": "blobs/.x"}.items():
         yield case(

@@ -69,6 +69,11 @@ BY_DECODER: dict[str, Any] = {
     "dict-equal-keys": {"$dict": [[1, "a"], [{"$float": "1.0"}, "b"]]},
     "dict-equal-complex": {"$dict": [[0.5, 1], [{"$complex": [0.5, {"$float": "0.0"}]}, 2]]},
     "dict-equal-tuples": {"$dict": [[{"$tuple": [0]}, 1], [{"$tuple": [False]}, 2]]},
+    "set-utf-16-order": {"$set": ["\U0001f642", "\uffff"]},
+    "set-equal-frozensets": {"$set": [{"$frozenset": [1, 2]}, {"$frozenset": [2, {"$float": "1.0"}]}]},
+    "dict-equal-frozensets": {
+        "$dict": [[{"$frozenset": [2, {"$float": "1.0"}]}, "a"], [{"$frozenset": [1, 2]}, "b"]]
+    },
     "dict-nan-twice": {"$dict": [[{"$float": "nan"}, 1], [{"$float": "nan"}, 2]]},
     "array-short": {"$array": body("uint16", [2], "AAA=")},
     "array-long": {"$tensor": body("uint8", [], "AAA=")},
@@ -93,6 +98,14 @@ BY_DECODER: dict[str, Any] = {
     "datetime-year": named("datetime.date", "0000-01-01"),
     "time-offset": named("datetime.time", "00:00:00+24:00"),
 }  # fmt: skip
+CLOCK: dict[str, Any] = {
+    "time-hour-24": named("datetime.time", "24:00:00"),
+    "time-minute-60": named("datetime.time", "23:60:00"),
+    "time-second-60": named("datetime.time", "23:59:60"),
+    "time-offset-minute-60": named("datetime.time", "00:00:00+00:60"),
+    "datetime-hour-24": named("datetime.datetime", "2016-12-31T24:00:00"),
+    "datetime-second-60": named("datetime.datetime", "2016-12-31T23:59:60"),
+}
 PER_RANK: dict[str, Any] = {
     "per-rank-list": [1, 2],
     "per-rank-member": {"axis": "rank", "entries": [1], "on_resize": "keep", "size": 1},
@@ -117,6 +130,8 @@ RESPLIT: dict[str, Any] = {
 def _cases_per_rank() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     for name, value in PER_RANK.items():
         yield name, named("ucp.PerRank", value), ("UCP-D-150", "UCP-R-023")
+    for name, value in CLOCK.items():
+        yield name, value, ("UCP-D-072", "UCP-D-161", "UCP-R-023")
     for name, entries in RESPLIT.items():
         value = named("ucp.PerRank", {"axis": "dp", "entries": entries, "on_resize": "resplit"})
         yield name, value, ("UCP-D-151", "UCP-R-023")

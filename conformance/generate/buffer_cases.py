@@ -199,7 +199,7 @@ def buffer_cases() -> Iterator[Case]:
     draft = group("packed")
     put("root", "layouts", 1, "steps", 2, "rule", to="ceil")(draft)
     yield Case(
-        "bad/buffers/steps-behind", "Two layouts that split one buffer in two ways", ("UCP-D-100",),
+        "bad/buffers/steps-behind", "Two layouts that split one buffer in two ways", ("UCP-D-100", "UCP-R-021"),
         [validation(["UCP-E-LAYOUT"], ["ucp.json#/layouts/1"]), refusal("inspect", ["UCP-E-LAYOUT"])], draft.files(),
         mutates="good/buffers/group-packed", mutation="steps-behind",
     )  # fmt: skip

@@ -132,6 +132,11 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
     "ragged": (ragged("p", "t", 1, 3), [only("p", 1), shard("t", 0)], (5, 2)),
     "ragged-even-where-held": (ragged("p", "t", 1, 2), [only("p", 0), shard("t", 0, "even")], (5, 2)),
     "ragged-both": (ragged("p", "t", 2, 1), [shard("p", 0), shard("t", 0)], (7,)),
+    "blocks-ragged-beside": (
+        ragged("p", "t", 1, 2),
+        [blocks(0, [4, 4], [[shard("t", 0)], [shard("p", 0)]])],
+        (8,),
+    ),
     "blocks-many-that-touch": (mesh(a=2), [ruled(0, 2048, "ceil"), ruled(1, 2048, "ceil")], (2, 3)),
     "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
 }
@@ -192,6 +197,12 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
         "UCP-D-083",
     ),
     "by-after": (ragged("p", "t", 1, 2), [shard("t", 0), shard("p", 0)], (4,), "UCP-D-084"),
+    "by-after-blocks": (
+        ragged("p", "t", 1, 2),
+        [blocks(0, [4, 4], [[shard("p", 0), shard("t", 0)], None]), shard("p", 0)],
+        (8,),
+        "UCP-D-084",
+    ),
     "ragged-sizes": (ragged("p", "t", 2, 2), [shard("t", 0, [2, 2])], (4,), "UCP-D-085"),
     "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-085"),
     "view-late": (mesh(a=2), [shard("a", 0), view(2)], (4,), "UCP-D-086"),
@@ -223,6 +234,8 @@ TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
     ),
     "elements": (mesh(a=2), [pad(0, to=2**53 - 1)], (1, 2), "UCP-D-141"),
     "elements-multiple": (mesh(a=2), [pad(0, multiple=2**53 - 1)], (2, 3), "UCP-D-141"),
+    "elements-flat": (mesh(a=4), [pad(0, to=2**52), FLAT, shard("a", 0)], (1, 4), "UCP-D-141"),
+    "indices": (mesh(a=2), [pad(0, multiple=2**52), shard("a", 0, "even")], (2**52 + 1,), "UCP-D-162"),
 }  # fmt: skip
 
 
@@ -320,6 +333,7 @@ def layout_cases() -> Iterator[Case]:
     """Good and bad ones."""
     for name, (mesh_, steps, shape) in GOOD.items():
         yield good_layout(name, mesh_, steps, shape)
+    yield from _within_limits()
     for name, (mesh_, steps, shape, requirement) in TOO_MANY.items():
         check = refusal(
             "lower",
@@ -333,6 +347,43 @@ def layout_cases() -> Iterator[Case]:
         )  # fmt: skip
     for name, (mesh_, steps, shape, requirement) in BAD.items():
         yield bad_layout(name, mesh_, steps, shape, requirement)
+
+
+def _within_limits() -> Iterator[Case]:
+    """What a limit that was read otherwise would refuse; the oracle follows cells, and these are too many for it."""
+    steps = [pad(0, to=2**52), shard("a", 0, "even")]
+    local = [2**50, 4]
+    piece = {"offset": [0, 0], "shape": [1, 4], "local": 0, "strides": [0, 1]}
+    result = {
+        "locals": [
+            {"coordinate": [place], "shape": local, "pieces": [] if place else [piece]} for place in range(4)
+        ]
+    }
+    check = {
+        "name": "lower", "role": "reader", "level": "reshard", "op": "lower",
+        "params": {"mesh": mesh(a=4), "steps": steps, "shape": [1, 4]}, "expect": {"file": "lower.json"},
+    }  # fmt: skip
+    yield Case(
+        "good/limits/pad-and-split", "Padding beyond the limit that a split takes back", ("UCP-D-141", "UCP-D-162"),
+        [check], None, {"lower.json": json.dumps(result).encode() + b"\n"},
+    )  # fmt: skip
+    # 2048 ranges of the dimension and 1024 of the flat tensor: two limits, and not one on the product.
+    both = mesh(a=2, b=2)
+    steps = [ruled(0, 2048), shard("a", 0), FLAT, ruled(0, 1024), shard("b", 0)]
+    data = bytes(number % 251 for number in range(4096))
+    found = lower(both, steps, (4096,))[0, 1]
+    if found is None:
+        raise AssertionError("every coordinate holds something")
+    check = {
+        "name": "read", "role": "reader", "level": "reshard", "op": "read",
+        "params": {"atom": "w", "slot": "value", "mesh": both, "steps": steps},
+        "expect": {"dtype": "uint8", "locals": [{"coordinate": [0, 1], "shape": [1024], "file": "local.bin"}]},
+    }  # fmt: skip
+    draft = Draft([AtomDraft("w", {"value": SlotDraft("uint8", (4096,), data)})])
+    yield Case(
+        "good/limits/ranges-twice", "Many ranges of a dimension, and many of the flat tensor", ("UCP-D-091",),
+        [check], draft.files(), {"local.bin": local_bytes(data, 1, found)},
+    )  # fmt: skip
 
 
 def _size(shape: Sequence[int]) -> int:

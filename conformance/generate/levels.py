@@ -29,6 +29,8 @@ FAULTS: dict[str, tuple[str, Callable[[Draft], object], str, str, tuple[str, ...
     "json": ("packed", bent("index0", inserted(b'"x":NaN')), "UCP-E-JSON", "structure", ("UCP-D-004",), "NaN"),
     "schema": ("packed", put("root", "storage", to="zip"), "UCP-E-SCHEMA", "structure", ("UCP-R-013",), "A storage that nobody knows"),
     "schema-part": ("packed", put("index0", "more", to=1), "UCP-E-SCHEMA", "structure", ("UCP-R-013",), "A member more in a part"),
+    "value-schema": ("packed", put("state", "values", "epoch", to={"$float": "0.5"}), "UCP-E-VALUE", "structure", ("UCP-R-023",), "A value that breaks its schema"),
+    "value-decoder": ("packed", put("state", "values", "epoch", to={"$set": [2, 1]}), "UCP-E-VALUE", "semantics", ("UCP-R-023",), "A value that a decoder refuses"),
     "version": ("packed", put("root", "format_version", to=7), "UCP-E-VERSION", "structure", ("UCP-R-006",), "Another version"),
     "part-missing": ("packed", without(INDEX), "UCP-E-MISSING", "structure", ("UCP-R-012",), "A part is missing"),
     "root-digest": ("packed", after(_digest), "UCP-E-DIGEST", "semantics", ("UCP-R-011",), "Another root digest"),

@@ -75,6 +75,13 @@ REDUCED: dict[str, tuple[str, str, list[bytes]]] = {
     ),
     "float64-sum": ("float64", "sum", [struct.pack("<2d", 1, 1e16), struct.pack("<2d", 2**-53, 1)] * 2),
     "float16-sum": ("float16", "sum", [_halves(2048, 60000), _halves(1, 60000), _halves(1, -60000)]),
+    # 2^15 + 2^-10 takes 26 bits, which binary32 has not: what a wider accumulator kept would be left over.
+    "float16-accumulator": ("float16", "sum", [_halves(32768), _halves(2**-10), _halves(-32768)]),
+    "float16-mean": ("float16", "mean", [_halves(32768), _halves(2**-10), _halves(-32768), _halves(0)]),
+    "bfloat16-accumulator": ("bfloat16", "sum", [_brains(2.0**30), _brains(1), _brains(-(2.0**30))]),
+    "float16-order": ("float16", "sum", [_halves(32768), _halves(-32768), _halves(2**-10)]),
+    "float64-order": ("float64", "sum", [struct.pack("<d", x) for x in (1e16, -1e16, 1)]),
+    "int8-max": ("int8", "max", [_ints("b", -128, -1, 5), _ints("b", 127, -128, 5)]),
     "bfloat16-mean": ("bfloat16", "mean", [_brains(1, 256, 3), _brains(1, 1, 3), _brains(1.0078125, 1, 4)]),
     "int8-mean": ("int8", "mean", [_ints("b", 1, -1, 127, -128), _ints("b", 2, -2, 127, -128)]),
     "int32-sum": ("int32", "sum", [_ints("i", 2**31 - 1, -5), _ints("i", 1, 5), _ints("i", -1, 1)]),

@@ -164,8 +164,7 @@ class TearsWrites(OracleDriver):
     """Publishes the root document first."""
 
     def published(self, path: Path, atoms: Sequence[Any], **options: Any) -> dict[str, Any]:
-        if (path / "ucp.json").exists():
-            raise RefusalError("UCP-E-EXISTS", "ucp.json")
+        self.check_place(path)
         path.mkdir(parents=True, exist_ok=True)
         spare = path.with_name(path.name + "x")
         result = super().published(spare, atoms, **options)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.oracle import documents
 from ucp_conformance.oracle.arithmetic import reduced, scaled, spread_dtype
-from ucp_conformance.oracle.bytes_of import ITEM_BYTES, boxes_of, linear
+from ucp_conformance.oracle.bytes_of import ITEM_BYTES, boxes_of, linear, unused_bits
 from ucp_conformance.oracle.examine import Examination, Logical, examine
 from ucp_conformance.oracle.layouts import Local, coordinates, local_bytes, lower, pieces, view_of
 from ucp_conformance.oracle.levels import at_level
@@ -32,6 +32,8 @@ class OracleDriver:
     """Right by definition. Mutants override one method each."""
 
     name = "oracle"
+    checked_before_rewriting: frozenset[str] = frozenset({"UCP-E-CONTENT"})
+    state_kept: tuple[str, ...] = ("values", "optimizers", "annotations")
 
     def hello(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -200,35 +202,37 @@ class OracleDriver:
     def slot(self, slot: Mapping[str, Any], meshes: list[Any], layouts: list[Any]) -> SlotDraft:
         if slot["dtype"] not in ITEM_BYTES:
             raise RefusalError("UCP-E-DTYPE")
-        if "in" in slot:
-            return SlotDraft(
-                slot["dtype"],
-                tuple(slot["shape"]),
-                Path(slot["in"]).read_bytes(),
-                compressor=slot.get("compressor"),
-            )
         item = ITEM_BYTES[slot["dtype"]]
+        if "in" in slot:
+            raw = self.given(slot["in"], item, slot["shape"])
+            self.check_bits(raw, slot["dtype"])
+            return SlotDraft(slot["dtype"], tuple(slot["shape"]), raw, compressor=slot.get("compressor"))
         data = bytearray(item * math.prod(slot["shape"]))
         found = self.lowered(slot["mesh"], slot["steps"], slot["shape"], slot.get("place"))
         steps = {step["kind"]: step for step in slot["steps"]}
         summed = [step["axis"] for step in slot["steps"] if step["kind"] == "partial"]
         axes = [axis["name"] for axis in slot["mesh"]["axes"]]
         contributions: dict[tuple[int, ...], bytearray] = {}
+        held: dict[tuple[int, ...], set[int]] = {}
         for given in slot["ins"]:
             local = found[tuple(given["coordinate"])]
-            raw = Path(given["in"]).read_bytes()
+            raw = self.given(given["in"], item, () if local is None else local.shape)
             which = tuple(at for axis, at in zip(axes, given["coordinate"], strict=True) if axis in summed)
             mine = contributions.setdefault(which, bytearray(len(data)))
             for place, cell in enumerate(local.cells if local is not None else ()):
                 if cell >= 0:
                     mine[item * cell : item * cell + item] = raw[item * place : item * place + item]
+                    held.setdefault(which, set()).add(cell)
+        count = math.prod(axis["size"] for axis in slot["mesh"]["axes"] if axis["name"] in summed)
+        self.check_cover([len(held.get(which, ())) for which in contributions], count, slot["shape"])
         if summed:
             ordered = [bytes(mine) for _, mine in sorted(contributions.items())]
-            data = bytearray(reduced(ordered, slot["dtype"], steps["partial"]["reduce"]))
+            data = bytearray(self.reduced(ordered, slot["dtype"], steps["partial"]["reduce"]))
         elif contributions:
             data = contributions[()]
         if "scale" in steps:
             data = bytearray(scaled(bytes(data), slot["dtype"], -steps["scale"]["exponent"]))
+        self.check_bits(data, slot["dtype"])
         if slot["mesh"] not in meshes:
             meshes.append(slot["mesh"])
         layout = {"mesh": meshes.index(slot["mesh"]), "steps": slot["steps"]}
@@ -239,9 +243,38 @@ class OracleDriver:
             compressor=slot.get("compressor"), place=slot.get("place"),
         )  # fmt: skip
 
-    def published(self, path: Path, atoms: Sequence[AtomDraft], **options: Any) -> dict[str, Any]:
-        if (path / "ucp.json").exists():
+    def given(self, path: str, item: int, shape: Sequence[int]) -> bytes:
+        """The elements of a file; refuses another number of them than the shape says."""
+        raw = Path(path).read_bytes()
+        if len(raw) != item * math.prod(shape):
+            raise RefusalError("UCP-E-MISMATCH", "", f"{len(raw)} bytes")
+        return raw
+
+    def check_bits(self, raw: bytes | bytearray, dtype: str) -> None:
+        """Refuse bits that the data type does not use."""
+        if any(byte & unused_bits(dtype) for byte in raw):
+            raise RefusalError("UCP-E-PADDING", "", "unused bits")
+
+    def check_cover(self, held: Sequence[int], count: int, shape: Sequence[int]) -> None:
+        """Refuse contributions, as many elements of each as are held, that leave something out."""
+        if len(held) < count or min(held) < math.prod(shape):
+            raise RefusalError("UCP-E-COVER", "", "elements are left out")
+
+    def reduced(self, contributions: Sequence[bytes], dtype: str, reduce: str) -> bytes:
+        return reduced(contributions, dtype, reduce)
+
+    def check_place(self, path: Path) -> None:
+        """Refuse a place where anything is (UCP-W-004, UCP-W-030)."""
+        if path.exists() and any(path.iterdir()):
             raise RefusalError("UCP-E-EXISTS", "ucp.json")
+
+    def publish(self, root: bytes, path: Path) -> None:
+        hidden = path / f".ucp.json.{secrets.token_hex(4)}"
+        hidden.write_bytes(root)
+        hidden.rename(path / "ucp.json")
+
+    def published(self, path: Path, atoms: Sequence[AtomDraft], **options: Any) -> dict[str, Any]:
+        self.check_place(path)
         draft = Draft(atoms, attempt=secrets.token_hex(4), **options)
         files = draft.files()
         root = files.pop("ucp.json")
@@ -250,13 +283,14 @@ class OracleDriver:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
         path.mkdir(parents=True, exist_ok=True)
-        hidden = path / f".ucp.{secrets.token_hex(4)}"
-        hidden.write_bytes(root)
-        hidden.rename(path / "ucp.json")
+        self.publish(root, path)
         return {"digest": json.loads(root)["digest"]}
 
     def rewrite(self, params: Mapping[str, Any]) -> dict[str, Any]:
         seen = self.examined(params["source"])
+        for problem in seen.errors:
+            if problem.code in self.checked_before_rewriting:
+                raise RefusalError(problem.code, problem.at, problem.why)
         unknown = [p for p in seen.errors if p.code == "UCP-E-FEATURE-SET" and "write_features" in p.at]
         if unknown:
             raise RefusalError("UCP-E-FEATURE", unknown[0].at)
@@ -267,7 +301,7 @@ class OracleDriver:
                 {
                     name: SlotDraft(
                         slot["dtype"], tuple(slot["shape"]), logical.data[atom["name"], name], slot.get("layout"),
-                        slot.get("compressor"), place=slot.get("place"),
+                        slot.get("compressor"), place=slot.get("place"), annotations=slot.get("annotations"),
                     )
                     for name, slot in atom["slots"].items()
                 },
@@ -280,7 +314,7 @@ class OracleDriver:
         kept = ("meshes", "layouts", "annotations", "progress")
         root = {name: logical.root[name] for name in kept if name in logical.root}
         root["extensions"] = self.copied(logical.root["extensions"])
-        state = {name: logical.state[name] for name in ("values", "optimizers")}
+        state = {name: logical.state[name] for name in self.state_kept if name in logical.state}
         blobs = {name: (b["media_type"], logical.blobs[name]) for name, b in logical.state["blobs"].items()}
         size = logical.root["chunk_bytes"]
         return self.published(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.oracle.bytes_of import content_digest
 from ucp_conformance.oracle.examine import Logical, examine
 from ucp_conformance.oracle.strict_json import same
+from ucp_conformance.watch import watching
 from ucp_conformance.workplace import Workplace, snapshot
 
 __all__ = ["Verdict", "at_matches", "judge", "judge_written"]
@@ -30,15 +32,32 @@ def judge(
         path = place.checkpoint(folder / "checkpoint", case.get("setup", []))
         params, outs = _params(check, path, folder / "expected", place)
         before = snapshot(path) if check.get("onto") else {}
-        reply = connection.request(check["op"], params)
+        with watching(Path(params["path"])) if check.get("watched") else nullcontext(()) as events:
+            reply = connection.request(check["op"], params)
         if (connection.scratch / "executed").exists() or list(place.root.rglob("executed")):
             return ("fail", "something that the checkpoint contains was executed"), reply.ms
-        verdict = _verdict(check, reply, folder / "expected", path, params, outs)
-        if verdict == PASS and before and snapshot(path) != before:
-            verdict = ("fail", "objects of a published checkpoint were changed")
+        if reply.kind == "error" and reply.body["code"] in check.get("may_refuse", ()):
+            verdict = PASS
+        else:
+            verdict = _verdict(check, reply, folder / "expected", path, params, outs)
+        if verdict == PASS and before:
+            verdict = _left_behind(check, path, before)
+        if verdict == PASS and events:
+            verdict = "fail", f"ucp.json was {events[0]}: it has to appear whole, by a rename or a link"
         return verdict, reply.ms
     finally:
         place.close()
+
+
+def _left_behind(check: Mapping[str, Any], path: Path, before: Mapping[str, bytes]) -> Verdict:
+    """What a writer has made of a place where something lay: nothing, or, of debris, all its own."""
+    if "may_refuse" not in check:
+        same_as_before = snapshot(path) == before
+        return PASS if same_as_before else ("fail", "objects of a published checkpoint were changed")
+    problems = examine(path).problems if (path / "ucp.json").exists() else []
+    if not problems:
+        return PASS
+    return "fail", f"what lay there before is among what was written: {problems[0].code} at {problems[0].at}"
 
 
 def _params(
@@ -54,7 +73,10 @@ def _params(
             return {**params, "source": str(path), "path": str(place.fresh())}, outs
         case "write":
             _fill_inputs(params, expected, place)
-            return {**params, "path": str(path if check.get("onto") else place.fresh())}, outs
+            target = path if check.get("onto") else place.fresh()
+            if check.get("watched"):
+                target.mkdir()
+            return {**params, "path": str(target)}, outs
         case "read" if "mesh" in params:
             coordinates = [local["coordinate"] for local in check["expect"].get("locals", [])] or [
                 [0] * len(params["mesh"]["axes"])

@@ -87,7 +87,7 @@ class _Sequence:
                     actor, "writer", f"a write over a checkpoint came to {reply.kind} {reply.body}"
                 )
             return self.unchanged(actor, name, "writer")
-        if self.refuses_debris(name, params["storage"], reply):
+        if self.refuses_debris(name, reply):
             return None
         if reply.kind != "result":
             return self.fault(actor, "writer", f"a write came to {reply.kind} {reply.body}")
@@ -98,10 +98,10 @@ class _Sequence:
         self.held[name] = data, snapshot(self.paths[name])
         return None
 
-    def refuses_debris(self, name: str, storage: str, reply: Reply) -> bool:
-        """Whether an attempt refuses a place with debris in it, as it may where keys are fixed."""
+    def refuses_debris(self, name: str, reply: Reply) -> bool:
+        """Whether an attempt refuses a place with debris in it, as one does that does not clear it (UCP-W-030)."""
         refused = reply.kind == "error" and reply.body["code"] == "UCP-E-EXISTS"
-        return refused and storage == "plain" and name in self.debris
+        return refused and name in self.debris
 
     def crash(self, actor: Connection, name: str) -> Fault | None:
         """Killed while it writes: a whole checkpoint or none."""
@@ -130,7 +130,7 @@ class _Sequence:
                     actor, "rewriter", f"a rewrite over a checkpoint came to {reply.kind} {reply.body}"
                 )
             return self.unchanged(actor, name, "rewriter")
-        if self.refuses_debris(name, storage, reply):
+        if self.refuses_debris(name, reply):
             return None
         if reply.kind != "result":
             return self.fault(actor, "rewriter", f"a rewrite came to {reply.kind} {reply.body}")

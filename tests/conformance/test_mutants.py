@@ -44,6 +44,35 @@ def sequences(connection: Connection) -> Iterator[Result]:
     return run_stateful([connection], ignore, sequences=6, seed_=0)
 
 
+# Each of conformance/mutants/planted.py, and the cases that are there to find it.
+PLANTED = {
+    "tells-twice": "bad/precedence",
+    "refuses-noncharacters": "good/names",
+    "fills-holes": "bad/write/hole",
+    "extends-inputs": "bad/write/short",
+    "stores-any-bool": "bad/write/bool-two",
+    "publishes-in-place": "good/write/published",
+    "writes-over-debris": "good/write/debris",
+    "clears-checkpoints": "bad/write/exists",
+    "drops-atom-annotations": "good/rewrite/annotations-packed",
+    "drops-slot-annotations": "good/rewrite/annotations-packed",
+    "drops-state-annotations": "good/rewrite/annotations-packed",
+    "ignores-content": "bad/rewrite/content",
+    "copies-damaged-blobs": "bad/rewrite/blob",
+    "accumulates-wide": "good/layouts/reduced-float16",
+    "adds-backwards": "good/layouts/reduced-float16-order",
+    "maximum-of-bytes": "good/layouts/reduced-int8-max",
+    "counts-volume": "bad/segments/overlap-and-gap",
+    "has-leap-seconds": "bad/values/time-second-60",
+    "sorts-by-utf-16": "bad/values/set-utf-16-order",
+    "compares-sets-in-order": "bad/values/set-equal-frozensets",
+    "big-endian-checksum": "bad/chunks/codec-big-endian",
+    "digests-an-empty-block": "bad/chunks/content-of-nothing",
+    "shares-blobs": "bad/blobs/key-twice",
+    "uses-deciding-axes-late": "bad/layouts/by-after-blocks",
+    "multiplies-limits": "good/limits/ranges-twice",
+}
+
 CAUGHT_BY: dict[str, Run] = {
     "accepts-all": static("bad/digest"),
     "refuses-all": static("good/parents"),
@@ -63,8 +92,7 @@ CAUGHT_BY: dict[str, Run] = {
     "copies-extensions": static("forward/rewrite"),
     "executes": static("good/state"),
     "peeks": generated,
-    "tells-twice": static("bad/precedence"),
-    "refuses-noncharacters": static("good/names"),
+    **{name: static(only) for name, only in PLANTED.items()},
 }
 
 
@@ -101,6 +129,15 @@ def test_mutant_is_caught(name: str) -> None:
 @pytest.mark.parametrize("name", SPARED_BY)
 def test_what_catches_mutants_spares_the_driver_they_derive_from(name: str) -> None:
     assert outcomes(ORACLE, SPARED_BY[name]) <= {"pass", "unclaimed"}
+
+
+def test_the_cases_that_catch_planted_defects_spare_the_driver_without_them() -> None:
+    connection = Connection(ORACLE, label="x", timeout=60.0)
+    try:
+        found = {only: {result.outcome for result in static(only)(connection)} for only in PLANTED.values()}
+    finally:
+        connection.kill()
+    assert {only: outcomes for only, outcomes in found.items() if not outcomes <= {"pass", "unclaimed"}} == {}
 
 
 def test_the_mutant_that_peeks_knows_the_vectors_that_it_has_seen() -> None:

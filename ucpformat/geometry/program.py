@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ucpformat.errors import error
 from ucpformat.geometry.box import row_major_strides
@@ -34,6 +35,9 @@ __all__ = [
     "run",
     "trials",
 ]
+
+
+MAX_EXTENT: Final = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Tail:
         full = -(-extent // self.multiple) * self.multiple if self.to is None else self.to
         if full < extent:
             raise error("UCP-E-LAYOUT", f"{extent} elements cannot be padded to {full}", at=f"{self.at}/to")
+        if full > MAX_EXTENT:
+            raise error("UCP-E-LIMIT", f"a padded extent of {full} is more than 2^53-1", at=self.at)
         return [*intervals, (HOLE, full - extent)]
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ucpformat.collector import paused
-from ucpformat.model.dtype import clear_unused_bits
+from ucpformat.errors import error
+from ucpformat.model.dtype import clear_unused_bits, unused_bits_are_zero
 from ucpformat.storage.chunk_writer import ChunkPiece
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.storage.selection import selection
@@ -345,9 +346,17 @@ def _is_zero_chunk(one: SlotBox, chunk: int) -> bool:
 
 
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
-    """The bytes in C order, with unused bits zero; a chunk in C order already is not copied."""
+    """The bytes in C order, with unused bits zero; a chunk in C order already is not copied.
+
+    Raises ``UCP-E-PADDING``: a bool that is neither 0 nor 1, which is damage (UCP-W-033).
+    """
     raw = flat_bytes(data if data.flags.c_contiguous else np.ascontiguousarray(data))
-    if kind.used_mask is None or kind.kind == "bool":
+    if kind.used_mask is None:
+        return raw
+    if kind.kind == "bool":
+        if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), kind):
+            message = "an element of a bool tensor is neither 0 nor 1; compare it with 0 to get bools"
+            raise error("UCP-E-PADDING", message)
         return raw
     cleared = np.array(raw)
     clear_unused_bits(cleared, kind)

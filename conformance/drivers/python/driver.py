@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -197,11 +198,19 @@ def slot_spec(slot: Json) -> ucp.SlotSpec:
     return ucp.SlotSpec(slot["dtype"], tuple(slot["shape"]), layout, compressor, place=place_of(slot))
 
 
+def elements(path: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The elements in a file, which are to be as many as the shape says."""
+    data = Path(path).read_bytes()
+    if len(data) != math.prod(shape) * kind.itemsize:
+        raise RefusalError("UCP-E-MISMATCH", "", f"{len(data)} bytes for a tensor of the shape {shape}")
+    return np.frombuffer(data, kind).reshape(shape)
+
+
 def gathered(slot: Json) -> NDArray[Any]:
     """The whole tensor of a slot, from its file or its local tensors."""
     kind, shape = DTYPES[slot["dtype"]].numpy, tuple(slot["shape"])
     if "in" in slot:
-        return np.frombuffer(Path(slot["in"]).read_bytes(), kind).reshape(shape)
+        return elements(slot["in"], kind, shape)
     # Elements as opaque bytes: strides of extension types are numpy's weak side.
     opaque = np.dtype(f"V{kind.itemsize}")
     lowering = lower(layout_of(slot), shape, place=place_of(slot))
@@ -210,20 +219,26 @@ def gathered(slot: Json) -> NDArray[Any]:
     places = [number for number, axis in enumerate(mesh.axes) if axis.name in summed]
     # Pieces are boxes of the view, whose elements stand in the same row-major order.
     contributions: dict[tuple[int, ...], NDArray[Any]] = {}
+    held: dict[tuple[int, ...], NDArray[np.bool_]] = {}
     for given in slot["ins"]:
         coordinate = tuple(given["coordinate"])
         which = tuple(coordinate[number] for number in places)
         whole = contributions.setdefault(which, np.zeros(lowering.view, opaque))
+        is_held = held.setdefault(which, np.zeros(lowering.view, bool))
         local = lowering.at(coordinate)
-        data = np.frombuffer(Path(given["in"]).read_bytes(), opaque)
-        for piece in () if local is None else local.pieces:
+        if local is None:
+            raise RefusalError("UCP-E-MISMATCH", "", f"the coordinate {coordinate} holds nothing")
+        data = elements(given["in"], opaque, local.shape).reshape(-1)
+        for piece in local.pieces:
             box, place = piece.box, piece_json(piece)
             strides = [stride * kind.itemsize for stride in place["strides"]]
             region = tuple(slice(low, low + size) for low, size in zip(box.offset, box.shape, strict=True))
             whole[(*region, ...)] = as_strided(data[place["local"] :], box.shape, strides)
+            is_held[(*region, ...)] = True
+    wanted = math.prod(mesh.shape[number] for number in places)
+    if len(held) < wanted or not all(found.all() for found in held.values()):
+        raise RefusalError("UCP-E-COVER", "", "the local tensors leave elements out")
     found = [data.reshape(shape).view(kind) for _, data in sorted(contributions.items())]
-    if not found:
-        return np.zeros(shape, kind)
     data = found[0] if reduce is None else reduced(found, DTYPES[slot["dtype"]], reduce)
     exponent = sum(step.exponent or 0 for step in lowering.layout.steps if isinstance(step, Scale))
     return scaled(data, DTYPES[slot["dtype"]], -exponent) if exponent else data

@@ -74,8 +74,15 @@ class Logical:
         return {"mesh": self.root["meshes"][found["mesh"]], "steps": found["steps"]}
 
     def kept(self) -> dict[str, Any]:
-        """What a rewriter keeps (UCP-W-007), comparable by `same`."""
+        """What a rewriter keeps (UCP-W-007, UCP-W-034), comparable by `same`."""
         seen = self.inspect()
+        notes = {
+            atom["name"]: [
+                atom.get("annotations", {}),
+                {name: slot.get("annotations", {}) for name, slot in atom["slots"].items()},
+            ]
+            for atom in self.atoms
+        }
         return {
             "atoms": [
                 {
@@ -91,7 +98,7 @@ class Logical:
             "values": seen["values"],
             "optimizers": seen["optimizers"],
             "blobs": seen["blobs"],
-            "annotations": self.root["annotations"],
+            "annotations": [self.root["annotations"], self.state.get("annotations", {}), notes],
             "step": seen["step"],
         }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ucp_conformance.oracle.documents import ROOT
 from ucp_conformance.oracle.problem import Problem
+from ucp_conformance.oracle.values import NO_VALUE
 
 __all__ = ["at_level"]
 
@@ -22,6 +23,8 @@ def at_level(problems: Sequence[Problem], level: str) -> list[Problem]:
     def is_seen(problem: Problem) -> bool:
         key = problem.at.partition("#")[0]
         documents_only = key == ROOT or key.startswith("index/")
+        if level == "structure" and problem.code == "UCP-E-VALUE":
+            return problem.why == NO_VALUE
         if level == "structure":
             return problem.code in _STRUCTURE and documents_only and not key.endswith(".bin")
         stored = not documents_only and not key.endswith("/zarr.json")

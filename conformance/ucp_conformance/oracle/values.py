@@ -14,9 +14,11 @@ from ucp_conformance.oracle.problem import RefusalError, pointer
 from ucp_conformance.oracle.strict_json import LARGEST, canonical
 from ucp_conformance.resources import schema_validator
 
-__all__ = ["check_value"]
+__all__ = ["NO_VALUE", "check_value"]
 
 _DEPTH: Final = 56
+NO_VALUE: Final = "no tagged value"
+"""Why a value is refused that breaks the schema."""
 
 
 def check_value(value: Any, at: str) -> None:
@@ -24,7 +26,7 @@ def check_value(value: Any, at: str) -> None:
     if _depth(value) > _DEPTH:
         raise RefusalError("UCP-E-LIMIT", at, "nests too deep")
     if not schema_validator("value").is_valid(value):
-        raise RefusalError("UCP-E-VALUE", at, "no tagged value")
+        raise RefusalError("UCP-E-VALUE", at, NO_VALUE)
     try:
         _check(value, at)
     except ValueError as wrong:

@@ -136,6 +136,13 @@ class Engine:
             if order.is_journaled and not receipts:
                 journal.begin(order, self._batches)
             self._gather(pool, order, writer, receipts)
+            writer.expect_contents(
+                {
+                    (source.atom, source.slot): source.content
+                    for source in self._job.sources
+                    if source.content is not None
+                }
+            )
             writer.set_state(self._job.state)
             for name, (media_type, data) in self._job.blobs.items():
                 writer.add_blob(name, data, media_type)

@@ -34,11 +34,15 @@ ReadBox = Callable[[Box, "NDArray[np.generic]"], None]
 
 @dataclass(frozen=True, slots=True)
 class SlotSource:
-    """Where the elements of a slot come from: ``read`` fills a contiguous array with a box. Thread-safe."""
+    """Where the elements of a slot come from: ``read`` fills a contiguous array with a box. Thread-safe.
+
+    ``content`` is the content digest that its elements are known to have, where one is recorded.
+    """
 
     atom: str
     slot: str
     read: ReadBox
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
             slots[name] = SlotSpec(
                 kept.dtype, kept.shape, slot.layout, kept.compressor, kept.annotations, kept.place
             )
-            sources.append(SlotSource(view.atom.name, name, partial(checkpoint.read_box, slot.stored)))
+            read = partial(checkpoint.read_box, slot.stored)
+            sources.append(SlotSource(view.atom.name, name, read, kept.content))
         atoms.append(AtomSpec(view.atom.name, slots, view.atom.aliases, view.atom.annotations))
     progress = checkpoint.root.progress
     envelope = checkpoint.root.envelope

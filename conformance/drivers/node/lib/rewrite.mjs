@@ -32,6 +32,7 @@ export function rewrite(from, path, storage) {
       layout: source.layoutOf(slot) && {...source.layoutOf(slot), place: slot.place},
       compressor: slot.compressor,
       annotations: slot.annotations,
+      content: slot.content,
       open: () => slotSource(readerOf(source, atom.name, slot.name)),
     });
     return write({

@@ -4,8 +4,9 @@
 
 import {
   closeSync, constants, fstatSync, fsyncSync, linkSync, lstatSync, mkdirSync, openSync, readdirSync,
-  readSync, unlinkSync, writeSync,
+  readSync, statSync, unlinkSync, writeSync,
 } from 'node:fs';
+import {randomBytes} from 'node:crypto';
 import {join, dirname} from 'node:path';
 import {UcpError} from './errors.mjs';
 import {ROOT_KEY} from './names.mjs';
@@ -153,6 +154,21 @@ export class DirectoryWriter {
     }
     this.#directories.add('');
     if (created) this.topmostParent = dirname(created);
+    this.#begin();
+  }
+
+  /** Makes the draft, the attempt's right to commit, and finds nothing beside it (UCP-W-013, UCP-W-030). */
+  #begin() {
+    this.draft = `.${ROOT_KEY}.${randomBytes(8).toString('hex')}`;
+    this.opened = attempt('', {}, () => statSync(this.path, {bigint: true}).ino);
+    const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
+    this.draftFile = attempt(this.draft, {}, () => openSync(join(this.path, this.draft), flags, 0o666));
+    const [other] = attempt('', {}, () => readdirSync(this.path)).filter((name) => name !== this.draft);
+    if (other !== undefined) {
+      closeSync(this.draftFile);
+      unlinkSync(join(this.path, this.draft));
+      throw new UcpError('UCP-E-EXISTS', '', `${other.slice(0, 100)} is there: another attempt's, or not of a checkpoint`);
+    }
   }
 
   /**
@@ -240,21 +256,21 @@ export class DirectoryWriter {
    * Publishes the root document: everything else is durable before; a hard link appears whole or
    * not at all, and never in the place of another file.
    * @param {Buffer} bytes
-   * @param {string} attemptId
    */
-  publish(bytes, attemptId) {
+  publish(bytes) {
     for (const directory of this.#directories) this.#syncDirectory(join(this.path, directory));
     for (let path = this.path; this.topmostParent && path !== this.topmostParent; path = dirname(path)) {
       this.#syncDirectory(dirname(path));
     }
-    const draft = `${ROOT_KEY}.${attemptId}`;
-    this.put(draft, bytes);
-    try {
-      attempt(ROOT_KEY, {EEXIST: 'UCP-E-EXISTS'}, () => (
-        linkSync(join(this.path, draft), join(this.path, ROOT_KEY))));
-    } finally {
-      unlinkSync(join(this.path, draft));
-    }
+    this.append(this.draft, this.draftFile, bytes);
+    this.finish(this.draft, this.draftFile);
+    // Whoever has removed the draft has withdrawn the attempt: then there is nothing to link.
+    const codes = {EEXIST: 'UCP-E-EXISTS', ENOENT: 'UCP-E-EXISTS'};
+    attempt(ROOT_KEY, codes, () => linkSync(join(this.path, this.draft), join(this.path, ROOT_KEY)));
+    attempt(this.draft, {}, () => unlinkSync(join(this.path, this.draft)));
     this.#syncDirectory(this.path);
+    if (attempt('', {}, () => statSync(this.path, {bigint: true}).ino) !== this.opened) { // UCP-W-015
+      throw new UcpError('UCP-E-EXISTS', '', 'the directory was moved away while it was written');
+    }
   }
 }

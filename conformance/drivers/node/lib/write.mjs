@@ -220,7 +220,12 @@ function writePart({document, atoms, inputs}, sink) {
     for (const slot of atom.slots) {
       const source = inputs[i].slots.get(slot.name).open(slot);
       try {
-        slots.get(slot.name).set('content', writeSlot(sink, table, atom, slot, source));
+        const content = writeSlot(sink, table, atom, slot, source);
+        const {content: expected = null} = inputs[i].slots.get(slot.name);
+        if (expected !== null && content !== expected) { // UCP-W-035
+          throw new UcpError('UCP-E-CONTENT', slot.at, `the bytes of ${slot.label} have another digest than recorded`);
+        }
+        slots.get(slot.name).set('content', content);
       } finally {
         source.close?.();
       }
@@ -290,6 +295,6 @@ export function write(input) {
   const bytes = Buffer.from(stringify(root));
   if (bytes.length > MAX_ROOT) throw new UcpError('UCP-E-LIMIT', ROOT_KEY, 'the root is too long');
   const digest = sealRoot(bytes);
-  writer.publish(bytes, attempt);
+  writer.publish(bytes);
   return {digest};
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import {join} from 'node:path';
-import {existsSync, mkdirSync, readdirSync, writeFileSync} from 'node:fs';
+import {existsSync, readdirSync, rmSync, writeFileSync} from 'node:fs';
 import {test} from 'node:test';
 import {DTYPES} from '../lib/dtypes.mjs';
 import {copyBox, product, stridesOf} from '../lib/boxes.mjs';
@@ -141,9 +141,9 @@ test('an attempt that failed leaves no root document, and debris is ignored', (t
   assert.throws(() => write({path, storage: 'packed', chunkBytes: 16, atoms: [{name: 'w', slots}]}), /died/);
   assert.ok(!existsSync(join(path, 'ucp.json')));
   assert.throws(() => open(path), {code: 'UCP-E-NOT-FOUND'});
-  mkdirSync(join(path, 'packs'), {recursive: true});
-  writeFileSync(join(path, 'packs', 'old.pack'), 'debris');
+  rmSync(path, {recursive: true});
   writeSmall(path, 'packed');
+  writeFileSync(join(path, 'packs', 'old.pack'), 'debris');
   assert.deepEqual(validate(path).map(({code, at}) => [code, at]), [['UCP-W-UNREFERENCED', 'packs/old.pack']]);
 });
 
@@ -165,12 +165,13 @@ test('a writer refuses what readers would refuse', (t) => {
   assert.deepEqual(validate(join(directory, `${n}`)), []);
 });
 
-test('a plain attempt refuses a place where another began', (t) => {
+test('an attempt refuses a place where another began', (t) => {
   const path = join(temporary(t), 'x');
   const slots = new Map([['v', {dtype: 'uint8', shape: [4], open: () => { throw new Error('died'); }}]]);
   assert.throws(() => write({path, storage: 'plain', chunkBytes: 16, atoms: [{name: 'w', slots}]}), /died/);
-  assert.throws(() => writeSmall(path, 'plain'), {code: 'UCP-E-EXISTS'});
-  writeSmall(path, 'packed');
+  for (const storage of ['plain', 'packed']) {
+    assert.throws(() => writeSmall(path, storage), {code: 'UCP-E-EXISTS'});
+  }
 });
 
 test('chunks of more than a block are read in part, from both storages', (t) => {
