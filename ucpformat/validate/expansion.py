@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.errors import Problem
+from ucpformat.errors import Problem, UcpError
 from ucpformat.geometry import element_count
 
 if TYPE_CHECKING:
@@ -63,9 +63,17 @@ def passed_over(
 
 def _allowed(store: Store, checked: CheckedCheckpoint, nbytes: int) -> int:
     """Of packs, what is there counts, and not what a document says; of chunks' own objects see `_costs`."""
-    packs = sum(min(pack.length, store.size(pack.key) or 0) for pack in checked.packs or ())
+    packs = sum(min(pack.length, _size(store, pack.key)) for pack in checked.packs or ())
     tables = sum(part.table.rows.nbytes + part.table.counts.nbytes for part in checked.parts)
     return max(LEAST_BYTES, EXPANSION * (nbytes + tables + packs))
+
+
+def _size(store: Store, key: str) -> int:
+    """Bytes of an object; none of one that cannot be looked at: whoever reads it says what is wrong with it."""
+    try:
+        return store.size(key) or 0
+    except UcpError:
+        return 0
 
 
 def _costs(part: StoredPart) -> NDArray[np.float64]:
