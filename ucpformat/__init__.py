@@ -28,7 +28,8 @@ if typing.TYPE_CHECKING:
     from ucpformat.model.values import NewSeed, PerRankValues
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
-    from ucpformat.validate import validate
+    from ucpformat.repairing import Repair, Restored, repair
+    from ucpformat.validate import Examination, Loss, Survey, examine, validate
     from ucpformat.views import AtomView, SlotView
     from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
     from ucpformat.zarr_view import zarr_store
@@ -46,9 +47,11 @@ __all__ = [
     "CheckpointManager",
     "CheckpointWriter",
     "Compressor",
+    "Examination",
     "Flatten",
     "Held",
     "Layout",
+    "Loss",
     "Mesh",
     "MeshAxis",
     "NewSeed",
@@ -56,14 +59,19 @@ __all__ = [
     "PerRank",
     "PerRankValues",
     "Problem",
+    "Repair",
+    "Restored",
     "Shard",
     "SlotSpec",
     "SlotView",
+    "Survey",
     "UcpError",
     "async_save",
+    "examine",
     "load",
     "open",
     "redistribute",
+    "repair",
     "save",
     "validate",
     "zarr_store",
@@ -81,9 +89,11 @@ _HOMES: typing.Final = {
     "CheckpointManager": "manager",
     "CheckpointWriter": "writer",
     "Compressor": "model.compressor",
+    "Examination": "validate",
     "Flatten": "geometry",
     "Held": "frameworks.live.local_tensors",
     "Layout": "geometry",
+    "Loss": "validate",
     "Mesh": "geometry",
     "MeshAxis": "geometry",
     "NewSeed": "model.values",
@@ -91,14 +101,19 @@ _HOMES: typing.Final = {
     "PerRank": "frameworks.live.per_rank",
     "PerRankValues": "model.values",
     "Problem": "errors",
+    "Repair": "repairing",
+    "Restored": "repairing",
     "Shard": "geometry",
     "SlotSpec": "writer",
     "SlotView": "views",
+    "Survey": "validate",
     "UcpError": "errors",
     "async_save": "frameworks.live.async_save",
+    "examine": "validate",
     "load": "frameworks.live.state_dict",
     "open": "reader",
     "redistribute": "frameworks.live.redistribution",
+    "repair": "repairing",
     "save": "frameworks.live.state_dict",
     "validate": "validate",
     "zarr_store": "zarr_view",

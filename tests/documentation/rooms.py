@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,17 @@ def plan(directory: Path, namespace: Namespace) -> None:
     spec = AtomSpec("wq.weight", {"value": SlotSpec("bfloat16", (4096, 512))})
     with CheckpointWriter(directory / "saved.ucp", [spec], attempt="5f3a9c01") as writer:
         writer.write("wq.weight", "value", np.ones((4096, 512), dtype("bfloat16").numpy))
+
+
+def integrity(directory: Path, namespace: Namespace) -> None:
+    """A checkpoint whose keys and bytes are always the same."""
+    shapes = {"fc1.weight": (768, 1024), "fc2.weight": (256, 1024)}
+    specs = [AtomSpec(name, {"value": SlotSpec("float32", shape)}) for name, shape in shapes.items()]
+    with CheckpointWriter(directory / "step-1000.ucp", specs, attempt="5f3a9c01", step=1000) as writer:
+        for name, shape in shapes.items():
+            writer.write(name, "value", np.full(shape, 0.5, np.float32))
+    shutil.copytree(directory / "step-1000.ucp", directory / "copy.ucp")
+    namespace.update(ucp=ucp)
 
 
 def stock_dcp(path: Path, width: int = 64) -> None:
@@ -150,6 +162,7 @@ ROOMS: Final[dict[str, Callable[[Path, Namespace], None]]] = {
     "docs/frameworks/torch_save.md": torch_save,
     "docs/guides/pytorch.md": training,
     "docs/guides/torchtitan.md": training,
+    "docs/integrity.md": integrity,
     "docs/plan.md": plan,
 }
 """By page; a page that is not here begins in an empty directory, with nothing defined."""

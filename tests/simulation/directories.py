@@ -164,7 +164,9 @@ class Directories:
         self.check()
         before = self.acknowledged
         try:
-            self.writer(SimulatedStore(PLACE, durability="none"), "afterwards", self.storage, self._acknowledge)
+            self.writer(
+                SimulatedStore(PLACE, durability="none"), "afterwards", self.storage, self._acknowledge
+            )
         except UcpError as refusal:
             if refusal.code != "UCP-E-EXISTS" and self.medium.links | self.medium.exclusive_renames:
                 raise ViolationError(f"an attempt afterwards met {refusal}") from refusal

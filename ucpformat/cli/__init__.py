@@ -23,11 +23,13 @@ _COMMANDS: Final = {
     "convert": "convert",
     "cp": "copy",
     "diff": "diff",
+    "digest": "digest",
     "gc": "runs",
     "inspect": "inspect",
     "kinds": "kinds",
     "ls": "runs",
     "plan": "plan",
+    "repair": "repair",
     "validate": "validate",
 }
 
@@ -114,4 +116,4 @@ def _refuse(context: click.Context, refusal: UcpError) -> None:
 )
 @click.version_option(package_name="ucpformat", prog_name="ucp")
 def main() -> None:
-    """Universal checkpoints: convert, copy, inspect, validate, compare, plan."""
+    """Universal checkpoints: convert, copy, inspect, validate, repair, compare, plan."""

@@ -8,11 +8,11 @@ from typing import Final, cast
 
 import click
 
+from ucpformat.cli.losses import lines_of_problems, lines_of_survey
 from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import LEVELS, Level
-from ucpformat.validate import validate as validate_checkpoint
+from ucpformat.validate import LEVELS, Level, examine
 
 __all__ = ["validate"]
 
@@ -51,11 +51,15 @@ def validate(
     expand: int | None,
     output: str,
 ) -> None:
-    """Say every problem of CHECKPOINT, a path or an fsspec URL. Warnings do not fail."""
+    """Say every problem of CHECKPOINT, a path or an fsspec URL, what is lost by them, and what survives.
+
+    Warnings do not fail. At the level integrity every loss is named by tensor and rows, as slices of Python.
+    """
     with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
-        problems = validate_checkpoint(
+        examined = examine(
             checkpoint, cast("Level", level), layout_work=layout_work, expand=expand, progress=progress
         )
+    problems = examined.problems
     errors = [problem for problem in problems if problem.severity == "error"]
     is_unanswered = bool(errors) and all(problem.code == _NO_ANSWER for problem in errors)
     if output == "json":
@@ -64,11 +68,14 @@ def validate(
             "level": level,
             "valid": None if is_unanswered else not errors,
             "problems": [problem.to_json() for problem in problems],
+            **({} if examined.survey is None else examined.survey.to_json()),
         }
         click.echo(json.dumps(report, indent=2))
     else:
-        for problem in problems:
-            click.echo(printable(f"{problem.severity} {problem.code} at {problem.at}: {problem.message}"))
+        for line in lines_of_problems(problems):
+            click.echo(printable(line))
+        for line in () if examined.survey is None else lines_of_survey(examined.survey):
+            click.echo(printable(line))
         verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
         if is_unanswered:
             verdict = "not checked to the end, since the store failed"

@@ -41,6 +41,7 @@ from ucpformat.geometry.explicit import ExplicitHoldings, LocalBox, local_map_of
 from ucpformat.geometry.grid import ChunkGrid, chunk_grid
 from ucpformat.geometry.group import BufferMember, buffer_places
 from ucpformat.geometry.held import HeldBox, held_boxes
+from ucpformat.geometry.joining import joined
 from ucpformat.geometry.layout import Layout
 from ucpformat.geometry.lower import Lowering, lower
 from ucpformat.geometry.mesh import Axis, Coordinate, Mesh, MeshAxis, RaggedAxis
@@ -190,6 +191,7 @@ __all__ = [
     "in_message_order",
     "intersect_box",
     "invert",
+    "joined",
     "local_map_of",
     "lower",
     "member_reads",

@@ -30,7 +30,7 @@ __all__ = [
     "block_checksums",
     "checksum_run",
     "combine",
-    "compare_blocks",
+    "differing_blocks",
     "packed",
     "unpacked",
     "verify_blocks",
@@ -226,18 +226,23 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, a
     if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
         _compare(crc32c(buffers[0]), checksums, first, at)
         return
-    compare_blocks(block_checksums(buffers), checksums, first, at)
+    for block, value in enumerate(unpacked(block_checksums(buffers)), first):
+        _compare(value, checksums, block, at)
 
 
-def compare_blocks(found: bytes, checksums: bytes, first: int, at: str) -> None:
+def differing_blocks(found: bytes, checksums: bytes, first: int) -> dict[int, str]:
     """Compare the checksums of blocks, the first of which is block ``first`` of a segment, with those recorded.
 
-    Raises:
-        IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
+    Returns what to say of each block that differs, by its number.
     """
-    if found != checksums[4 * first : 4 * first + len(found)]:
-        for block, value in enumerate(unpacked(found), first):
-            _compare(value, checksums, block, at)
+    if found == checksums[4 * first : 4 * first + len(found)]:
+        return {}
+    recorded = unpacked(checksums[4 * first : 4 * first + len(found)])
+    return {
+        block: f"CRC-32C {value:08x}, recorded is {expected:08x}"
+        for block, (value, expected) in enumerate(zip(unpacked(found), recorded, strict=True), first)
+        if value != expected
+    }
 
 
 def _compare(value: int, checksums: bytes, block: int, at: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ucpformat.errors import Problem, error, naming
@@ -14,6 +15,7 @@ from ucpformat.validate.documents import Documents
 from ucpformat.validate.expansion import passed_over
 from ucpformat.validate.findings import Findings
 from ucpformat.validate.integrity import check_integrity
+from ucpformat.validate.losses import Loss, Survey, UnreadPart, surveyed
 from ucpformat.validate.semantics import CheckedCheckpoint, check_semantics
 
 if TYPE_CHECKING:
@@ -21,8 +23,20 @@ if TYPE_CHECKING:
 
     from ucpformat.model.state import StateDocument
     from ucpformat.storage.store import Store
+    from ucpformat.validate.damage import Damage
 
-__all__ = ["LEVELS", "Level", "validate", "validate_store"]
+__all__ = [
+    "LEVELS",
+    "Examination",
+    "Level",
+    "Loss",
+    "Survey",
+    "UnreadPart",
+    "examine",
+    "examine_store",
+    "validate",
+    "validate_store",
+]
 
 Level = Literal["structure", "semantics", "integrity"]
 LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
@@ -30,6 +44,22 @@ LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
 
 def _ignore(_: int) -> None:
     """No progress wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What came of looking at a checkpoint: its problems, and what they mean for the tensors in it.
+
+    ``survey`` is None where that is not known: below the level *integrity*, and without a root document that can be
+    read, when nothing can.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> ucp.examine("run.ucp").survey.is_whole
+    True
+    """
+
+    problems: list[Problem]
+    survey: Survey | None
 
 
 def validate(
@@ -73,6 +103,43 @@ def validate(
             store.close()
 
 
+def examine(
+    url: str | os.PathLike[str],
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> Examination:
+    """As `validate`, and say which tensors, and which of their elements, are lost by the problems, and what survives.
+
+    An element is lost where a reader that verifies refuses to read it: its block of 1 MiB, or its compressed chunk, is
+    damaged or missing.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where the store itself fails.
+
+    >>> digest = ucp.save("run.ucp", {"fc1.weight": np.ones((256, 64), "float32"), "fc1.bias": np.ones(256)})
+    >>> from pathlib import Path
+    >>> next(Path("run.ucp/packs").iterdir()).unlink()
+    >>> survey = ucp.examine("run.ucp").survey
+    >>> for loss in survey.losses:
+    ...     print(loss)
+    fc1.bias value all of [256]
+    fc1.weight value all of [256, 64]
+    >>> survey.tensors, survey.gone, survey.partly
+    (2, 2, 0)
+    """
+    with naming(url):
+        store = open_store(url)
+        try:
+            examined, _, _ = examine_store(store, level, workers, layout_work, expand, progress)
+        finally:
+            store.close()
+    return examined
+
+
 def validate_store(
     store: Store,
     level: Level = "integrity",
@@ -83,22 +150,40 @@ def validate_store(
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
     """As `validate`, of the checkpoint in an open store."""
+    return examine_store(store, level, workers, layout_work, expand, progress)[0].problems
+
+
+def examine_store(
+    store: Store,
+    level: Level = "integrity",
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
+    """As `examine`, of the checkpoint in an open store; also what of it could be looked at, and the damage to it."""
     if level not in LEVELS:
         raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
     findings = Findings()
     documents = Documents(store, findings)
     if level == "structure":
-        return list(findings)
+        return Examination(list(findings), None), None, findings.damage
     checked = check_semantics(store, documents, findings, layout_work)
     if checked is None:
-        return list(findings)
+        return Examination(list(findings), None), None, findings.damage
+    survey: Survey | None = None
     if level == "integrity":
         passed = passed_over(store, checked, findings, documents.nbytes, expand)
         with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
             check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
+        reference = checked.root.state
+        has_state = reference is None or (
+            checked.state is not None and reference.key not in findings.damage.documents
+        )
+        survey = surveyed(checked, findings.damage, has_state=has_state)
     if checked.complete and checked.state is not None:
         _report_unreferenced(store, checked, checked.state, findings)
-    return list(findings)
+    return Examination(list(findings), survey), checked, findings.damage
 
 
 def _report_unreferenced(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ucpformat.errors import Problem, UcpError
+from ucpformat.validate.damage import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,10 +15,11 @@ __all__ = ["Findings"]
 
 
 class Findings:
-    """Problems in the order they were found, each once."""
+    """Problems in the order they were found, each once, and the damage that was found with them."""
 
     def __init__(self) -> None:
         self._problems: dict[Problem, None] = {}
+        self.damage = Damage()
 
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
@@ -34,21 +36,23 @@ class Findings:
         self._problems.update(dict.fromkeys(problems))
 
     def collecting(self) -> _Collecting:
-        """A context that records what its block raises, and goes on behind it."""
+        """A context that records what its block raises, and goes on behind it; `has_refused` then tells so."""
         return _Collecting(self)
 
 
 class _Collecting:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
+        self.has_refused = False
 
-    def __enter__(self) -> None:
-        return None
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if not isinstance(value, UcpError):
             return False
+        self.has_refused = True
         self._findings.add(value.problem())
         return True

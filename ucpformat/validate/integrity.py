@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -13,14 +13,15 @@ from ucpformat.geometry import Box
 from ucpformat.jsonio import pointer
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.checksum import ContentDigest, checksum_run, verify_blocks, zero_cuts
+from ucpformat.storage.checksum import BLOCK_BYTES, ContentDigest, block_checksums, checksum_run, zero_cuts
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.decoding_room import DecodingRoom
 from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.workers import task_groups
-from ucpformat.validate.passing import CODEC_MESSAGE, pass_by, passes
+from ucpformat.validate.damage import SegmentDamage, as_runs
+from ucpformat.validate.passing import ABSENT, CODEC_MESSAGE, Passed, pass_by, passes, pieces_of
 from ucpformat.validate.semantics import pack_ranges
 from ucpformat.validate.single_chunks import near_slots, sound_slots
 
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
     from ucpformat.storage.part import StoredPart, StoredSlot
     from ucpformat.storage.store import Store
     from ucpformat.validate.findings import Findings
-    from ucpformat.validate.passing import Passed
     from ucpformat.validate.semantics import CheckedCheckpoint
 
 __all__ = ["check_integrity"]
+
+ZERO_MESSAGE: Final = "the table says that this chunk is zero and has no object"
 
 _GAP_BYTES = 1 << 20
 _WINDOW = 32
@@ -78,11 +80,17 @@ def check_integrity(
     groups = task_groups(chunks, _raw_size, nbytes=_GROUP_BYTES, most=_GROUP_CHUNKS)
     for outcomes in _in_order(executor, lambda group: _check_chunks(store, group, scratch, room), groups):
         _collect(outcomes, findings, progress)
+    for part, numbers in zip(checked.parts, passed, strict=True):
+        for stored in part.slots_at(numbers.tolist()):
+            findings.damage.unchecked.append(stored)
+            findings.damage.segments += _cut_off(store, stored)
     for number in range(len(checked.packs or ())):
         _check_pack(store, checked, number, findings)
-    for blob in checked.state.blobs.values() if checked.state is not None else ():
-        with findings.collecting():
+    for name, blob in checked.state.blobs.items() if checked.state is not None else ():
+        with findings.collecting() as outcome:
             check_object(store, blob.object)
+        if outcome.has_refused:
+            findings.damage.blobs.append(name)
 
 
 def _in_order(
@@ -99,20 +107,58 @@ def _in_order(
 
 
 class _Outcome:
-    """What one chunk came to."""
+    """What one chunk came to. ``is_unreadable``: for other reasons than its stored bytes."""
 
     def __init__(self, one: _OfChunk) -> None:
         self.stored, self.content, self.chunk = one
         self.problems: list[Problem] = []
         self.runs: list[tuple[int, int, bytes]] = []
         self.nbytes = 0
+        self.damage: list[SegmentDamage] = []
+        self.is_unreadable = False
 
-    def passed(self, found: Passed) -> None:
-        """Take over what was found as the bytes passed."""
-        self.nbytes += found.nbytes
-        self.runs += found.runs
+    def passed(self, found: Passed, segments: tuple[Segment, ...]) -> None:
+        """Take over what was found of segments."""
+        stored, chunk = self.stored, self.chunk
+        if not found.bad:
+            self.runs += found.runs
         if not found.clean:
-            self.problems.append(_unused_bits(self.stored, self.chunk))
+            self.problems.append(_unused_bits(stored, chunk))
+        for number, bad in found.bad.items():
+            self.damaged(number, tuple(bad))
+            said = {block: words for block, words in bad.items() if words}
+            if said:
+                key = stored.object_key(chunk, segments[number])
+                self.problems.append(_differs(stored, chunk, said, key))
+        # That a pack or an object is not there or too short is said once, and not of each of its segments.
+        told = {problem.code for problem in self.problems}
+        for refusal in found.refusals:
+            is_told = refusal.at.startswith("packs/") or refusal.code in told
+            if not (is_told and refusal.code in {*ABSENT, "UCP-E-LENGTH"}):
+                self.problems.append(refusal.problem())
+
+    def refused(self, refusal: UcpError) -> None:
+        """Note what was raised of the chunk."""
+        self.problems.append(refusal.problem())
+        if refusal.message == CODEC_MESSAGE:
+            self.damaged(0, ())
+        elif refusal.message != ZERO_MESSAGE:
+            self.is_unreadable = True
+
+    def damaged(self, number: int, blocks: tuple[int, ...]) -> None:
+        """Note blocks of a segment that are bad; none where it is something else about its object."""
+        if blocks or not any(one.number == number for one in self.damage):
+            self.damage.append(SegmentDamage(self.stored, self.chunk, number, as_runs(sorted(blocks))))
+
+
+def _differs(stored: StoredSlot, chunk: int, said: dict[int, str], key: str) -> Problem:
+    first, words = next(iter(said.items()))
+    more = f" and {len(said) - 1} more differ as well;" if len(said) > 1 else ""
+    message = (
+        f"block {first} of chunk {stored.chunk_key(chunk)} of {stored.label} has {words};{more} "
+        "`ucp repair` restores it from a copy"
+    )
+    return Problem("UCP-E-CHECKSUM", key, message)
 
 
 def _chunks(slots: Iterable[StoredSlot], findings: Findings) -> Iterator[_OfChunk]:
@@ -133,6 +179,9 @@ def _raw_size(one: _OfChunk) -> int:
 def _collect(outcomes: Iterable[_Outcome], findings: Findings, progress: Callable[[int], None]) -> None:
     for outcome in outcomes:
         findings.extend(outcome.problems)
+        findings.damage.segments += outcome.damage
+        if outcome.is_unreadable:
+            findings.damage.chunks.append((outcome.stored, outcome.chunk))
         progress(outcome.nbytes)
         for start, size, cuts in outcome.runs:
             outcome.content.add(start, size, cuts)
@@ -147,6 +196,7 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
         at = pointer(stored.part.index_key, "atoms")
         message = f"the logical bytes of {stored.label} have the content digest {found}"
         findings.add(Problem("UCP-E-CONTENT", at, message))
+        findings.damage.contradicted.append(stored)
 
 
 def _check_chunks(
@@ -158,23 +208,30 @@ def _check_chunks(
         stored, chunk = outcome.stored, outcome.chunk
         try:
             segments = stored.segments(chunk)
+        except UcpError as refusal:
+            outcome.refused(refusal)
+            continue
+        try:
             if not segments:
                 outcome.runs.append(_absent(store, stored, chunk))
+            elif not _is_there(store, stored, chunk, segments[0], outcome):
+                continue
             elif passes(stored, chunk, segments):
-                _require_object(store, stored, chunk, segments[0])
-                outcome.passed(pass_by(store, stored, chunk, segments, scratch))
+                found = pass_by(store, stored, chunk, segments, scratch)
+                outcome.nbytes += found.nbytes
+                outcome.passed(found, segments)
             else:
                 with room.take(2 * stored.whole_bytes()):
                     _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:
-            outcome.problems.append(refusal.problem())
+            outcome.refused(refusal)
     return outcomes
 
 
 def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:
     """The run of a chunk that the table says is zero."""
     if not stored.part.packed and store.size(key := f"{stored.prefix}/{stored.chunk_key(chunk)}") is not None:
-        raise error("UCP-E-LENGTH", "the table says that this chunk is zero and has no object", at=key)
+        raise error("UCP-E-LENGTH", ZERO_MESSAGE, at=key)
     start, size = stored.logical_start(chunk), stored.raw_bytes(chunk)
     return start, size, zero_cuts(size, start)
 
@@ -183,7 +240,14 @@ def _check_apart(
     store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
 ) -> None:
     """Look at a chunk that has to be put together or decoded first."""
-    raw = _raw_bytes(store, stored, chunk, segments, outcome)
+    # All are read before memory is taken for a whole that may not be there.
+    found = Passed()
+    read = [_segment_bytes(store, stored, chunk, number, one, found) for number, one in enumerate(segments)]
+    outcome.nbytes += sum(map(len, read))
+    outcome.passed(found, segments)
+    if found.bad:
+        return
+    raw = _raw_bytes(stored, chunk, segments, read, outcome)
     if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), stored.dtype):
         outcome.problems.append(_unused_bits(stored, chunk))
     start = stored.logical_start(chunk)
@@ -195,50 +259,55 @@ def _unused_bits(stored: StoredSlot, chunk: int) -> Problem:
 
 
 def _raw_bytes(
-    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
+    stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], read: list[bytes], outcome: _Outcome
 ) -> memoryview:
-    """The verified logical bytes of a chunk that has segments."""
+    """The logical bytes of a chunk, of whose segments these were ``read`` and are as recorded."""
     if segments[0].box is None:
-        data = _segment_bytes(store, stored, chunk, segments[0], outcome)
+        data = read[0]
         if segments[0].container == OWN_OBJECT:
             return _from_object(stored, chunk, data, outcome)
         if stored.compressor is not None:
             return decompress(stored.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
         return memoryview(data)
     whole = Box.whole(stored.chunk_shape(chunk))
-    # All are read before memory is taken for a whole that may not be there.
-    boxes = [
-        (segment.box, _segment_bytes(store, stored, chunk, segment, outcome))
-        for segment in segments
-        if segment.box is not None
-    ]
     assembled = np.empty(whole.shape, stored.dtype.numpy)
-    for box, data in boxes:
-        part = np.frombuffer(data, stored.dtype.numpy).reshape(box.shape)
-        assembled[selection(box, whole)] = part
+    for segment, data in zip(segments, read, strict=True):
+        if segment.box is not None:
+            part = np.frombuffer(data, stored.dtype.numpy).reshape(segment.box.shape)
+            assembled[selection(segment.box, whole)] = part
     return assembled.reshape(-1).view(np.uint8).data
 
 
-def _require_object(store: Store, stored: StoredSlot, chunk: int, segment: Segment) -> None:
-    """A chunk's own object is as long as is recorded."""
+def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome) -> bool:
+    """Whether there is anything to look at; a chunk's own object is as long as is recorded."""
     if segment.container != OWN_OBJECT:
-        return
+        return True
     key = stored.object_key(chunk, segment)
     size = store.size(key)
     if size is None:
-        raise error("UCP-E-MISSING", "the chunk's object is missing", at=key)
+        outcome.problems.append(Problem("UCP-E-MISSING", key, "the chunk's object is missing"))
+        outcome.damaged(0, (*range(-(-segment.covered // BLOCK_BYTES)),))
+        return False
     if size != segment.length:
-        raise error("UCP-E-LENGTH", f"the object has {size} bytes, recorded are {segment.length}", at=key)
+        message = f"the object has {size} bytes, recorded are {segment.length}"
+        outcome.problems.append(Problem("UCP-E-LENGTH", key, message))
+        outcome.damaged(0, ())
+    return True
 
 
 def _segment_bytes(
-    store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome
+    store: Store, stored: StoredSlot, chunk: int, number: int, segment: Segment, found: Passed
 ) -> bytes:
+    """The bytes of a segment; nothing where they cannot be read. ``found`` is told of bad blocks."""
     key = stored.object_key(chunk, segment)
-    _require_object(store, stored, chunk, segment)
-    data = store.read(key, segment.offset, segment.offset + segment.length)
-    outcome.nbytes += segment.length
-    verify_blocks([memoryview(data)[: segment.covered]], segment.checksums, 0, key)
+    try:
+        data = store.read(key, segment.offset, segment.offset + segment.length)
+    except UcpError:
+        for start, stop, piece in pieces_of(store, key, segment, number, found):
+            covered = piece[: min(stop, segment.covered) - start]
+            found.differ(number, block_checksums([covered.data]), segment, start)
+        return b""
+    found.differ(number, block_checksums([memoryview(data)[: segment.covered]]), segment, 0)
     return data
 
 
@@ -257,10 +326,25 @@ def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome)
     return body[:size]
 
 
+def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
+    """What of a slot that is passed over lies behind the end of a pack, which takes no look at it."""
+    for chunk in range(stored.grid.count) if stored.part.packed else ():
+        try:
+            segments = stored.segments(chunk)
+            sizes = [store.size(stored.object_key(chunk, segment)) or 0 for segment in segments]
+        except UcpError:
+            continue  # which is reported of the table, or of the pack
+        for number, (segment, size) in enumerate(zip(segments, sizes, strict=True)):
+            first = max(0, size - segment.offset) // BLOCK_BYTES
+            blocks = -(-segment.covered // BLOCK_BYTES)
+            if size < segment.offset + segment.length:
+                yield SegmentDamage(stored, chunk, number, ((min(first, blocks - 1), blocks),))
+
+
 def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
     """A pack's length, and zeros wherever no segment lies (UCP-D-043, UCP-D-051)."""
     pack = (checked.packs or ())[number]
-    with findings.collecting():
+    with findings.collecting() as outcome:
         size = store.size(pack.key)
         if size is None:
             raise error("UCP-E-MISSING", "the pack is missing", at=pack.key)
@@ -273,7 +357,10 @@ def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings:
                 if any(store.read(pack.key, first, min(stop, first + _GAP_BYTES))):
                     message = f"bytes {start} to {stop} belong to no segment and are not zero"
                     findings.add(Problem("UCP-E-PADDING", pack.key, message))
+                    findings.damage.packs[number] = None
                     break
+    if outcome.has_refused:
+        findings.damage.packs[number] = None
 
 
 def _gaps(checked: CheckedCheckpoint, number: int, length: int) -> Iterator[tuple[int, int]]:

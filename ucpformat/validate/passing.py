@@ -7,60 +7,80 @@ content digest and Zarr's codec: the values of parts are combined.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
-from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, compare_blocks
+from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, differing_blocks
+from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.stretch import stretches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
     from ucpformat.storage.part import StoredSlot
-    from ucpformat.storage.scratch import Scratch
     from ucpformat.storage.store import Store
 
-__all__ = ["CALL_BYTES", "CODEC_MESSAGE", "Passed", "looked_at", "pass_by", "passes"]
+__all__ = ["ABSENT", "CALL_BYTES", "CODEC_MESSAGE", "Passed", "looked_at", "pass_by", "passes", "pieces_of"]
 
 CALL_BYTES: Final = 1 << 22
 """Read by one call: what comes back from the system has to wait for other threads of Python."""
+
+ABSENT: Final = frozenset({"UCP-E-MISSING", "UCP-E-LINK"})
+"""What is said of an object of which nothing can be read."""
 
 CODEC_MESSAGE = "the checksum of Zarr's crc32c codec is wrong"
 
 
 @dataclass(slots=True)
 class Passed:
-    """What was found of a chunk: runs with their cuts, as `ContentDigest.add` takes them."""
+    """What was found of a chunk: runs with their cuts, as `ContentDigest.add` takes them, and blocks that are bad.
+
+    ``bad`` are those of each segment, by its number, in order, with what was said of each that was read.
+    """
 
     runs: list[tuple[int, int, bytes]] = field(default_factory=list)
     nbytes: int = 0
     clean: bool = True
     """Whether unused bits of elements are zero."""
+    bad: dict[int, dict[int, str]] = field(default_factory=dict)
+    refusals: list[UcpError] = field(default_factory=list)
+    """What reading raised, each once."""
 
     def look(
         self,
         piece: NDArray[np.uint8],
         stored: StoredSlot,
         segment: Segment,
+        number: int,
         start: int,
         logical: int,
-        key: str,
     ) -> Run:
-        """Check bytes that begin at byte ``start`` of a segment, and ``logical`` of their slot; one pass over them.
-
-        Raises:
-            IntegrityError: ``UCP-E-CHECKSUM``.
-        """
+        """Check bytes that begin at byte ``start`` of a segment, and ``logical`` of their slot; one pass over them."""
         run = checksum_run(piece.data, logical)
-        compare_blocks(run.blocks, segment.checksums, start // BLOCK_BYTES, key)
-        self.runs.append((logical, piece.nbytes, run.cuts))
-        self.clean = self.clean and unused_bits_are_zero(piece, stored.dtype)
+        if not self.differ(number, run.blocks, segment, start):
+            self.runs.append((logical, piece.nbytes, run.cuts))
+            self.clean = self.clean and unused_bits_are_zero(piece, stored.dtype)
         return run
+
+    def differ(self, number: int, found: bytes, segment: Segment, start: int) -> bool:
+        """Compare checksums of the blocks from byte ``start`` of a segment on; whether any is not as recorded."""
+        bad = differing_blocks(found, segment.checksums, start // BLOCK_BYTES)
+        if bad:
+            self.bad.setdefault(number, {}).update(bad)
+        return bool(bad)
+
+    def unread(self, number: int, blocks: range, refusal: UcpError) -> None:
+        """Note blocks of a segment that could not be read."""
+        self.bad.setdefault(number, {}).update(dict.fromkeys(blocks, ""))
+        if not any((one.code, one.message) == (refusal.code, refusal.message) for one in self.refusals):
+            self.refusals.append(refusal)
 
 
 def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> bool:
@@ -81,6 +101,14 @@ def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> boo
     return True
 
 
+class Seen(NamedTuple):
+    """How bytes are come by: where they lie, if that is known, or ``most`` at a time into memory that is kept."""
+
+    found: memoryview | None
+    most: int
+    scratch: Scratch
+
+
 def looked_at(
     store: Store, key: str, start: int, nbytes: int, seen: memoryview | None, scratch: Scratch
 ) -> NDArray[np.uint8]:
@@ -99,32 +127,63 @@ def looked_at(
 def pass_by(
     store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], scratch: Scratch
 ) -> Passed:
-    """Check a chunk for which `passes` holds, byte by byte.
+    """Check a chunk for which `passes` holds, byte by byte; goes on behind what is wrong.
 
     Raises:
-        IntegrityError: ``UCP-E-CHECKSUM``, ``UCP-E-CODEC``, and what the store raises.
+        IntegrityError: ``UCP-E-CODEC`` where nothing else is wrong.
     """
     passed = Passed()
     logical = stored.logical_start(chunk)
-    for segment in segments:
+    for number, segment in enumerate(segments):
         key = stored.object_key(chunk, segment)
         trailer_bytes = OBJECT_TRAILER if segment.container == OWN_OBJECT else 0
         total, trailer = 0, b""
         with store.glimpse(key, segment.offset, segment.offset + segment.length) as found:
             most = CALL_BYTES if found is None else segment.covered
-            for start in range(0, segment.covered, most):
-                size = min(most, segment.covered - start)
-                stop = start + size
-                if stop == segment.covered:
-                    stop += trailer_bytes
-                seen = None if found is None else found[start:stop]
-                data = looked_at(store, key, segment.offset + start, stop - start, seen, scratch)
-                run = passed.look(data[:size], stored, segment, start, logical, key)
+            seen = Seen(found, most, scratch)
+            for start, stop, read in pieces_of(store, key, segment, number, passed, seen):
+                size = min(stop, segment.covered) - start
+                run = passed.look(read[:size], stored, segment, number, start, logical + start)
                 if trailer_bytes:
                     total = combine(total, run.total, size)
-                trailer = data[size:].tobytes()
-                logical += size
+                trailer = read[size:].tobytes()
+        logical += segment.covered
         passed.nbytes += segment.length
-        if trailer_bytes and total != int.from_bytes(trailer, "little"):
+        if len(trailer) == OBJECT_TRAILER and not passed.bad and total != int.from_bytes(trailer, "little"):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
     return passed
+
+
+def pieces_of(
+    store: Store, key: str, segment: Segment, number: int, passed: Passed, way: Seen | None = None
+) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """Yield the bytes of a segment in pieces, the last with what follows the covered ones, and where each lies in it.
+
+    Of a piece that cannot be read, as many blocks are tried one by one as can be there; ``passed`` is told of others.
+    """
+    found, most, scratch = way or Seen(None, BLOCK_BYTES, Scratch())
+    pending = [(start, min(start + most, segment.covered)) for start in range(0, segment.covered, most)]
+    pending.reverse()
+    while pending:
+        start, stop = pending.pop()
+        behind = segment.length if stop == segment.covered else stop
+        blocks = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        # What is cut off may be no more than the bytes of Zarr's codec.
+        for end in (behind, stop) if len(blocks) == 1 and behind > stop else (behind,):
+            seen = None if found is None else found[start:end]
+            try:
+                data = looked_at(store, key, segment.offset + start, end - start, seen, scratch)
+            except UcpError as reason:
+                refusal = reason
+            else:
+                yield start, end, data
+                break
+        else:
+            if refusal.code in ABSENT:
+                passed.unread(number, range(blocks.start, -(-segment.covered // BLOCK_BYTES)), refusal)
+                return
+            if len(blocks) == 1:
+                passed.unread(number, blocks, refusal)
+            else:
+                edges = [block * BLOCK_BYTES for block in reversed(blocks)]
+                pending += [(edge, min(edge + BLOCK_BYTES, stop)) for edge in edges]

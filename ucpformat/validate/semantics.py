@@ -51,6 +51,7 @@ class CheckedCheckpoint:
         self.packs: tuple[Pack, ...] | None = None
         self.state: StateDocument | None = StateDocument()
         self.parts: list[StoredPart] = []
+        self.indexes: Mapping[str, IndexPart] = {}  # those that can be read, by key
         self.complete = True
 
     def slots(self) -> Iterator[StoredSlot]:
@@ -86,6 +87,7 @@ def check_semantics(
     root, problems = Root.structure(value, at=ROOT_KEY)
     findings.extend(problems)
     checked = CheckedCheckpoint(root, len(value["layouts"]))  # type: ignore[arg-type]
+    checked.indexes = documents.parts
     _read_state(store, documents, findings, checked)
     if _read_packs(store, documents, findings, checked):
         _read_parts(store, documents, findings, checked)
@@ -124,8 +126,10 @@ def _read_packs(store: Store, documents: Documents, findings: Findings, checked:
     reference = checked.root.packs
     if reference is None:
         return True
-    with findings.collecting():
+    with findings.collecting() as outcome:
         read_document(store, reference)
+    if outcome.has_refused:
+        findings.damage.documents[reference.key] = None
     if not documents.is_sound("packs", reference):
         checked.complete = False
         return False
@@ -144,8 +148,10 @@ def _read_state(store: Store, documents: Documents, findings: Findings, checked:
     reference = checked.root.state
     if reference is None:
         return
-    with findings.collecting():
+    with findings.collecting() as outcome:
         read_document(store, reference)
+    if outcome.has_refused:
+        findings.damage.documents[reference.key] = None
     if not documents.is_sound("state", reference):
         checked.state = None
         return
@@ -165,8 +171,10 @@ def _read_state(store: Store, documents: Documents, findings: Findings, checked:
 def _read_parts(store: Store, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
     root = checked.root
     for number, entry in enumerate(root.parts):
-        with findings.collecting():
+        with findings.collecting() as outcome:
             read_document(store, entry.index)
+        if outcome.has_refused:
+            findings.damage.documents[entry.index.key] = None
         if not documents.is_sound("index", entry.index):
             checked.complete = False
             continue
@@ -185,10 +193,13 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
         findings.extend(problems)
         findings.extend(index.reference_problems(checked.layouts, at=entry.index.key))
         table: ChunkTable | None = None
-        with findings.collecting():
-            table = ChunkTable.parse(
-                read_document(store, entry.table, limit=MAX_TABLE_BYTES), at=entry.table.key
-            )
+        with findings.collecting() as outcome:
+            data = read_document(store, entry.table, limit=MAX_TABLE_BYTES)
+        if outcome.has_refused:
+            findings.damage.documents[entry.table.key] = None
+        else:
+            with findings.collecting():
+                table = ChunkTable.parse(data, at=entry.table.key)
         # A shape or a key that breaks the rules must not be used to address anything.
         usable = table is not None and not any(problem.code != "UCP-E-NAME" for problem in problems)
         if not usable or table is None:
@@ -302,12 +313,14 @@ def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Fi
         expected[f"atoms/{stored.atom.key}/zarr.json"] = GROUP_DOCUMENT
         expected[f"{stored.prefix}/zarr.json"] = slot_document(stored.slot, stored.grid.chunk_shape)
     for key, content in expected.items():
-        with findings.collecting():
+        with findings.collecting() as outcome:
             size = store.size(key)
             if size is None:
-                findings.add(Problem("UCP-E-MISSING", key, "the metadata document is missing"))
-            elif size != len(content) or store.read(key, 0, size) != content:
-                findings.add(Problem("UCP-E-ZARR", key, "the document is not the one derived from the index"))
+                raise error("UCP-E-MISSING", "the metadata document is missing", at=key)
+            if size != len(content) or store.read(key, 0, size) != content:
+                raise error("UCP-E-ZARR", "the document is not the one derived from the index", at=key)
+        if outcome.has_refused:
+            findings.damage.metadata[key] = None
 
 
 def _check_overlaps(checked: CheckedCheckpoint, findings: Findings) -> None:
