@@ -17,6 +17,7 @@ FRAMEWORKS = {
     "megatron_015": "megatron",
     "mpi": "mpi4py",
     "s3": "moto flask s3fs",
+    "signing": "model_signing OpenSSL",
     "torchao": "torchao",
     "transformers": "transformers",
 }

@@ -20,6 +20,7 @@ from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
 from ucpformat.repairing import repair
 from ucpformat.storage import restoring
+from ucpformat.storage.local_io import exchange_names
 
 STATE: State = {
     ("a", "value"): Tensor(np.arange(1, 9, dtype=np.int16), "int16"),
@@ -158,7 +159,7 @@ def exchange_is_not_known(*_: object) -> None:
 
 
 def root_is_removed(path: Path) -> Callable[..., None]:
-    real = restoring.exchange_names
+    real = exchange_names
 
     def exchange(*arguments: Any) -> None:
         (path / ROOT_KEY).unlink()
