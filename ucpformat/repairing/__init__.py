@@ -7,6 +7,7 @@ and at once, or stays what it was.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections import defaultdict
@@ -67,7 +68,8 @@ class Restored:
 class Repair:
     """What came of a repair: what was ``restored``, and the ``problems`` that stay, which are errors.
 
-    ``survey`` says what is still lost by them, and ``before`` what was; None where that is not known.
+    ``survey`` says what is still lost by them, and ``before`` what was when documents were back; None where that is not
+    known.
 
     >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
     >>> ucp.repair("run.ucp", [], dry_run=True).is_whole
@@ -205,8 +207,8 @@ class _Repairing:
 
     def _find_documents(self, root: Root) -> Iterator[str]:
         """Yield the keys of documents and tables that are damaged and found elsewhere."""
-        for _, reference in root.references():
-            limit = MAX_TABLE_BYTES if reference.key.endswith(".bin") else MAX_DOCUMENT_BYTES
+        for place, reference in root.references():
+            limit = MAX_TABLE_BYTES if place.endswith("/table") else MAX_DOCUMENT_BYTES
             try:
                 read_document(self._store, reference, limit=limit)
             except UcpError as refusal:
@@ -254,15 +256,15 @@ class _Repairing:
             for one in left.segments
         }
         whole = {one.key for one in self._restored if one.is_whole}
-        found: dict[Problem, None] = {}
+        told: set[str] = set()
+        found: list[Problem] = []
         for problem in examined.problems:
-            if problem.severity == "error" and problem.at in lacking:
-                problem = replace(problem, message=_STILL_MISSING)
-                if any(problem.at == other.at for other in found):
-                    continue
-            elif problem.severity != "error" or problem.at in whole:
+            if problem.severity != "error" or problem.at in whole or problem.at in told:
                 continue
-            found[problem] = None
+            if problem.at in lacking:
+                told.add(problem.at)
+                problem = replace(problem, message=_STILL_MISSING)
+            found.append(problem)
         return tuple(found)
 
     def _place(self, putting: Restorer | None, key: str, pieces: Pieces) -> None:
@@ -292,8 +294,14 @@ class _Repairing:
     def _has_blob(self, reference: DocumentRef, putting: Restorer | None) -> bool:
         for source in self._sources:
             key = source.object_key(reference)
-            if key is not None:
-                self._place(putting, reference.key, map(memoryview, source.store.pieces(key)))
+            if key is None:
+                continue
+            copied = hashlib.sha256()
+            if putting is None or putting.put(
+                reference.key,
+                _hashed(source.store.pieces(key), copied.update),
+                lambda copied=copied: f"sha256:{copied.hexdigest()}" == reference.digest,  # type: ignore[misc]
+            ):
                 self._note(reference.key, reference.length, [source])
                 return True
         return False
@@ -325,6 +333,13 @@ class _Repairing:
             sources = [self._sources[number] for number in sorted(rebuilt.taken)]
             self._note(rebuilt.key, sum(rebuilt.taken.values()), sources, is_whole=not rebuilt.left)
         yield from rebuilt.left
+
+
+def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[memoryview]:
+    """Yield pieces as they are hashed: what was right when it was looked for may have changed."""
+    for piece in pieces:
+        update(piece)
+        yield memoryview(piece)
 
 
 def _is_sealed(data: bytes) -> bool:

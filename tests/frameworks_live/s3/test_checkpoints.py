@@ -26,6 +26,7 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
+from ucpformat.repairing import repair
 from ucpformat.storage.remote import RemoteStore
 from ucpformat.storage.remote_pack import RemotePackFile
 from ucpformat.validate import LEVELS, validate
@@ -335,4 +336,22 @@ def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
 
 def test_media_that_s3fs_lies_behind_are_written_as_streams(url: str) -> None:
     save(f"simplecache::{url}", STATE)
+    assert validate(url) == []
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_is_lost_is_restored(url: str, tmp_path: Path, storage: Storage) -> None:
+    """SPEC 8.4: objects that are missing and one that is cut, a pack of several parts, from a local copy."""
+    save(url, STATE, storage=storage, chunk_bytes=16 << 20)
+    save(tmp_path / "other", STATE)
+    store = RemoteStore(url)
+    good = {key: store.read(key, 0, store.size(key) or 0) for key in keys(url)}
+    data = [key for key in good if key.startswith("packs/") or "/c/" in key]
+    large = max(data, key=lambda key: len(good[key]))
+    store.replace(large, [memoryview(good[large])[: 3 << 20]])
+    for key in data:
+        if key != large:
+            store.remove(key)
+    assert repair(url, [tmp_path / "other"]).is_whole
+    assert {key: store.read(key, 0, store.size(key) or 0) for key in keys(url)} == good
     assert validate(url) == []
