@@ -10,76 +10,23 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 import ucpformat
-from ucpformat.cli import main
+from tests.mistakes import repairs
+from tests.mistakes.making import MISTAKES, STATE, mistake, refusing, run, said, ucp
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting import exporting
 from ucpformat.frameworks.converting.out_directory import OutDirectory
-from ucpformat.storage import remote, restoring
-from ucpformat.writer import CheckpointWriter
+from ucpformat.storage import remote
 
 MESSAGES = Path(__file__).with_name("messages.txt")
-STATE: dict[str, Any] = {
-    "model": {"fc1.weight": np.ones((64, 48), np.float32), "fc2.weight": np.ones((16, 64), np.float32)},
-    "optim": {"state": {"fc1.weight": {"exp_avg": np.zeros((64, 48), np.float32)}}},
-    "epoch": 3,
-}
-
-Mistake = Callable[[Path], str]
-MISTAKES: dict[str, Mistake] = {}
-
-
-def mistake(title: str) -> Callable[[Mistake], Mistake]:
-    """Register what makes a mistake in a directory, and returns what was said."""
-
-    def register(make: Mistake) -> Mistake:
-        assert title not in MISTAKES
-        MISTAKES[title] = make
-        return make
-
-    return register
-
-
-def ucp(*arguments: object, code: int = 1) -> str:
-    """What ``ucp`` says on its standard error, where it says anything."""
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert done.exit_code == code, done.output
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return lines[-1] if code == 2 else "\n".join(lines)  # after the usage
-
-
-def said(action: Callable[[], object]) -> str:
-    """What the library raises."""
-    with pytest.raises(UcpError) as caught:
-        action()
-    return str(caught.value)
-
-
-def refusing(number: int) -> Callable[..., Any]:
-    """What a system call does that fails so."""
-
-    def refuse(*_: object, **__: object) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return refuse
-
-
-def run(place: Path) -> Path:
-    """A run directory with three checkpoints."""
-    for step in (10, 20, 30):
-        ucpformat.save(place / f"step-{step}.ucp", STATE, step=step)
-    return place
 
 
 def torch_files(place: Path) -> Path:
@@ -389,105 +336,7 @@ def _(place: Path) -> str:
     return ucp("inspect", place / "a.ucp")
 
 
-def flipped(path: Path) -> Path:
-    """A checkpoint of which a byte is wrong, and whose keys are always the same."""
-    ucpformat.save(path, STATE)
-    (pack,) = (path / "packs").glob("*-0-0.pack")
-    data = bytearray(pack.read_bytes())
-    data[0] ^= 1
-    pack.write_bytes(data)
-    return path
-
-
-@mistake("a repair of what is not there")
-def _(place: Path) -> str:
-    return ucp("repair", run(place / "run") / "step-3.ucp", "--from", place / "run" / "step-10.ucp")
-
-
-@mistake("a repair from what is not there")
-def _(place: Path) -> str:
-    return ucp("repair", flipped(place / "a.ucp"), "--from", place / "nowhere.ucp")
-
-
-@mistake("a repair from nothing")
-def _(place: Path) -> str:
-    return ucp("repair", flipped(place / "a.ucp"), code=2)
-
-
-@mistake("a repair from another model")
-def _(place: Path) -> str:
-    ucpformat.save(place / "b.ucp", {"model": {"wte": np.ones((4, 4), np.float32)}})
-    return ucp("repair", flipped(place / "a.ucp"), "--from", place / "b.ucp")
-
-
-@mistake("a repair from a step that has other bytes")
-def _(place: Path) -> str:
-    model = {name: tensor + 1 for name, tensor in STATE["model"].items()}
-    ucpformat.save(place / "b.ucp", {**STATE, "model": model})
-    return ucp("repair", flipped(place / "a.ucp"), "--from", place / "b.ucp")
-
-
-@mistake("a repair of a directory that may only be read")
-def _(place: Path) -> str:
-    ucpformat.save(place / "b.ucp", STATE)
-    path = flipped(place / "a.ucp")
-    with patch.object(restoring, "os", Refusing(errno.EROFS)):
-        return ucp("repair", path, "--from", place / "b.ucp")
-
-
-@mistake("a repair without the permission")
-def _(place: Path) -> str:
-    ucpformat.save(place / "b.ucp", STATE)
-    path = flipped(place / "a.ucp")
-    with patch.object(restoring, "os", Refusing(errno.EACCES)):
-        return ucp("repair", path, "--from", place / "b.ucp")
-
-
-@mistake("a repair of a damaged root document, from another checkpoint")
-def _(place: Path) -> str:
-    ucpformat.save(place / "a.ucp", STATE)
-    root = place / "a.ucp" / "ucp.json"
-    root.write_bytes(root.read_bytes()[:100])
-    return ucp("repair", place / "a.ucp", "--from", place / "nowhere.ucp")
-
-
-@mistake("a repair of a checkpoint without its root document")
-def _(place: Path) -> str:
-    ucpformat.save(place / "a.ucp", STATE)
-    shutil.copytree(place / "a.ucp", place / "b.ucp")
-    (place / "a.ucp" / "ucp.json").unlink()
-    return ucp("repair", place / "a.ucp", "--from", place / "b.ucp")
-
-
-@mistake("another digest than the checkpoint has")
-def _(place: Path) -> str:
-    with CheckpointWriter(place / "a.ucp", [], attempt="x") as writer:
-        writer.set_value("epoch", 3)
-    return ucp("digest", place / "a.ucp", "--check", "sha256:" + "0" * 64)
-
-
-@mistake("one digest for two checkpoints")
-def _(place: Path) -> str:
-    run(place / "run")
-    paths = (place / "run" / "step-10.ucp", place / "run" / "step-20.ucp")
-    return ucp("digest", *paths, "--check", "sha256:" + "0" * 64, code=2)
-
-
-class Refusing:
-    """The module ``os``, where files cannot be made."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(os, name)
-
-        def call(path: str, flags: int, *rest: Any, **options: Any) -> Any:
-            if flags & os.O_CREAT:
-                raise OSError(self._number, os.strerror(self._number))
-            return found(path, flags, *rest, **options)
-
-        return call if name == "open" else found
+repairs.register()
 
 
 def steady(text: str, place: Path) -> str:
