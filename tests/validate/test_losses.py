@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +24,12 @@ from tests.builders import (
     states,
 )
 from tests.test_damage import Damage, damages, save_with_state
-from ucpformat.errors import UcpError
+from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
+from ucpformat.storage.local import LocalStore
 from ucpformat.validate import Loss, Survey, examine
 from ucpformat.validate.losses import as_slices
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
@@ -124,6 +126,31 @@ def test_columns_of_a_segment(tmp_path: Path) -> None:
         file.write(bytes(8))
     assert [str(loss) for loss in survey_of(path).losses] == ["w value [512:, 512:] of [1024, 1024]"]
     check_survey(path, {("w", "value"): Tensor(data, "float32")})
+
+
+@pytest.mark.parametrize(("failing", "lost"), [((1,), "[256:512, :]"), ((1, 2, 3, 4), "[256:, :]")])
+def test_a_sector_that_cannot_be_read_costs_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...], lost: str
+) -> None:
+    """What lies around it is read, unless the medium fails again and again."""
+    data = bits(1, (1536, 1024), DTYPES["float32"])
+    save(tmp_path / "c", {("w", "value"): Tensor(data, "float32")}, chunk_bytes=8 * MIB, workers=1)
+    read_into = LocalStore.read_into
+
+    def fails(store: LocalStore, key: str, start: int, buffers: list[memoryview]) -> None:
+        stop = start + sum(buffer.nbytes for buffer in buffers)
+        if any(start <= MIB * block + 7 < stop for block in failing):
+            raise error("UCP-E-STORE", "Input/output error", at=key)
+        read_into(store, key, start, buffers)
+
+    monkeypatch.setattr(LocalStore, "read_into", fails)
+    monkeypatch.setattr(LocalStore, "glimpse", lambda *_: nullcontext())
+    examined = examine(tmp_path / "c", workers=1)
+    assert examined.survey is not None
+    assert [str(loss) for loss in examined.survey.losses] == [f"w value {lost} of [1536, 1024]"]
+    assert [(problem.code, problem.message) for problem in examined.problems] == [
+        ("UCP-E-STORE", "Input/output error")
+    ]
 
 
 def test_documents_take_what_they_describe_with_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ucpformat.storage.part import StoredSlot
 
-__all__ = ["Damage", "SegmentDamage", "as_runs"]
+__all__ = ["Damage", "SegmentDamage", "as_runs", "joined_runs"]
 
 
 class SegmentDamage(NamedTuple):
@@ -53,10 +53,15 @@ class Damage:
 
 def as_runs(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return ascending numbers as half-open ranges."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1] = (runs[-1][0], number + 1)
+    return joined_runs([(number, number + 1) for number in numbers])
+
+
+def joined_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return half-open ranges in order, those that meet or overlap as one."""
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(runs):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
         else:
-            runs.append((number, number + 1))
-    return tuple(runs)
+            found.append((first, stop))
+    return tuple(found)

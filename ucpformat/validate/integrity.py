@@ -20,7 +20,7 @@ from ucpformat.storage.fetch import check_object
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.workers import task_groups
-from ucpformat.validate.damage import SegmentDamage, as_runs
+from ucpformat.validate.damage import SegmentDamage
 from ucpformat.validate.passing import ABSENT, CODEC_MESSAGE, Passed, pass_by, passes, pieces_of
 from ucpformat.validate.semantics import pack_ranges
 from ucpformat.validate.single_chunks import near_slots, sound_slots
@@ -120,16 +120,15 @@ class _Outcome:
     def passed(self, found: Passed, segments: tuple[Segment, ...]) -> None:
         """Take over what was found of segments."""
         stored, chunk = self.stored, self.chunk
-        if not found.bad:
+        if not found.is_damaged:
             self.runs += found.runs
         if not found.clean:
             self.problems.append(_unused_bits(stored, chunk))
-        for number, bad in found.bad.items():
-            self.damaged(number, tuple(bad))
-            said = {block: words for block, words in bad.items() if words}
-            if said:
+        for number, blocks in found.damage():
+            self.damaged(number, blocks)
+            if number in found.bad:
                 key = stored.object_key(chunk, segments[number])
-                self.problems.append(_differs(stored, chunk, said, key))
+                self.problems.append(_differs(stored, chunk, found.bad[number], key))
         # That a pack or an object is not there or too short is said once, and not of each of its segments.
         told = {problem.code for problem in self.problems}
         for refusal in found.refusals:
@@ -145,10 +144,10 @@ class _Outcome:
         elif refusal.message != ZERO_MESSAGE:
             self.is_unreadable = True
 
-    def damaged(self, number: int, blocks: tuple[int, ...]) -> None:
-        """Note blocks of a segment that are bad; none where it is something else about its object."""
+    def damaged(self, number: int, blocks: tuple[tuple[int, int], ...]) -> None:
+        """Note ranges of blocks of a segment that are bad; none where it is something else about its object."""
         if blocks or not any(one.number == number for one in self.damage):
-            self.damage.append(SegmentDamage(self.stored, self.chunk, number, as_runs(sorted(blocks))))
+            self.damage.append(SegmentDamage(self.stored, self.chunk, number, blocks))
 
 
 def _differs(stored: StoredSlot, chunk: int, said: dict[int, str], key: str) -> Problem:
@@ -245,7 +244,7 @@ def _check_apart(
     read = [_segment_bytes(store, stored, chunk, number, one, found) for number, one in enumerate(segments)]
     outcome.nbytes += sum(map(len, read))
     outcome.passed(found, segments)
-    if found.bad:
+    if found.is_damaged:
         return
     raw = _raw_bytes(stored, chunk, segments, read, outcome)
     if not unused_bits_are_zero(np.frombuffer(raw, np.uint8), stored.dtype):
@@ -286,7 +285,7 @@ def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, ou
     size = store.size(key)
     if size is None:
         outcome.problems.append(Problem("UCP-E-MISSING", key, "the chunk's object is missing"))
-        outcome.damaged(0, (*range(-(-segment.covered // BLOCK_BYTES)),))
+        outcome.damaged(0, ((0, -(-segment.covered // BLOCK_BYTES)),))
         return False
     if size != segment.length:
         message = f"the object has {size} bytes, recorded are {segment.length}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ucpformat.geometry import Box, decompose_flat_range, element_count, joined
 from ucpformat.model.dtype import DTYPES
 from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.validate.damage import joined_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -212,12 +213,7 @@ class _Lost:
     def loss(self) -> Loss | None:
         stored = self.stored
         shape = stored.grid.shape
-        merged: list[tuple[int, int]] = []
-        for start, stop in sorted(self.ranges):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            elif start < stop:
-                merged.append((start, stop))
+        merged = joined_runs((start, stop) for start, stop in self.ranges if start < stop)
         flat = [box for start, stop in merged for box in decompose_flat_range(shape, start, stop)]
         boxes = joined((*flat, *self.boxes))
         if not boxes:

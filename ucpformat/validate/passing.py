@@ -17,6 +17,7 @@ from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, differing_blocks
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.stretch import stretches
+from ucpformat.validate.damage import as_runs, joined_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,9 @@ __all__ = ["ABSENT", "CALL_BYTES", "CODEC_MESSAGE", "Passed", "looked_at", "pass
 CALL_BYTES: Final = 1 << 22
 """Read by one call: what comes back from the system has to wait for other threads of Python."""
 
+_FAILURES: Final = 4
+"""Blocks one behind the other that cannot be read, behind which no other of their segment is tried."""
+
 ABSENT: Final = frozenset({"UCP-E-MISSING", "UCP-E-LINK"})
 """What is said of an object of which nothing can be read."""
 
@@ -42,7 +46,8 @@ CODEC_MESSAGE = "the checksum of Zarr's crc32c codec is wrong"
 class Passed:
     """What was found of a chunk: runs with their cuts, as `ContentDigest.add` takes them, and blocks that are bad.
 
-    ``bad`` are those of each segment, by its number, in order, with what was said of each that was read.
+    ``bad`` are those of each segment, by its number, that were read, with what is said of each; ``gone`` are half-open
+    ranges of those that could not be.
     """
 
     runs: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -50,6 +55,7 @@ class Passed:
     clean: bool = True
     """Whether unused bits of elements are zero."""
     bad: dict[int, dict[int, str]] = field(default_factory=dict)
+    gone: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     refusals: list[UcpError] = field(default_factory=list)
     """What reading raised, each once."""
 
@@ -76,9 +82,22 @@ class Passed:
             self.bad.setdefault(number, {}).update(bad)
         return bool(bad)
 
-    def unread(self, number: int, blocks: range, refusal: UcpError) -> None:
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any block is bad or gone."""
+        return bool(self.bad or self.gone)
+
+    def damage(self) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Yield the number of each segment that is damaged, with ranges of its blocks."""
+        for number in sorted({*self.bad, *self.gone}):
+            yield (
+                number,
+                joined_runs([*self.gone.get(number, ()), *as_runs(sorted(self.bad.get(number, ())))]),
+            )
+
+    def unread(self, number: int, first: int, stop: int, refusal: UcpError) -> None:
         """Note blocks of a segment that could not be read."""
-        self.bad.setdefault(number, {}).update(dict.fromkeys(blocks, ""))
+        self.gone.setdefault(number, []).append((first, stop))
         if not any((one.code, one.message) == (refusal.code, refusal.message) for one in self.refusals):
             self.refusals.append(refusal)
 
@@ -149,7 +168,11 @@ def pass_by(
                 trailer = read[size:].tobytes()
         logical += segment.covered
         passed.nbytes += segment.length
-        if len(trailer) == OBJECT_TRAILER and not passed.bad and total != int.from_bytes(trailer, "little"):
+        if (
+            len(trailer) == OBJECT_TRAILER
+            and not passed.is_damaged
+            and total != int.from_bytes(trailer, "little")
+        ):
             raise error("UCP-E-CODEC", CODEC_MESSAGE, at=key)
     return passed
 
@@ -162,14 +185,15 @@ def pieces_of(
     Of a piece that cannot be read, as many blocks are tried one by one as can be there; ``passed`` is told of others.
     """
     found, most, scratch = way or Seen(None, BLOCK_BYTES, Scratch())
-    pending = [(start, min(start + most, segment.covered)) for start in range(0, segment.covered, most)]
-    pending.reverse()
-    while pending:
-        start, stop = pending.pop()
+    position, apart, failures = 0, 0, 0
+    while position < segment.covered:
+        start = position
+        # Behind a piece that could not be read, its blocks are tried one by one.
+        stop = min(start + (BLOCK_BYTES if start < apart else most), segment.covered)
         behind = segment.length if stop == segment.covered else stop
-        blocks = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        is_block = stop - start <= BLOCK_BYTES
         # What is cut off may be no more than the bytes of Zarr's codec.
-        for end in (behind, stop) if len(blocks) == 1 and behind > stop else (behind,):
+        for end in (behind, stop) if is_block and behind > stop else (behind,):
             seen = None if found is None else found[start:end]
             try:
                 data = looked_at(store, key, segment.offset + start, end - start, seen, scratch)
@@ -177,13 +201,17 @@ def pieces_of(
                 refusal = reason
             else:
                 yield start, end, data
+                position, failures = stop, 0
                 break
         else:
-            if refusal.code in ABSENT:
-                passed.unread(number, range(blocks.start, -(-segment.covered // BLOCK_BYTES)), refusal)
+            first = start // BLOCK_BYTES
+            failures += is_block
+            is_end = is_block and refusal.code == "UCP-E-LENGTH"
+            if refusal.code in ABSENT or is_end or failures == _FAILURES:
+                passed.unread(number, first, -(-segment.covered // BLOCK_BYTES), refusal)
                 return
-            if len(blocks) == 1:
-                passed.unread(number, blocks, refusal)
+            if is_block:
+                passed.unread(number, first, first + 1, refusal)
+                position = stop
             else:
-                edges = [block * BLOCK_BYTES for block in reversed(blocks)]
-                pending += [(edge, min(edge + BLOCK_BYTES, stop)) for edge in edges]
+                apart = stop
