@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import GZIP, MIB, STORAGES, State, Tensor, bits, save, snapshot, states
@@ -28,6 +28,7 @@ def digest_of(path: Path) -> str:
         return checkpoint.digest
 
 
+@settings(max_examples=40)
 @given(states(), st.sampled_from(STORAGES), st.sampled_from([16, 64, 5000]), damages(), damages())
 def test_from_a_copy_everything_comes_back(
     tmp_path_factory: pytest.TempPathFactory,
