@@ -113,6 +113,8 @@ def launch_in_turn(module: str, jobs: Sequence[Ranks], timeout: float = 300.0) -
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
             parent.wait()
+            if parent.stdout is not None:
+                parent.stdout.close()  # or a later test is blamed for it
         if parent.returncode != 0:
             logs = sorted(Path(scratch).glob("*.log"))
             tails = [f"-- {log.stem}:\n{log.read_text(errors='replace')[-4000:]}" for log in logs]
