@@ -20,6 +20,7 @@ from ucpformat.storage.local_io import (
     CREATE_FLAGS,
     MISSING,
     READ_FLAGS,
+    make_parents,
     read_all,
     read_at,
     require_commits,
@@ -260,15 +261,7 @@ class LocalStore:
             self._claim.resume()
 
     def _make_parents(self) -> None:
-        parent = self._root.parent
-        missing = []
-        while not os.path.isdir(parent):
-            missing.append(parent)
-            parent = parent.parent
-        for directory in reversed(missing):
-            with suppress(FileExistsError):
-                os.mkdir(directory)
-            self._made_parents[directory.parent] = None
+        make_parents(self._root, is_durable=self._write_back is not None)
         self._made_parents[self._root.parent] = None
         self._made_directories[""] = None
 

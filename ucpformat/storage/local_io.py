@@ -28,6 +28,7 @@ __all__ = [
     "READ_FLAGS",
     "exchange_names",
     "in_words",
+    "make_parents",
     "read_all",
     "read_at",
     "rename_exclusively",
@@ -184,6 +185,20 @@ def sync(path: str | Path, within: int | None = None) -> None:
     finally:
         with suppress(OSError):  # nothing was written by it
             os.close(descriptor)
+
+
+def make_parents(path: Path, *, is_durable: bool) -> None:
+    """Make the directories that ``path`` lies in, each durable at once: an attempt that finds them relies on them."""
+    parent = path.parent
+    missing = []
+    while not os.path.isdir(parent):
+        missing.append(parent)
+        parent = parent.parent
+    for directory in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(directory)
+        if is_durable:
+            sync(directory.parent)
 
 
 def exchange_names(one: str, other: str, directory: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
-from ucpformat.storage.local_io import in_words, sync
+from ucpformat.storage.local_io import in_words, make_parents, sync
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -81,10 +81,12 @@ def empty_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     existed = root.exists()
     if existed and (not root.is_dir() or any(root.iterdir())):
         raise _taken(root)
-    root.mkdir(parents=True, exist_ok=True)
+    make_parents(root.absolute(), is_durable=True)
+    root.mkdir(exist_ok=True)
     try:
         yield root
         sync(root)
+        sync(root.absolute().parent)
     except BaseException:
         for folder, folders, names in os.walk(root, topdown=False):
             for name in names:
@@ -112,7 +114,7 @@ def new_file(path: Path, *, durable: bool) -> Iterator[IO[bytes]]:
     """
     if path.exists() or path.is_symlink():
         raise error("UCP-E-EXISTS", "the destination exists; choose another", at=str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(path.absolute(), is_durable=durable)
     temporary = path.with_name(f".{path.name[:50]}{_PART}")
     stream = temporary.open("ab+")  # not "wb": the file of an attempt that is at work stays as it is
     try:
@@ -169,7 +171,8 @@ class OutDirectory:
         self._existed = self.root.exists()
         if self._existed and not self.root.is_dir():
             raise _taken(self.root)
-        self.root.mkdir(parents=True, exist_ok=True)
+        make_parents(self.root.absolute(), is_durable=durable)
+        self.root.mkdir(exist_ok=True)
         place = self.root / JOURNAL
         if not place.exists() and any(self.root.iterdir()):
             raise _taken(self.root)
@@ -211,6 +214,11 @@ class OutDirectory:
         self._journal.truncate(0)
         for line in (plan | {"made": not self._existed}, *kept):
             self._note(line)
+        if self._durable:
+            # Before any file has its own name: what lies here without a journal is taken for whole.
+            os.fsync(self._journal.fileno())
+            sync(self.root)
+            sync(self.root.absolute().parent)
 
     def _require_same(self, noted: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         if noted.get("source") != plan.get("source"):
@@ -241,10 +249,15 @@ class OutDirectory:
 
     def settle(self) -> None:
         """Make the names of all files durable."""
+        self._sync_folders()
+
+    def _sync_folders(self) -> None:
+        """Sync the directories that files have been in, those that are left."""
         if self._durable:
             folders = {parent for name in self._names for parent in PurePosixPath(name).parents}
             for folder in sorted(folders, reverse=True):
-                sync(self.root / folder)
+                if (self.root / folder).is_dir():
+                    sync(self.root / folder)
 
     def finish(self) -> None:
         """Give the directory to whoever reads it."""
@@ -265,6 +278,8 @@ class OutDirectory:
         """Leave the directory as it was before this attempt and those that it went on with."""
         self._remove(self._names)
         self.sweep()
+        with suppress(OSError):
+            self._sync_folders()  # the journal goes last, on the disk as well
         with suppress(OSError):
             (self.root / JOURNAL).unlink()
         with suppress(OSError):  # what it still holds does not fit onto the disk either

@@ -1,0 +1,1 @@
+"""Damage to stored bytes, and what validation and every way of reading make of it."""

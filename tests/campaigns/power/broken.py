@@ -1,0 +1,120 @@
+"""Protocols that do not survive a loss of power, and that the campaign therefore has to find out.
+
+`python -m tests.campaigns.power.broken DIRECTORY` does an operation under each of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.campaigns.power.operations import OPERATIONS, Operation, main
+from ucpformat.frameworks.converting import out_directory
+from ucpformat.manager.local_place import LocalPlace
+from ucpformat.storage import local, local_io
+from ucpformat.storage.directory_claim import DirectoryClaim
+from ucpformat.storage.draft import Draft
+from ucpformat.storage.local import LocalStore
+
+__all__ = ["BROKEN"]
+
+
+@contextmanager
+def root_first() -> Iterator[None]:
+    """The root document is published, and then what it reaches made durable."""
+    publish, flush = LocalStore.publish, LocalStore.flush
+
+    def early(self: LocalStore, data: bytes) -> None:
+        publish(self, data)
+        flush(self)
+
+    def nothing(self: LocalStore, reached: Iterable[str] = ()) -> None:
+        pass
+
+    with patch.object(LocalStore, "publish", early), patch.object(LocalStore, "flush", nothing):
+        yield
+
+
+@contextmanager
+def flag_after() -> Iterator[None]:
+    """The root document has its name before its bytes are durable."""
+    publish = Draft.publish
+
+    def unsynced(self: Draft, data: bytes, *, is_durable: bool) -> None:
+        del is_durable
+        publish(self, data, is_durable=False)
+
+    with patch.object(Draft, "publish", unsynced):
+        yield
+
+
+@contextmanager
+def names_not_durable() -> Iterator[None]:
+    """A save ends when the root document has its name, which nothing has made durable."""
+    publish = DirectoryClaim.publish
+
+    def unsynced(self: DirectoryClaim, data: bytes, *, is_durable: bool) -> None:
+        del is_durable
+        publish(self, data, is_durable=False)
+
+    with patch.object(DirectoryClaim, "publish", unsynced):
+        yield
+
+
+@contextmanager
+def parents_not_durable() -> Iterator[None]:
+    """Directories above the checkpoint are made, and nobody syncs the ones that they are in."""
+    make = local_io.make_parents
+
+    def unsynced(path: Path, *, is_durable: bool) -> None:
+        del is_durable
+        make(path, is_durable=False)
+
+    with patch.object(local, "make_parents", unsynced):
+        yield
+
+
+@contextmanager
+def delete_by_listing() -> Iterator[None]:
+    """A checkpoint is removed file by file, as they are listed."""
+
+    def remove(self: LocalPlace, name: str) -> None:
+        shutil.rmtree(self.child(name))
+
+    with patch.object(LocalPlace, "remove", remove):
+        yield
+
+
+@contextmanager
+def exports_not_durable() -> Iterator[None]:
+    """Files of an export are durable, and no names."""
+    with patch.object(out_directory, "sync", lambda path: None):
+        yield
+
+
+def _under(change: Callable[[], AbstractContextManager[None]], name: str) -> Operation:
+    (operation,) = (one for one in OPERATIONS if one.name == name)
+
+    def run(path: Path) -> None:
+        with change():
+            operation.run(path)
+
+    return replace(operation, name=f"{change.__name__}, {name}", run=run)
+
+
+BROKEN: Sequence[Operation] = (
+    _under(root_first, "save"),
+    _under(flag_after, "save"),
+    _under(names_not_durable, "save"),
+    _under(parents_not_durable, "save over one that was left"),
+    _under(delete_by_listing, "collect"),
+    _under(exports_not_durable, "convert to safetensors, several files"),
+)
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), BROKEN)

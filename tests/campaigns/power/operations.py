@@ -1,0 +1,214 @@
+"""What is recorded: saves, conversions, copies, collections and managers, all durable; each in a directory of its own.
+
+`python -m tests.campaigns.power.operations DIRECTORY [NAME ...]` does them, under the library of trace.c.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ucpformat as ucp
+from tests.campaigns.power.recording import mark
+from ucpformat.copying import copy_checkpoint
+from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.frameworks.converting.options import EngineOptions
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.frameworks.kinds.registry import UCP
+from ucpformat.frameworks.live.state_dict import save_state
+from ucpformat.manager.collection import collect
+from ucpformat.manager.retention import Retention
+from ucpformat.manager.run_directory import open_run
+
+__all__ = ["OPERATIONS", "Operation", "content"]
+
+_ENGINE = EngineOptions(workers=2, pool="threads")
+VALUES = np.arange(1, 3001, dtype=np.float32)
+
+
+def content(number: int) -> dict[str, Any]:
+    """What a save of this number holds."""
+    return {"model": {"w": VALUES + number, "b": np.full(7, number, np.int32)}, "step": number}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``prepare`` makes what is on the disk before; ``run`` says by `done` what it has acknowledged.
+
+    ``makes`` are the checkpoints that are there from then on, by name, each with the number of its content; ``keeps``
+    those that are there always, ``removes`` those that are gone from then on, and are whole or gone before. ``kinds``
+    are those of checkpoints that are not universal ones.
+    """
+
+    name: str
+    run: Callable[[Path], None]
+    prepare: Callable[[Path], None] = lambda _: None
+    makes: dict[str, int] = field(default_factory=dict)
+    keeps: dict[str, int] = field(default_factory=dict)
+    removes: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+def done(name: str) -> None:
+    """Say that an operation on a checkpoint was acknowledged."""
+    mark(f"done {name}")
+
+
+def _save(path: Path, **options: Any) -> None:
+    ucp.save(path / "deep/er/c.ucp", content(1), **options)
+    done("deep/er/c.ucp")
+
+
+def _save_again(path: Path) -> None:
+    """An attempt that made directories has died: they are there, and another one relies on them."""
+    spec = ucp.AtomSpec("w", {"value": ucp.SlotSpec("float32", VALUES.shape)})
+    writer = ucp.CheckpointWriter(path / "deep/er/c.ucp", [spec])
+    writer.write("w", "value", VALUES)
+    writer.leave()
+    _save(path)
+
+
+def _async(path: Path) -> None:
+    with ucp.AsyncSaver() as saver:
+        saver.save(path / "deep/er/c.ucp", content(1))
+        saver.wait()
+        done("deep/er/c.ucp")
+
+
+def _together(path: Path, world: int, storage: Any) -> None:
+    """Ranks that are threads of this process: what they ask of the disk is what processes ask."""
+    mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
+    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (len(VALUES),))}
+    rows = len(VALUES) // world
+
+    def work(group: ThreadGroup) -> None:
+        held = content(1)
+        held["model"]["w"] = held["model"]["w"][rows * group.rank :][:rows]
+        options = SaveOptions(storage, 4096, None)
+        save_state(path / "deep/er/c.ucp", held, options, group=group, layouts=layouts)
+
+    for ended in run_threads(world, work):
+        if isinstance(ended, BaseException):
+            raise ended
+    done("deep/er/c.ucp")
+
+
+def _debris(path: Path) -> None:
+    for key in ("packs/x-0-0.pack", "index/x.json", ".ucp.json.0123"):
+        (path / "deep/er/c.ucp" / key).parent.mkdir(parents=True, exist_ok=True)
+        (path / "deep/er/c.ucp" / key).write_bytes(b"debris")
+
+
+def _source(path: Path) -> None:
+    ucp.save(path / "source.ucp", content(1))
+
+
+def _convert(path: Path, name: str, kind: str, **options: Any) -> None:
+    convert_checkpoint(
+        path / "source.ucp",
+        path / name,
+        source_kind=UCP,
+        destination_kind=kind,
+        engine=_ENGINE,
+        **options,
+    )
+    done(name)
+
+
+def _copy(path: Path) -> None:
+    copy_checkpoint(path / "source.ucp", path / "deep/er/c.ucp")
+    done("deep/er/c.ucp")
+
+
+def _steps(path: Path) -> None:
+    for step in (1, 2):
+        ucp.save(path / f"step-{step}.ucp", content(step))
+
+
+def _steps_and_debris(path: Path) -> None:
+    _steps(path)
+    (path / "step-3.ucp" / "packs").mkdir(parents=True)
+    (path / "step-3.ucp" / "packs" / "x").write_bytes(b"debris")
+
+
+def _collect(path: Path) -> None:
+    found = collect(open_run(path), Retention(last=1), debris_age=0)
+    for problem in found.failed.values():
+        raise problem
+    done("step-1.ucp")
+
+
+def _manager(path: Path) -> None:
+    with ucp.CheckpointManager(path, keep_last=2) as manager:
+        manager.save(3, content(3))
+        manager.wait()
+        done("step-3.ucp")
+
+
+MADE = {"deep/er/c.ucp": 1}
+KEPT = {"source.ucp": 1}
+
+
+def _conversion(kind: str, name: str, what: str = "", **options: Any) -> Operation:
+    return Operation(
+        f"convert to {kind}{what}",
+        lambda path: _convert(path, name, kind, **options),
+        _source,
+        makes={name: 1},
+        keeps=KEPT,
+        kinds={} if kind == UCP else {name: kind},
+    )
+
+
+OPERATIONS: Sequence[Operation] = (
+    Operation("save", _save, makes=MADE),
+    Operation("save, plain", lambda path: _save(path, storage="plain", chunk_bytes=4096), makes=MADE),
+    Operation("save, compressed", lambda path: _save(path, compressor="auto"), makes=MADE),
+    Operation("save over debris", _save, _debris, makes=MADE),
+    Operation("save over one that was left", _save_again, makes=MADE),
+    Operation("save, asynchronous", _async, makes=MADE),
+    Operation("save, two ranks", lambda path: _together(path, 2, "packed"), makes=MADE),
+    Operation("save, four ranks, plain", lambda path: _together(path, 4, "plain"), makes=MADE),
+    Operation("cp", _copy, _source, makes=MADE, keeps=KEPT),
+    _conversion(UCP, "deep/c.ucp"),
+    _conversion(UCP, "deep/c.ucp", ", plain", storage="plain"),
+    _conversion("dcp", "deep/out"),
+    _conversion("safetensors", "deep/out", weights_only=True),
+    _conversion(
+        "safetensors", "deep/out", ", several files", weights_only=True, settings={"max_shard_size": "8KB"}
+    ),
+    _conversion("torch-save", "deep/out.pt"),
+    _conversion("megatron", "deep/out"),
+    _conversion("orbax", "deep/out"),
+    Operation("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, removes={"step-1.ucp": 1}),
+    Operation(
+        "manager",
+        _manager,
+        _steps,
+        makes={"step-3.ucp": 3},
+        keeps={"step-2.ucp": 2},
+        removes={"step-1.ucp": 1},
+    ),
+)
+
+
+def main(directory: Path, operations: Sequence[Operation]) -> None:
+    """Do operations, each in a directory of its number."""
+    for number, operation in enumerate(operations):
+        path = directory / str(number)
+        path.mkdir()
+        operation.prepare(path)
+        mark(f"begin {number}")
+        operation.run(path)
+        mark(f"end {number}")
+
+
+if __name__ == "__main__":
+    wanted = [one for one in OPERATIONS if one.name in sys.argv[2:] or not sys.argv[2:]]
+    main(Path(sys.argv[1]), wanted)
