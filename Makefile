@@ -41,8 +41,10 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation
 
-campaigns: $(READY)  ## let every system call of a save, a conversion, a collection fail in every way; needs cc, and an hour or less
+campaigns: $(READY)  ## let every system call fail in every way, fuzz whatever reads, convert malicious files; needs cc, and hours
 	$(BIN)/python -m tests.campaigns.faults
+	$(BIN)/python -m tests.campaigns.hostile.malicious --count 500
+	$(BIN)/python -m tests.campaigns.hostile
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"

@@ -164,6 +164,8 @@ def test_refusals_with_a_pointer(data: bytes, at: str) -> None:
         (b"-12345678901234567890", "beyond"),
         (b"[" + b"9" * 5000 + b"]", "5000 characters"),
         (b'{"a":' + b"9" * 5000 + b"}", "5000 characters"),
+        (b'{"a":' + b"9" * 5000 + b"x}", "5000 characters"),  # which is no number to the end
+        (b"[-" + b"9" * 5000 + b'"', "5001 characters"),
     ],
 )
 def test_refusals_with_a_reason(data: bytes, says: str) -> None:

@@ -54,6 +54,7 @@ _NUMBERS: Final = bytes(
 )
 _LONG_INTEGER: Final = b"s" + b"d" * 16
 _NO_DIGIT: Final = re.compile(rb"[^0-9]")
+_DIGITS: Final = 600  # Python converts at least 640, whatever limit its user sets
 _AFTER_NUMBERS: Final = b" \t\r\n,]}"
 _SURROGATE_ESCAPES: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -182,7 +183,8 @@ def _has_long_integers(data: bytes) -> bool:
     found = marks.find(_LONG_INTEGER)
     while found >= 0:
         end = _NO_DIGIT.search(data, found + 1)
-        if end is None or end[0] in _AFTER_NUMBERS:
+        # What so many digits begin is a number to the parser until it sees more, and Python refuses its length.
+        if end is None or end[0] in _AFTER_NUMBERS or end.start() - found > _DIGITS:
             return True
         found = marks.find(_LONG_INTEGER, end.start())
     return False

@@ -17,6 +17,7 @@ import numpy as np
 
 from ucpformat.errors import error, naming
 from ucpformat.frameworks.converting.job import Job, SlotSource
+from ucpformat.frameworks.converting.source_files import held_bytes
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ def slot_bytes(slot: SlotSpec) -> int:
 
 
 def stored_bytes(source: str) -> int:
-    """The bytes of all files of a source, of each that can be looked at; none of one that is not local."""
+    """The bytes of all files of a source, of each that can be looked at, without holes; none where it is not local."""
     paths = [source]
     if os.path.isdir(source):
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names]
     found = 0
     for path in paths:
         with suppress(OSError):
-            found += os.stat(path).st_size
+            found += held_bytes(os.stat(path))
     return found
 
 

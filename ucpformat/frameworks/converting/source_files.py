@@ -19,10 +19,34 @@ from typing import Final
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.byte_source import FileRange, Location, open_range
 
-__all__ = ["SourceFiles", "Watched", "watched"]
+__all__ = ["SourceFiles", "Watched", "held_bytes", "is_component", "watched"]
 
 _CACHE_FILES: Final = "snapshots"
 _CACHE_BLOBS: Final = "blobs"
+_COMPONENT_BYTES: Final = 255
+_BLOCK_BYTES: Final = 512
+_HOLES: Final = 64
+_LEAST_HANDED_BYTES: Final = 64 << 20
+
+
+def is_component(name: str) -> bool:
+    """Whether ``name`` can be that of a file or a directory directly in another one, on every system."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0") and _is_storable(name)
+
+
+def held_bytes(status: os.stat_result) -> int:
+    """Bytes of a file that its file system keeps: a hole of a terabyte is none."""
+    blocks: int | None = getattr(status, "st_blocks", None)
+    if blocks is None:
+        return status.st_size
+    return min(status.st_size, _BLOCK_BYTES * max(1, blocks))
+
+
+def _is_storable(name: str) -> bool:
+    try:
+        return len(name.encode()) <= _COMPONENT_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(slots=True)
@@ -91,14 +115,25 @@ class SourceFiles:
         return found
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names directly in ``folder``, sorted; none where it does not exist."""
+        """Return the names directly in ``folder``, sorted; none where it does not exist.
+
+        Raises ``UCP-E-KEY`` and ``UCP-E-LINK`` where it lies elsewhere, ``UCP-E-SOURCE`` where it is unreadable.
+        """
+        if folder:
+            self._check_name(folder)
+            self._inside(folder)
         try:
             return sorted(os.listdir(self.root / folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as problem:
+            message = f"the directory is unreadable: {problem.strerror}"
+            raise error("UCP-E-SOURCE", message, at=folder or str(self.root)) from None
 
     def has(self, name: str) -> bool:
         """Return whether a file lies there; a link counts, whatever it leads to."""
+        if not all(map(_is_storable, name.split("/"))):
+            return False
         return (self.root / name).is_file() or (self.root / name).is_symlink()
 
     def size(self, name: str) -> int:
@@ -144,7 +179,8 @@ class SourceFiles:
         """Return a folder for a library that opens the files in it by itself, after a look at all of them.
 
         Raises ``UCP-E-KEY`` for a name that leaves the directory, ``UCP-E-LINK`` for a link out of it and for what
-        is neither a file nor a directory.
+        is neither a file nor a directory, ``UCP-E-LIMIT`` for a file of more than 64 MiB that is almost all hole:
+        libraries take memory by the length of a file, and end the process where there is none.
         """
         if folder:
             self._check_name(folder)
@@ -161,8 +197,10 @@ class SourceFiles:
                     self._checked(name)
                 elif entry.is_dir():
                     pending.append(name)
+                    continue
                 elif not entry.is_file():
                     raise error("UCP-E-LINK", "not a plain file", at=name)
+                _check_holes(entry.stat(), name)
         if self._watched is not None:
             self._watched.folders.add(found)
         return found
@@ -191,9 +229,12 @@ class SourceFiles:
             or windows.drive
             or windows.root
             or ".." in windows.parts
+            or not all(map(_is_storable, path.parts))
         ):
             raise error(
-                "UCP-E-KEY", f"the file name {name!r:.200} leaves the checkpoint's directory", at=name[:200]
+                "UCP-E-KEY",
+                f"the file name {name!r:.200} leaves the checkpoint's directory, or is none that a system keeps",
+                at=name[:200],
             )
 
     def _inside(self, name: str) -> Path:
@@ -206,3 +247,9 @@ class SourceFiles:
                 at=name,
             )
         return real
+
+
+def _check_holes(status: os.stat_result, name: str) -> None:
+    if status.st_size > max(_LEAST_HANDED_BYTES, _HOLES * held_bytes(status)):
+        message = f"the file has {status.st_size} bytes, of which {held_bytes(status)} are stored: the rest is a hole"
+        raise error("UCP-E-LIMIT", message, at=name)

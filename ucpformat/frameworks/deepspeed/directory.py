@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.converting.source_files import SourceFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles, is_component
 from ucpformat.frameworks.deepspeed.companions import TAG_FILES, Blobs, companions
 from ucpformat.frameworks.deepspeed.stated_counts import (
     DATA,
@@ -318,7 +318,7 @@ def _tag_directory(root: Path) -> Path:
             )
         return root
     tag = SourceFiles(root).read(_LATEST, _MAX_TAG).decode("utf-8", "replace").strip()
-    if not tag or tag in (".", "..") or "/" in tag or "\\" in tag or "\0" in tag:
+    if not is_component(tag):
         raise error(
             "UCP-E-KEY", f"the tag {tag[:100]!r} is no name of a directory in this one", at=str(latest)
         )

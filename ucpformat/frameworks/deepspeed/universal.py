@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
 from ucpformat.frameworks.converting.out_files import OutFiles, text_file
-from ucpformat.frameworks.converting.source_files import SourceFiles
+from ucpformat.frameworks.converting.source_files import SourceFiles, is_component
 from ucpformat.frameworks.deepspeed.directory import LATEST_UNIVERSAL
 from ucpformat.frameworks.deepspeed.experts_out import SharedGroup, shared_groups
 from ucpformat.frameworks.deepspeed.export_settings import DeepSpeedSettings
@@ -218,7 +218,10 @@ def detect_universal(path: str | os.PathLike[str]) -> bool:
     if not (root / LATEST_UNIVERSAL).is_file():
         return False
     # Where DeepSpeed's own saves lie beside it, only what is whole comes before them.
-    return not (root / "latest").is_file() or (root / _tag(root) / _ZERO / _OPTIMIZER_STATE).is_file()
+    if not (root / "latest").is_file():
+        return True
+    tag = _tag(root)
+    return is_component(tag) and (root / tag / _ZERO / _OPTIMIZER_STATE).is_file()
 
 
 def universal_folder(path: str | os.PathLike[str]) -> Path:
@@ -231,7 +234,7 @@ def universal_folder(path: str | os.PathLike[str]) -> Path:
     root = Path(path)
     if not (root / _ZERO).is_dir() and (root / LATEST_UNIVERSAL).is_file():
         latest, tag = root / LATEST_UNIVERSAL, _tag(root)
-        if tag in ("", ".", "..") or set(tag) & set("/\\\0"):
+        if not is_component(tag):
             raise error(
                 "UCP-E-KEY", f"the tag {tag[:100]!r} is no name of a directory in this one", at=str(latest)
             )

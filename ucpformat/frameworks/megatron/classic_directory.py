@@ -95,6 +95,8 @@ def _iteration(root: Path) -> Path:
         return root
     text = SourceFiles(root).read(_LATEST, _MAX_LATEST).decode("utf-8", "replace").strip()
     if text == "release":
+        if (root / text).is_symlink():
+            raise error("UCP-E-LINK", "the release is a link; give the directory it leads to", at=text)
         return root / text
     if not text.isdecimal() or not text.isascii():
         raise error("UCP-E-KEY", f"the iteration {text[:50]!r} is no number", at=str(latest))
