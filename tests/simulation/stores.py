@@ -20,7 +20,7 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import remote_place
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage import conditional_put, remote
+from ucpformat.storage import conditional_put, remote, repetition
 from ucpformat.storage.remote import RemoteStore
 from ucpformat.storage.remote_access import translated
 
@@ -152,7 +152,7 @@ def simulated() -> Iterator[None]:
     with (
         patch.object(remote, "file_system", _opened),
         patch.object(remote, "time", clock),
-        patch.object(conditional_put, "time", clock),
+        patch.object(repetition, "time", clock),
         patch.object(fsspec.core, "url_to_fs", _opened),
         patch.object(conditional_put, "_known", set()),
         patch.object(remote_place, "_reached", _reached),

@@ -69,6 +69,8 @@ def _existing_run(run: str) -> RunDirectory:
     path = local_path(run)
     if directory.steps() or directory.uncommitted() or directory.aside():
         return directory
+    if directory.place.abort_uploads(0, dry=True):
+        return directory  # nothing was ever completed
     if path is not None and os.path.isdir(path) and not os.listdir(path):
         return directory  # where no checkpoint was saved yet
     store = open_store(run)
@@ -140,7 +142,10 @@ def gc(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept."""
+    """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept.
+
+    On S3, multipart uploads that died are debris, too, of whatever step.
+    """
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
     with naming(run):
         found = collect(_existing_run(run), retention, debris_age=debris_age, dry=dry_run)
@@ -148,10 +153,14 @@ def gc(
         found.failed[run] = found.unjudged
     if output == "json":
         problems = [problem.problem().to_json() for problem in found.failed.values()]
-        click.echo(json.dumps({"kept": found.kept, "removed": found.removed, "problems": problems}, indent=2))
+        what = {"kept": found.kept, "removed": found.removed, "uploads": found.uploads, "problems": problems}
+        click.echo(json.dumps(what, indent=2))
     else:
         for name in found.removed:
             click.echo(printable(f"{'would remove' if dry_run else 'removed'} {name}"))
+        for name, count in found.uploads.items():
+            done = "would give up" if dry_run else "gave up"
+            click.echo(printable(f"{done} {count} unfinished upload{'s' if count > 1 else ''} to {name}"))
         click.echo(f"kept {len(found.kept)} checkpoints")
         for name, problem in found.failed.items():
             click.echo(printable(f"error {problem.code} at {name}: {problem.message}"), err=True)

@@ -20,6 +20,7 @@ from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_f
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
+from ucpformat.storage.store import is_remote
 from ucpformat.storage.urls import refuse_target
 from ucpformat.validate import LEVELS, Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -296,6 +297,9 @@ class CheckpointManager:
             for name in names:
                 path = self.run.place.child(name)
                 fault = self._fault(path, check) or self._load(path, state, options)
+                if fault is not None and is_remote(path):
+                    # What was damaged on its way is whole when it comes again.
+                    fault = self._fault(path, check) or self._load(path, state, options)
                 if fault is None:
                     self.damaged.update(passed)
                     before = "" if name == names[0] else f" as it was saved before, {name}"

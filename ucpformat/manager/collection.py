@@ -30,12 +30,14 @@ DEBRIS_AGE: Final = 86400.0
 class Collected:
     """What came of a collection: steps that are kept, names that were removed, and by name what could not be.
 
-    ``unjudged`` says why nobody knows which checkpoint is best, where that kept all.
+    ``uploads`` are how many multipart uploads to each name were given up that nobody had completed. ``unjudged`` says
+    why nobody knows which checkpoint is best, where that kept all.
     """
 
     kept: list[int] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     failed: dict[str, UcpError] = field(default_factory=dict)
+    uploads: dict[str, int] = field(default_factory=dict)
     unjudged: UcpError | None = None
 
 
@@ -98,6 +100,9 @@ def collect(
 ) -> Collected:
     """Remove what ``retention`` gives up, what was replaced, and debris that is older than ``debris_age`` seconds.
 
+    Multipart uploads that nobody has completed, and that have got no part for so long, are debris: parts are stored,
+    and paid for, and no listing of objects shows them.
+
     ``protected`` steps are kept, whatever it says; ``damaged`` ones stay and do not count. ``metrics`` keeps what was
     read, from call to call. Before a good checkpoint goes, the one that it makes place for, the last of those protected
     or of all, has to open and have its packs: otherwise all stay, and it is among what failed. With ``dry`` nothing is
@@ -142,6 +147,10 @@ def collect(
     for name in [*run.without_root(), *run.aside()]:
         if _is_debris(run, name, debris_age, found):
             _remove(partial(run.place.clear, older_than=debris_age), name, found, dry=dry)
+    try:
+        found.uploads.update(run.place.abort_uploads(debris_age, dry=dry))
+    except UcpError as problem:
+        found.failed[run.url] = problem
     return found
 
 

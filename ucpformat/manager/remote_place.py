@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 
 from ucpformat.errors import UcpError, error
-from ucpformat.manager.run_directory import foreign_among
+from ucpformat.manager.run_directory import foreign_among, step_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.remote_access import has_directories, translated
+from ucpformat.storage.s3_uploads import S3Upload, S3Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ class RemotePlace:
         with translated(url):
             self._filesystem, self._path = fsspec.core.url_to_fs(self.url)
             self._has_directories = has_directories(self._filesystem)
+            self._uploads = S3Uploads.by(self._filesystem)
 
     def names(self) -> list[str]:
         """Entries that are no single objects."""
@@ -53,21 +55,31 @@ class RemotePlace:
     def age(self, name: str) -> float | None:
         """Seconds between the newest change of an object below an entry and that of one written now."""
         with translated(self.url):
-            return self._age(self._filesystem.find(self._full(name)))
+            return self._age(name, self._filesystem.find(self._full(name)))
 
-    def _age(self, paths: Iterable[str]) -> float | None:
-        """As `age`, of objects that were listed."""
-        probe = self._full(f".ucp-clock-{uuid.uuid4().hex[:8]}")
+    def _age(self, name: str, paths: Iterable[str]) -> float | None:
+        """As `age`, of objects that were listed, and of what is being uploaded."""
         try:
             changes = [self._changed(path) for path in paths]
-            self._filesystem.pipe_file(probe, b"")
-            now = self._changed(probe)
+            if self._uploads is not None:
+                for upload in self._uploads.unfinished_below(self._full(name)):
+                    with suppress(FileNotFoundError):
+                        changes.append(self._uploads.changed(upload))
+            now = self._now()
         except NotImplementedError:
             return None
+        return (now - max(changes)).total_seconds() if changes else None
+
+    def _now(self) -> datetime.datetime:
+        """What the store says of an object that is written now."""
+        probe = self._full(f".ucp-clock-{uuid.uuid4().hex[:8]}")
+        try:
+            self._filesystem.pipe_file(probe, b"")
+            self._filesystem.invalidate_cache()  # adlfs looks for it in a listing that it has kept
+            return self._changed(probe)
         finally:
             with suppress(Exception):
                 self._filesystem.rm_file(probe)
-        return (now - max(changes)).total_seconds() if changes else None
 
     def _changed(self, key: str) -> datetime.datetime:
         found: Any = self._filesystem.modified(key)
@@ -99,14 +111,42 @@ class RemotePlace:
         """Remove the objects of debris, unless a checkpoint was committed there meanwhile, or anything has changed."""
         with translated(name):
             found = self._found(name)
-            if ROOT_KEY in found:
+            # A listing may be late to show what was put last.
+            if ROOT_KEY in found or self._filesystem.exists(f"{self._full(name)}/{ROOT_KEY}"):
                 message = "a checkpoint was committed here meanwhile; nothing was removed"
                 raise error("UCP-E-EXISTS", message, at=name)
             # Of the very objects that are removed: others may have come since somebody looked at their age.
-            age = self._age(found.values())
+            age = self._age(name, found.values())
             if found and (age is None or age < older_than):
                 raise error("UCP-E-EXISTS", "a writer is at work here; nothing was removed", at=name)
             self._remove(list(found.values()))
+
+    def abort_uploads(self, older_than: float, *, dry: bool) -> dict[str, int]:
+        """Give up multipart uploads of which nothing has arrived for ``older_than`` seconds; how many, by entry."""
+        found: dict[str, int] = {}
+        if self._uploads is None:
+            return found
+        with translated(self.url):
+            base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
+            uploads = list(self._uploads.unfinished_below(self._path))
+            now = self._now() if uploads else None
+            for upload in uploads:
+                name = upload.path.removeprefix(base).partition("/")[0]
+                with suppress(FileNotFoundError):  # somebody has completed or aborted it
+                    if now is None or not self._is_dead(name, upload, now, older_than):
+                        continue
+                    if not dry:
+                        self._uploads.abort(upload.path, upload.identifier)
+                    found[name] = found.get(name, 0) + 1
+        return found
+
+    def _is_dead(self, name: str, upload: S3Upload, now: datetime.datetime, older_than: float) -> bool:
+        """Whether an upload is one of a checkpoint, and nothing of it has arrived for so long."""
+        if step_of(name) is None or self._uploads is None:
+            return False
+        if (now - upload.begun).total_seconds() < older_than:
+            return False
+        return (now - self._uploads.changed(upload)).total_seconds() >= older_than
 
     def _found(self, name: str) -> dict[str, str]:
         """Paths below an entry, by key."""

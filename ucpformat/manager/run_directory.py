@@ -110,6 +110,14 @@ class Place(Protocol):
         """
         ...
 
+    def abort_uploads(self, older_than: float, *, dry: bool) -> dict[str, int]:
+        """Give up multipart uploads to checkpoints of which nothing has arrived for ``older_than`` seconds.
+
+        Returns how many there were of each entry; none where the medium has no such uploads, or does not list them.
+        With ``dry`` they are counted alone.
+        """
+        ...
+
 
 class RunDirectory:
     """The checkpoints of one run."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from fsspec.spec import AbstractFileSystem
 
 from ucpformat.errors import error
+from ucpformat.storage.repetition import answer_code, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["ConditionalPuts"]
 
 _PRECONDITION: Final = ("PreconditionFailed", "412")
-_CONFLICT: Final = ("ConditionalRequestConflict", "OperationAborted", "409")
-_CONFLICT_WAITS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between puts that met another one under way."""
 
 _known: Final[set[tuple[object, str]]] = set()
 """File systems and buckets that were seen to keep to the condition."""
@@ -27,19 +24,6 @@ _known: Final[set[tuple[object, str]]] = set()
 
 class _NoConditionsError(Exception):
     """The medium knows no conditional writes."""
-
-
-def _answer_code(reason: BaseException | None) -> str:
-    """What an S3 server has called its refusal; empty for anything else.
-
-    s3fs makes errors of Python of it, and what botocore raised is their cause (s3fs/errors.py).
-    """
-    while reason is not None:
-        response = getattr(reason, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        reason = reason.__cause__
-    return ""
 
 
 class ConditionalPuts:
@@ -103,20 +87,7 @@ class ConditionalPuts:
             raise
 
     def _put(self, path: str, data: bytes) -> None:
-        """Put an object.
-
-        S3 answers 409 where another request for the same key is under way, and wants to be asked again (AWS, API
-        reference of PutObject, If-None-Match): by then that one has made the object, or has not.
-        """
-        for seconds in _CONFLICT_WAITS:
-            try:
-                self._put_once(path, data)
-                return
-            except OSError as reason:
-                if _answer_code(reason) not in _CONFLICT:
-                    raise
-            time.sleep(seconds)
-        self._put_once(path, data)
+        repeated(lambda: self._put_once(path, data), path)
 
     def _put_once(self, path: str, data: bytes) -> None:
         if getattr(self._filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
@@ -128,7 +99,7 @@ class ConditionalPuts:
         except OSError as reason:
             if reason.errno == errno.ENOSYS:  # HTTP 501, for the same reason
                 raise _NoConditionsError from reason
-            if _answer_code(reason) in _PRECONDITION:
+            if answer_code(reason) in _PRECONDITION:
                 # s3fs sees it where the answer names the condition, as AWS does and others do not.
                 raise FileExistsError(path) from reason
             raise

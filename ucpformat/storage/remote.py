@@ -22,6 +22,7 @@ from ucpformat.storage.remote_access import (
     writing,
 )
 from ucpformat.storage.remote_pack import MultipartPackFile, RemotePackFile, StreamedPackFile, UploadSlots
+from ucpformat.storage.repetition import repeated, tell_repetitions
 from ucpformat.storage.s3_uploads import S3Uploads
 from ucpformat.storage.store import PREFIXES, Calls
 
@@ -86,6 +87,7 @@ class RemoteStore:
             self._has_directories = has_directories(self._filesystem)
             self._uploads = S3Uploads.by(self._filesystem)
             self._puts = ConditionalPuts(self._filesystem, self._head)
+            tell_repetitions(self._filesystem)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
         # Streams wait one for another, parts do not.
         if self._uploads is None:
@@ -218,10 +220,12 @@ class RemoteStore:
         """Begin an attempt. What others have left, or are writing, is not touched before this one has committed."""
         debris = self._begin()
         if storage == "plain":
-            if debris:
+            # A listing may still show what was removed.
+            left = next((key for key in debris if self.size(key) is not None), None)
+            if left is not None:
                 raise error(
                     "UCP-E-EXISTS",
-                    f"another attempt is at work here, or has left {debris[0]!r}; storage plain needs a place of its "
+                    f"another attempt is at work here, or has left {left!r}; storage plain needs a place of its "
                     "own: remove what lies here, or choose another URL",
                     at=self._url,
                 )
@@ -303,7 +307,8 @@ class RemoteStore:
         """Write a whole object, whatever lies there; a medium of files may show half of it meanwhile."""
         with writing(key):
             self._make_directory(key)
-            self._filesystem.pipe_file(self._full(key), b"".join(buffers))
+            data = b"".join(buffers)
+            repeated(lambda: self._filesystem.pipe_file(self._full(key), data), key)
 
     def _make_directory(self, key: str) -> None:
         # File-like media (SFTP, HDFS, memory) have them.
@@ -331,10 +336,12 @@ class RemoteStore:
 
     def flush(self, reached: Iterable[str] = ()) -> None:
         """Objects are durable when their write returns; here it is made sure that nobody has removed them."""
-        missing = {*self._created, *reached}.difference(self.keys())
+        unseen = {*self._created, *reached}.difference(self.keys())
+        # A listing may be late to show what was put last.
+        missing = [key for key in sorted(unseen) if self.size(key) is None]
         if missing:
             raise error(
-                "UCP-E-MISSING", "somebody else has cleared this place; choose another URL", at=min(missing)
+                "UCP-E-MISSING", "somebody else has cleared this place; choose another URL", at=missing[0]
             )
         self._sign_of_life()
 
@@ -390,7 +397,6 @@ class RemoteStore:
 
     def _remove(self, keys: Iterable[str]) -> bool:
         """Remove objects; whether all removals were answered."""
-        is_answered = True
         for key in keys:
             if self._has_claim:
                 self._sign_of_life()
@@ -400,8 +406,9 @@ class RemoteStore:
                 with suppress(FileNotFoundError):
                     self._filesystem.rm_file(self._full(key))
             except Exception:
-                is_answered = False
-        return is_answered
+                # The client has repeated it for a while; of a store that is gone nothing else is asked.
+                return False
+        return True
 
     def close(self) -> None:
         """Release threads."""

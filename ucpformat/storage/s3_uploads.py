@@ -8,13 +8,17 @@ Here `S3FileSystem.call_s3` is used, the public call under all of these, which a
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from ucpformat.storage.repetition import repeated
 
-__all__ = ["S3Part", "S3Uploads"]
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["S3Part", "S3Upload", "S3Uploads"]
 
 _AT_ONCE: Final = 8
 _PART_CHECKSUM: Final = "ChecksumSHA256"
@@ -30,6 +34,18 @@ class S3Part(NamedTuple):
         """With its checksum where the user has asked for checksums of parts, as s3fs does."""
         kept = {key: self.answer[key] for key in ("ETag", _PART_CHECKSUM) if key in self.answer}
         return {"PartNumber": self.number, **kept}
+
+
+class S3Upload(NamedTuple):
+    """An upload that is neither completed nor aborted: the path of its object, its identifier, when it was begun."""
+
+    path: str
+    identifier: str
+    begun: datetime.datetime
+
+
+_CANNOT_BE_LISTED: Final = frozenset((errno.ENOSYS, errno.EPERM))
+"""What s3fs makes of ``NotImplemented`` and ``MethodNotAllowed`` (s3fs/errors.py)."""
 
 
 class S3Uploads:
@@ -66,7 +82,8 @@ class S3Uploads:
 
     def send(self, path: str, upload: str, number: int, data: bytes | bytearray) -> S3Part:
         """Send a part, counted from 1."""
-        return S3Part(number, self._call("upload_part", path, UploadId=upload, PartNumber=number, Body=data))
+        asked = {"UploadId": upload, "PartNumber": number, "Body": data}
+        return S3Part(number, repeated(lambda: self._call("upload_part", path, **asked), path))
 
     def complete(self, path: str, upload: str, parts: Sequence[S3Part], length: int) -> None:
         """Make the object, of ``length`` bytes, of its parts in their order.
@@ -84,7 +101,7 @@ class S3Uploads:
 
     def put(self, path: str, data: bytes) -> None:
         """An object by one request."""
-        self._filesystem.pipe_file(path, data)
+        repeated(lambda: self._filesystem.pipe_file(path, data), path)
 
     def _forget(self, path: str) -> None:
         """Let go of a listing that was made before."""
@@ -99,18 +116,45 @@ class S3Uploads:
 
         A server may not know such listings, and a user may not have the right to make them.
         """
-        bucket, prefix, *_ = self._filesystem.split_path(f"{path}/")
         with suppress(Exception):
-            marker: dict[str, Any] = {}
-            while True:
+            for upload in self.unfinished_below(path):
+                self.abort(upload.path, upload.identifier)
+
+    def unfinished_below(self, path: str) -> Iterator[S3Upload]:
+        """Yield the uploads below a path that are neither completed nor aborted.
+
+        None are found where the server does not list them, or the user may not.
+        """
+        bucket, prefix, *_ = self._filesystem.split_path(f"{path}/")
+        marker: dict[str, Any] = {}
+        while True:
+            try:
                 found = self._filesystem.call_s3(
                     "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marker
                 )
-                for one in found.get("Uploads", ()):
-                    self.abort(f"{bucket}/{one['Key']}", one["UploadId"])
-                if not found.get("IsTruncated"):
+            except FileNotFoundError:
+                return
+            except OSError as reason:
+                if isinstance(reason, PermissionError) or reason.errno in _CANNOT_BE_LISTED:
                     return
-                marker = {
-                    "KeyMarker": found["NextKeyMarker"],
-                    "UploadIdMarker": found["NextUploadIdMarker"],
-                }
+                raise
+            for one in found.get("Uploads", ()):
+                yield S3Upload(f"{bucket}/{one['Key']}", one["UploadId"], one["Initiated"])
+            if not found.get("IsTruncated"):
+                return
+            marker = {"KeyMarker": found["NextKeyMarker"], "UploadIdMarker": found["NextUploadIdMarker"]}
+
+    def changed(self, upload: S3Upload) -> datetime.datetime:
+        """When a part of an upload arrived last, by the clock of the server; when it was begun, without any.
+
+        Raises:
+            FileNotFoundError: it was completed or aborted meanwhile.
+        """
+        newest: datetime.datetime = upload.begun
+        marker: dict[str, Any] = {}
+        while True:
+            found = self._call("list_parts", upload.path, UploadId=upload.identifier, **marker)
+            newest = max([newest, *(part["LastModified"] for part in found.get("Parts", ()))])
+            if not found.get("IsTruncated"):
+                return newest
+            marker = {"PartNumberMarker": found["NextPartNumberMarker"]}

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +20,7 @@ import numpy as np
 import pytest
 from aiobotocore.client import AioBaseClient
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 from s3fs import S3FileSystem
 
 from benchmarks.s3_server import BUCKET, S3Server, served
@@ -22,8 +28,11 @@ from tests.builders import STORAGES, State, Tensor, read_everything, save
 from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
 from tests.test_racing_writers import begin, finish
+from ucpformat.cli import main as cli
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
+from ucpformat.manager.remote_place import RemotePlace
+from ucpformat.manager.run_directory import place_at
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.repairing import repair
@@ -300,6 +309,78 @@ def test_parts_of_an_attempt_whose_process_ended_are_removed(url: str) -> None:
     assert validate(url) == []
 
 
+KILLED = """
+import os, signal, sys
+import fsspec
+from ucpformat.storage.remote import RemoteStore
+
+fsspec.config.conf["s3"] = {options!r}
+pack = RemoteStore({url!r}).create_pack("packs/killed.pack")
+pack.append([memoryview(bytes(20 << 20))], 64)
+for sent in pack._sent:
+    sent.result()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_while_uploading(server: S3Server, url: str) -> None:
+    """A process is killed that has sent two parts of a pack."""
+    script = KILLED.format(options=server.options(), url=url)
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_uploads_that_died_are_collected(server: S3Server, url: str) -> None:
+    """SPEC 8.3: by their age, beside what is committed and where there is nothing else."""
+    save(f"{url}/step-1.ucp", STATE)
+    kill_while_uploading(server, f"{url}/step-1.ucp")
+    kill_while_uploading(server, f"{url}/step-2.ucp")
+    kill_while_uploading(server, f"{url}/thesis")
+    assert len(uploads()) == 3
+    assert CliRunner().invoke(cli, ["gc", url]).output == "kept 1 checkpoints\n"
+    dry = CliRunner().invoke(cli, ["gc", url, "--debris-age", "0", "--dry-run"])
+    assert "would give up 1 unfinished upload to step-2.ucp" in dry.output
+    assert len(uploads()) == 3
+    done = CliRunner().invoke(cli, ["gc", url, "--debris-age", "0"])
+    assert "gave up 1 unfinished upload to step-1.ucp\n" in done.output
+    assert "gave up 1 unfinished upload to step-2.ucp\n" in done.output
+    assert done.exit_code == 0
+    assert [one["Key"].rpartition("/")[0][-12:] for one in uploads()] == ["thesis/packs"]
+    assert validate(f"{url}/step-1.ucp") == []
+    RemoteStore(f"{url}/thesis")._uploads.abort_below(f"{url}/thesis".removeprefix("s3://"))  # type: ignore[union-attr]
+
+
+def test_a_run_with_nothing_but_uploads_is_collected(server: S3Server, url: str) -> None:
+    kill_while_uploading(server, f"{url}/step-0.ucp")
+    done = CliRunner().invoke(cli, ["gc", url, "--debris-age", "0", "--format", "json"])
+    assert json.loads(done.output) == {
+        "kept": [],
+        "removed": [],
+        "uploads": {"step-0.ucp": 1},
+        "problems": [],
+    }
+    assert uploads() == []
+
+
+def test_debris_beside_an_upload_that_grows_is_not_collected(url: str) -> None:
+    """What is being sent is a sign of life."""
+    begin(f"{url}/step-1.ucp", "packed").pieces.finish()
+    place = place_at(url)
+    aged = datetime.timedelta(days=2)
+    real = RemotePlace._changed
+    with patch.object(
+        RemotePlace, "_changed", lambda *given: real(*given) - aged * ("-clock-" not in given[1])
+    ):
+        before = place.age("step-1.ucp")
+        pack = RemoteStore(f"{url}/step-1.ucp").create_pack("packs/large.pack")
+        pack.append([LARGE[:20].ravel().data], 64)
+        after = place.age("step-1.ucp")
+    pack.abort()
+    assert before is not None
+    assert after is not None
+    assert after < 86400 < before
+
+
 def test_an_upload_whose_last_answer_was_lost_is_recognised(url: str) -> None:
     real = AioBaseClient._make_api_call
     completed = []
@@ -328,7 +409,7 @@ def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
             }
             raise ClientError({"Error": answer, "ResponseMetadata": {"HTTPStatusCode": 409}}, operation)
 
-    with requests(conflict), patch("ucpformat.storage.conditional_put.time.sleep"):
+    with requests(conflict), patch("ucpformat.storage.repetition.time.sleep"):
         save(url, STATE)
     assert refused == ["*", "*"]
     assert validate(url) == []

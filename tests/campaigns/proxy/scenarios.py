@@ -1,0 +1,231 @@
+"""What is done while requests fail: saves, loads, conversions, copies, collections, managers at an ``s3://`` URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import fsspec
+import numpy as np
+
+import ucpformat as ucp
+from tests.campaigns.faults.scenarios import state
+from ucpformat.copying import copy_checkpoint
+from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.frameworks.converting.options import EngineOptions
+from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.frameworks.live.state_dict import save_state
+from ucpformat.geometry import Box
+from ucpformat.manager.collection import collect
+from ucpformat.manager.retention import Retention
+from ucpformat.manager.run_directory import open_run
+from ucpformat.reader import open_checkpoint
+from ucpformat.storage.remote import RemoteStore
+from ucpformat.storage.s3_uploads import S3Uploads
+
+__all__ = ["SCENARIOS", "Place", "Scenario"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operation works: a prefix of the object store, and a local directory."""
+
+    url: str
+    local: Path
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An operation.
+
+    ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
+    ``makes`` are the checkpoints below the URL that are there afterwards if it has, ``keeps`` those that are never
+    harmed, each with the number of its state; ``local`` is one that it makes in the local directory.
+    """
+
+    name: str
+    run: Callable[[Place], None]
+    prepare: Callable[[Place], None] = lambda _: None
+    makes: dict[str, int] | None = None
+    keeps: dict[str, int] | None = None
+    local: str | None = None
+
+
+STEPS: Final = ("step-1.ucp", "step-2.ucp")
+LAST: Final = {"step-2.ucp": 2}
+PART_BYTES: Final = 256
+"""moto can be told to take such parts; S3 takes 5 MiB."""
+
+
+def _save(place: Place, *, in_parts: bool = False, **options: Any) -> None:
+    with patch.object(S3Uploads, "part_bytes", PART_BYTES if in_parts else S3Uploads.part_bytes):
+        ucp.save(f"{place.url}/c.ucp", state(1), **options)
+
+
+def _async(place: Place) -> None:
+    with ucp.AsyncSaver() as saver:
+        saver.save(f"{place.url}/c.ucp", state(1))
+
+
+def _together(place: Place, storage: str) -> None:
+    """Two ranks, threads of this process."""
+    mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
+    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
+
+    def work(group: ThreadGroup) -> None:
+        held = state(1)
+        held["model"]["w"] = held["model"]["w"][150 * group.rank :][:150]
+        options: Any = SaveOptions(storage, 256, None)  # type: ignore[arg-type]
+        save_state(f"{place.url}/c.ucp", held, options, group=group, layouts=layouts)
+
+    for found in run_threads(2, work):
+        if isinstance(found, BaseException):
+            raise found
+
+
+def _debris(place: Place, name: str = "c.ucp") -> None:
+    """What a writer that was killed has left: objects, and parts of an upload."""
+    filesystem = fsspec.filesystem("s3")
+    for key in ("packs/x-0-0.pack", "index/x.json"):
+        filesystem.pipe_file(f"{place.url}/{name}/{key}", b"debris")
+    bucket, key, _ = filesystem.split_path(f"{place.url}/{name}/packs/dead-0-0.pack")
+    upload = filesystem.call_s3("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
+    filesystem.call_s3(
+        "upload_part", Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"dead" * 4096
+    )
+
+
+def _saved(place: Place, names: Sequence[str]) -> None:
+    for number, name in enumerate(names, 1):
+        ucp.save(f"{place.url}/{name}", state(number))
+
+
+def _steps_and_debris(place: Place) -> None:
+    _saved(place, STEPS)
+    _debris(place, "step-3.ucp")
+
+
+def _again(place: Place) -> None:
+    """What is committed is refused, and stays."""
+    try:
+        ucp.save(f"{place.url}/c.ucp", state(2))
+    except ucp.UcpError as problem:
+        if problem.code != "UCP-E-EXISTS":
+            raise
+    else:
+        raise AssertionError("a committed checkpoint was written over")
+
+
+def _same(found: Any, number: int) -> None:
+    expected = state(number)
+    for name in ("w", "b"):
+        if not np.array_equal(found["model"][name], expected["model"][name]):
+            raise AssertionError("success was told, and other values came")
+
+
+def _load(place: Place) -> None:
+    _same(ucp.load(f"{place.url}/c.ucp"), 1)
+
+
+def _read_boxes(place: Place) -> None:
+    out = np.zeros(40, np.float32)
+    with open_checkpoint(f"{place.url}/c.ucp") as checkpoint:
+        checkpoint.read_boxes([(checkpoint["w"]["value"].stored, Box((100,), (40,)), out)])
+    if not np.array_equal(out, state(1)["model"]["w"][100:140]):
+        raise AssertionError("success was told, and other values came")
+
+
+def _validate(place: Place) -> None:
+    for problem in ucp.validate(f"{place.url}/c.ucp", workers=1):
+        if problem.severity == "error":
+            raise ucp.UcpError(problem.code, problem.message, at=problem.at)
+
+
+def _collect(place: Place) -> None:
+    found = collect(open_run(place.url), Retention(last=1), debris_age=0)
+    for problem in found.failed.values():
+        raise problem
+
+
+def _manager(place: Place) -> None:
+    with ucp.CheckpointManager(place.url, keep_last=2) as manager:
+        manager.save(3, state(3))
+
+
+def _restore(place: Place) -> None:
+    """The newest is taken, and not passed over for a fault of the way to it."""
+    with ucp.CheckpointManager(place.url) as manager:
+        held = state(0)
+        step = manager.restore(held)
+    if step != 2:
+        raise AssertionError(f"success was told, and step {step} was restored instead of 2")
+    _same(held, 2)
+
+
+def _convert(source: str | Path, destination: str | Path, *, resume: bool = False) -> None:
+    engine = EngineOptions(batch_bytes=512, workers=1, resume=resume)
+    convert_checkpoint(source, destination, source_kind="ucp", destination_kind="ucp", engine=engine)
+
+
+def _local_source(place: Place) -> None:
+    ucp.save(place.local / "source.ucp", state(1))
+
+
+def _interrupted(place: Place) -> None:
+    """A conversion that was stopped before its commit."""
+    _local_source(place)
+    stopped = patch.object(RemoteStore, "publish", side_effect=KeyboardInterrupt)
+    with stopped, suppress(KeyboardInterrupt):
+        _convert(place.local / "source.ucp", f"{place.url}/c.ucp", resume=True)
+
+
+def _out(place: Place) -> None:
+    _convert(f"{place.url}/c.ucp", place.local / "out.ucp")
+
+
+def _into(place: Place) -> None:
+    _convert(place.local / "source.ucp", f"{place.url}/c.ucp")
+
+
+def _resume(place: Place) -> None:
+    _convert(place.local / "source.ucp", f"{place.url}/c.ucp", resume=True)
+
+
+def _copy_in(place: Place) -> None:
+    copy_checkpoint(place.local / "source.ucp", f"{place.url}/c.ucp")
+
+
+def _copy_out(place: Place) -> None:
+    copy_checkpoint(f"{place.url}/c.ucp", place.local / "out.ucp", durability="none")
+
+
+MADE = {"c.ucp": 1}
+
+SCENARIOS: Sequence[Scenario] = (
+    Scenario("save", _save, makes=MADE),
+    Scenario("save over debris", _save, _debris, makes=MADE),
+    Scenario("save over a committed one", _again, partial(_saved, names=["c.ucp"]), keeps=MADE),
+    Scenario("save in parts", partial(_save, in_parts=True), makes=MADE),
+    Scenario("save, plain", partial(_save, storage="plain", chunk_bytes=512), makes=MADE),
+    Scenario("save, compressed", partial(_save, compressor="auto"), makes=MADE),
+    Scenario("save, asynchronous", _async, makes=MADE),
+    Scenario("save, two ranks", partial(_together, storage="packed"), makes=MADE),
+    Scenario("save, two ranks, plain", partial(_together, storage="plain"), makes=MADE),
+    Scenario("load", _load, partial(_saved, names=["c.ucp"]), keeps=MADE),
+    Scenario("read a range", _read_boxes, partial(_saved, names=["c.ucp"]), keeps=MADE),
+    Scenario("validate", _validate, partial(_saved, names=["c.ucp"]), keeps=MADE),
+    Scenario("convert from", _out, partial(_saved, names=["c.ucp"]), keeps=MADE, local="out.ucp"),
+    Scenario("convert to", _into, _local_source, makes=MADE),
+    Scenario("resume a conversion", _resume, _interrupted, makes=MADE),
+    Scenario("copy from", _copy_out, partial(_saved, names=["c.ucp"]), keeps=MADE, local="out.ucp"),
+    Scenario("copy to", _copy_in, _local_source, makes=MADE),
+    Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}),
+    Scenario("manager, save", _manager, partial(_saved, names=STEPS), makes={"step-3.ucp": 3}, keeps=LAST),
+    Scenario("manager, restore", _restore, partial(_saved, names=STEPS), keeps=LAST),
+)
