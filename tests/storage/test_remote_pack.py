@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ STATE: State = {
     (name, "value"): Tensor(np.random.default_rng(7).integers(1, 100, (40, 1 << 10), np.int8), "int8")
     for name in "abc"
 }
+
+BEGUN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class InMemoryS3:
@@ -107,7 +110,7 @@ class InMemoryS3:
         page = [entry for entry in found if entry > last]
         more = {"NextKeyMarker": page[1][0], "NextUploadIdMarker": page[1][1]} if len(page) > 2 else {}
         return {
-            "Uploads": [{"Key": key, "UploadId": upload} for key, upload in page[:2]],
+            "Uploads": [{"Key": key, "UploadId": upload, "Initiated": BEGUN} for key, upload in page[:2]],
             "IsTruncated": bool(more),
             **more,
         }
