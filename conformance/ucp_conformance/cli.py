@@ -13,6 +13,7 @@ import click
 
 from ucp_conformance import __version__
 from ucp_conformance.connection import Connection, DriverError
+from ucp_conformance.explain import UnknownCaseError, explained
 from ucp_conformance.generated import replay as replay_case
 from ucp_conformance.generated import run_pairs
 from ucp_conformance.promote import promote as promote_case
@@ -159,6 +160,16 @@ def replay(drivers: tuple[str, ...], timeout: float, file: Path) -> None:
         return
     click.echo(f"{fault.role} {fault.blamed}: {fault.outcome}: {fault.why}")
     sys.exit(1)
+
+
+@main.command()
+@click.argument("case")
+def explain(case: str) -> None:
+    """Say what the static case CASE holds, asks and expects."""
+    try:
+        click.echo(explained(case), nl=False)
+    except UnknownCaseError as unknown:
+        raise click.UsageError(str(unknown)) from None
 
 
 @main.command()

@@ -159,8 +159,30 @@ class Connection:
         reply = self._exchange("hello", {"protocols": [1]})
         if reply.kind != "result":
             self.kill()
-            raise DriverError(f"{self.label}: hello: {reply.kind} {reply.body}\n{self.stderr()}")
+            raise DriverError(self._silence(reply))
         self.claims = Claims(reply.body)
+
+    def _silence(self, reply: Reply) -> str:
+        """What came instead of a hello, and the driver's last words."""
+        detail = reply.body.get("detail", "")
+        what = {
+            "crash": f"died before it said hello: {detail}",
+            "timeout": f"did not say hello: {detail}",
+            "noise": f"did not say hello, but: {detail}",
+        }.get(reply.kind, f"answered hello by {reply.kind}: {detail or json.dumps(reply.body)}")
+        words = self.stderr().strip()
+        last = f"its last words:\n{words}" if words else "it wrote nothing to standard error"
+        return f"{self.label} {what}; {last}"
+
+    def _ended(self) -> str:
+        """How the process ended, which has closed its standard output."""
+        try:
+            code = self._process.wait(5.0) if self._process is not None else None
+        except subprocess.TimeoutExpired:
+            return "standard output ended, and the process goes on"
+        if code is not None and code < 0:
+            return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
 
     def _send(self, method: str, params: dict[str, Any]) -> int:
         self._id += 1
@@ -184,22 +206,21 @@ class Connection:
         if not self._lines.empty():
             line = self._lines.get()
             if line is not None:
-                return outcome("noise", {"detail": repr(line[:200])})
+                return outcome("noise", {"detail": _quoted(line)})
         expected = self._send(method, params)
         try:
             line = self._lines.get(timeout=self.timeout)
         except queue.Empty:
             return outcome("timeout", {"detail": f"no reply in {self.timeout} s"})
         if line is None:
-            code = self._process.wait() if self._process is not None else None
-            return outcome("crash", {"detail": f"standard output ended, exit code {code}"})
+            return outcome("crash", {"detail": self._ended()})
         try:
             reply = json.loads(line)
         except ValueError:
-            return outcome("noise", {"detail": repr(line[:200])})
+            return outcome("noise", {"detail": _quoted(line)})
         fault = next(iter(protocol_validator("reply").iter_errors(reply)), None)
         if fault is not None:
-            return outcome("noise", {"detail": f"{fault.message[:200]} in {line[:200]!r}"})
+            return outcome("noise", {"detail": f"{fault.message[:200]} in {_quoted(line)}"})
         if reply["id"] != expected:
             return outcome("wrong-id", {"detail": f"{reply['id']} and not {expected}"})
         kind = next(name for name in reply if name != "id")
@@ -223,3 +244,8 @@ def _pump(stream: BinaryIO, lines: queue.Queue[bytes | None]) -> None:
         for line in stream:
             lines.put(line)
     lines.put(None)
+
+
+def _quoted(line: bytes) -> str:
+    """The beginning of a line, as JSON has a string."""
+    return json.dumps(line[:200].decode("utf-8", "replace").rstrip("\n"), ensure_ascii=False)

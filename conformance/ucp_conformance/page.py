@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ucp_conformance.resources import specification
+from ucp_conformance.explain import sentences
 from ucp_conformance.results import BAD, ROLES
 
 __all__ = ["page"]
@@ -89,13 +88,8 @@ def _pair(results: Sequence[dict[str, Any]]) -> str:
     return f"<td class='{kind}'>{escape(said)}</td>"
 
 
-def _sentences() -> dict[str, str]:
-    """Requirement to its sentence in the specification."""
-    return dict(re.findall(r"^\*\*\[(UCP-[A-Z]-[0-9]+)\]\*\* (.*)$", specification(), re.MULTILINE))
-
-
 def _requirements(report: dict[str, Any]) -> str:
-    sentences = _sentences()
+    known = sentences()
     labels = [driver["label"] for driver in report["drivers"]]
     by: dict[str, dict[str, list[str]]] = {}
     for result in report["results"]:
@@ -109,7 +103,7 @@ def _requirements(report: dict[str, Any]) -> str:
         rows.append(
             f"<tr><th>{requirement}</th>"
             + "".join(_cell(found.get(label, [])) for label in labels)
-            + f"<td class='text'>{escape(sentences.get(requirement, ''))}</td></tr>"
+            + f"<td class='text'>{escape(known.get(requirement, ''))}</td></tr>"
         )
     return "".join(rows) + "</table>"
 

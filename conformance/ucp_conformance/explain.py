@@ -1,0 +1,97 @@
+"""One static case in words: what is in it, what it asks, what it expects and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ucp_conformance.resources import specification
+from ucp_conformance.static import load_cases
+
+__all__ = ["UnknownCaseError", "explained", "sentences"]
+
+
+class UnknownCaseError(Exception):
+    """There is no case of this name; says which ones there are."""
+
+
+def sentences() -> dict[str, str]:
+    """Requirement to its sentence in the specification."""
+    return dict(re.findall(r"^\*\*\[(UCP-[A-Z]-[0-9]+)\]\*\* (.*)$", specification(), re.MULTILINE))
+
+
+def explained(name: str) -> str:
+    """The explanation of the case ``name``; of a check of it, ``CASE:CHECK``, that of its case.
+
+    Raises:
+        UnknownCaseError: with the names that are near.
+    """
+    wanted = name.partition(":")[0].strip("/")
+    cases = {case["id"]: (folder, case) for folder, case in load_cases()}
+    if wanted not in cases:
+        inside = [case for case in cases if wanted in case]
+        near = inside or get_close_matches(wanted, cases, n=5)
+        hint = f"; did you mean {', '.join(near[:5])}?" if near else ""
+        raise UnknownCaseError(f"there is no case {wanted}{hint}")
+    return "\n".join(_lines(*cases[wanted])) + "\n"
+
+
+def _lines(folder: Path, case: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{case['id']}: {case['title']}"
+    if "mutates" in case:
+        yield f"Made from {case['mutates']} by one change: {case['mutation']}"
+    for action in case.get("setup", []):
+        yield f"Laid out with: {_json(action)}"
+    if case["features"]:
+        yield f"Asked of those who claim: {', '.join(case['features'])}"
+    yield ""
+    yield "What it holds:"
+    known = sentences()
+    for requirement in case["requirements"]:
+        yield f"  {requirement}  {known.get(requirement, 'is no requirement any more')}"
+    for what in ("checkpoint", "expected"):
+        files = sorted(path for path in (folder / what).rglob("*") if path.is_file())
+        if files:
+            yield ""
+            yield f"Files in {folder / what}:"
+            for path in files:
+                yield f"  {path.stat().st_size:>8}  {path.relative_to(folder / what).as_posix()}"
+    for check in case["checks"]:
+        yield ""
+        yield f"Check {check['name']}: {check['op']}, as a {check['role']} of level {check['level']}"
+        if check["params"]:
+            yield f"  asked: {_json(check['params'])}"
+        yield f"  expected: {expected(check['expect'])}"
+        if "may_refuse" in check:
+            yield f"  or a refusal with {' or '.join(check['may_refuse'])}"
+    yield ""
+    yield f'Run it: ucp-conformance run --only {case["id"]} --driver "NAME=COMMAND"'
+
+
+def expected(expect: Mapping[str, Any]) -> str:
+    """What a check expects, in words."""
+    if "error" in expect:
+        return f"a refusal with {' or '.join(expect['error']['codes'])}{_at(expect['error'])}"
+    if "problems" in expect:
+        problems = expect["problems"]
+        if not problems["codes"]:
+            return "no problem" if not problems["also"] else "no problem that this case is about"
+        words = (" and " if problems.get("every") else " or ").join(problems["codes"])
+        words += _at(problems) + ("" if problems["also"] else ", and no other error")
+        return words + (f", but not {' or '.join(problems['never'])}" if problems.get("never") else "")
+    if "written" in expect or "rewritten" in expect:
+        return "a good checkpoint that holds what was given"
+    return _json(expect)
+
+
+def _at(expect: Mapping[str, Any]) -> str:
+    return f" at {' or '.join(expect['at'])}" if expect.get("at") else ""
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2000 else f"{text[:2000]}... ({len(text)} characters)"
