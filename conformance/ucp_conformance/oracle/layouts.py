@@ -62,6 +62,7 @@ def lower(
     most = check_steps(mesh, steps)
     check_place(mesh, steps, place)
     view_of(steps, shape)
+    _check_padding(steps, shape)
     if most > _MOST:
         _check_ranges(mesh, steps, shape)
     names = [axis["name"] for axis in mesh["axes"]]
@@ -84,6 +85,18 @@ def lower(
                 tensor = _apply(tensor, step, mesh, where)
         found[coordinate] = Local(tensor.shape, tensor.cells)
     return found
+
+
+def _check_padding(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
+    """UCP-D-162 of padding whose extent is known at once: what is too much is never lowered."""
+    extents = _extents(steps, shape)
+    for step in steps:
+        if step["kind"] in ("shard", "blocks", "flatten"):
+            return
+        if step["kind"] == "pad" and step["dim"] < len(extents) and "multiple" in step:
+            padded = -(-extents[step["dim"]] // step["multiple"]) * step["multiple"]
+            if padded > _MOST_ELEMENTS:
+                raise RefusalError("UCP-E-LIMIT", "", "an extent is padded too far")
 
 
 def _entry(tensor: _Tensor, number: int, mesh: Mapping[str, Any]) -> _Tensor:
