@@ -122,8 +122,8 @@ class _Outcome:
         stored, chunk = self.stored, self.chunk
         if not found.is_damaged:
             self.runs += found.runs
-        if not found.clean:
-            self.problems.append(_unused_bits(stored, chunk))
+            if not found.clean:
+                self.problems.append(_unused_bits(stored, chunk))
         for number, blocks in found.damage():
             self.damaged(number, blocks)
             if number in found.bad:
@@ -143,6 +143,13 @@ class _Outcome:
             self.damaged(0, ())
         elif refusal.message != ZERO_MESSAGE:
             self.is_unreadable = True
+
+    def settle(self) -> None:
+        """Leave out what is not reported beside another length of the chunk's own object (UCP-V-011)."""
+        if any(problem.code == "UCP-E-LENGTH" for problem in self.problems):
+            ruled_out = ("UCP-E-CHECKSUM", "UCP-E-CODEC", "UCP-E-PADDING")
+            self.problems = [problem for problem in self.problems if problem.code not in ruled_out]
+            self.runs = []
 
     def damaged(self, number: int, blocks: tuple[tuple[int, int], ...]) -> None:
         """Note ranges of blocks of a segment that are bad; none where it is something else about its object."""
@@ -224,6 +231,7 @@ def _check_chunks(
                     _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:
             outcome.refused(refusal)
+        outcome.settle()
     return outcomes
 
 
