@@ -41,11 +41,15 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation
 
-campaigns: $(READY) .venv-s3/.ready  ## let every system call and every request to an S3 server fail, fuzz whatever reads, convert malicious files; needs cc, and hours
+campaigns: $(READY) .venv-s3/.ready  ## fail system calls and requests to S3, damage bytes, lose power, fuzz, convert malicious files (docs/campaigns.md); hours
 	$(BIN)/python -m tests.campaigns.faults
+	$(BIN)/python -m tests.campaigns.damage --draws 8000
+	$(BIN)/python -m tests.campaigns.damage --draws 2000 --medium memory
+	$(BIN)/python -m tests.campaigns.power
 	$(BIN)/python -m tests.campaigns.hostile.malicious --count 500
 	$(BIN)/python -m tests.campaigns.hostile
 	.venv-s3/bin/python -m tests.campaigns.proxy
+	.venv-s3/bin/python -m tests.campaigns.damage --draws 500 --medium s3
 
 test-fast: $(READY)  ## run the tests that start no other processes, with few examples each
 	UCP_HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not wheel and not distributed"

@@ -132,7 +132,8 @@ def options() -> frozenset[str]:
 
     for module in set(PROGRAMS.values()):
         collect(import_module(module).main)
-    texts = [path.read_text(encoding="utf-8") for path in ROOT.glob("examples/*.py")]
+    programs = (*ROOT.glob("examples/*.py"), *ROOT.glob("tests/campaigns/*/__main__.py"))
+    texts = [path.read_text(encoding="utf-8") for path in programs]
     return frozenset(
         found | {"--help"} | {name for text in texts for name in re.findall(r'"(--[a-z-]+)"', text)}
     )

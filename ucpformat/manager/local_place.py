@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
 from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.local_io import exchange_names, translated
+from ucpformat.storage.local_io import exchange_names, opened, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ class LocalPlace:
         Where it cannot, there is a moment in which neither has the name, and both are there under others.
         """
         with translated(name):
-            directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = opened(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 try:
                     exchange_names(by, name, directory)

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from ucpformat.storage.local_io import opened
 from ucpformat.storage.scratch import ALIGNMENT, Scratch
 
 __all__ = ["LEAST_BYTES", "DirectWriter"]
@@ -75,7 +76,7 @@ class DirectWriter:
             if self._own < 0 and self._is_possible:
                 flags = os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT
                 try:
-                    self._own = os.open(f"/proc/self/fd/{self._descriptor}", flags)
+                    self._own = opened(f"/proc/self/fd/{self._descriptor}", flags)
                 except OSError:
                     self._is_possible = False
             return self._own

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.draft import STAGED, Draft, is_staged
-from ucpformat.storage.local_io import CREATE_FLAGS, DIRECTORY_FLAGS, require_commits, sync
+from ucpformat.storage.local_io import CREATE_FLAGS, DIRECTORY_FLAGS, opened, require_commits, sync
 from ucpformat.storage.store import PREFIXES
 
 try:
@@ -83,7 +83,7 @@ class DirectoryClaim:
     def _open(self, flags: int) -> None:
         self.release()
         require_commits(str(self._root))
-        self._held = os.open(self._root, flags)
+        self._held = opened(self._root, flags)
         self._process = os.getpid()
 
     def _enter(self, is_ready: Callable[[], bool]) -> None:
@@ -198,7 +198,7 @@ class DirectoryClaim:
             UcpError: ``UCP-E-EXISTS`` where something is committed, or another process is doing the same.
         """
         try:
-            os.close(os.open(CONDEMNED, CREATE_FLAGS, 0o666, dir_fd=self._held))
+            os.close(opened(CONDEMNED, CREATE_FLAGS, within=self._held))
         except FileExistsError:
             if not self._is_left():
                 raise self._being_cleared() from None

@@ -14,7 +14,7 @@ from typing import Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.local_io import CREATE_FLAGS, READ_FLAGS, rename_exclusively, write_all
+from ucpformat.storage.local_io import CREATE_FLAGS, READ_FLAGS, opened, rename_exclusively, write_all
 
 __all__ = ["STAGED", "Draft", "is_staged", "staged_name"]
 
@@ -48,7 +48,7 @@ class Draft:
         self._place = place
         self._offered: bytes | None = None
         self.name = staged_name()
-        self._descriptor = os.open(self.name, CREATE_FLAGS, 0o666, dir_fd=directory)
+        self._descriptor = opened(self.name, CREATE_FLAGS, within=directory)
 
     def made(self) -> float:
         """When the file was made, by the clock of the file system."""
@@ -130,7 +130,7 @@ class Draft:
         if self._offered is None:
             return False
         try:
-            descriptor = os.open(ROOT_KEY, READ_FLAGS, dir_fd=self._directory)
+            descriptor = opened(ROOT_KEY, READ_FLAGS, within=self._directory)
         except FileNotFoundError:
             return False
         try:

@@ -21,6 +21,7 @@ from ucpformat.storage.local_io import (
     MISSING,
     READ_FLAGS,
     make_parents,
+    opened,
     read_all,
     read_at,
     require_commits,
@@ -146,7 +147,7 @@ class LocalStore:
         path = self._locate(key)
         if not hasattr(os, "O_NOFOLLOW"):
             self._require_regular(path.lstat().st_mode, key)
-        descriptor = os.open(path, READ_FLAGS)
+        descriptor = opened(path, READ_FLAGS)
         try:
             self._require_regular(os.fstat(descriptor).st_mode, key)
             if kept:
@@ -322,13 +323,17 @@ class LocalStore:
         try:
             self._require_directories(key)
             place, within = self._place(key)
-            descriptor = os.open(place, CREATE_FLAGS, 0o666, dir_fd=within)
+            descriptor = opened(place, CREATE_FLAGS, within=within)
         except FileNotFoundError:
             self._claim.require_mine()
             raise
-        self._wrote(key, 0)
-        with self._lock:
-            self._created[key] = _identity(os.fstat(descriptor))
+        try:
+            self._wrote(key, 0)
+            with self._lock:
+                self._created[key] = _identity(os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
@@ -347,7 +352,7 @@ class LocalStore:
             check_key(key, key or self.url)
             self._claim.require_mine()
             staged, within = self._place(staged_name())
-            descriptor = os.open(staged, CREATE_FLAGS, 0o666, dir_fd=within)
+            descriptor = opened(staged, CREATE_FLAGS, within=within)
             try:
                 try:
                     write_all(descriptor, buffers, 0)

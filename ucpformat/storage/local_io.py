@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ __all__ = [
     "exchange_names",
     "in_words",
     "make_parents",
+    "opened",
     "read_all",
     "read_at",
     "rename_exclusively",
@@ -119,6 +121,22 @@ def require_commits(at: str) -> None:
         raise error("UCP-E-STORE", message, at=at)
 
 
+def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, within: int | None = None) -> int:
+    """Open a file as `os.open` does, and close it again where a signal comes meanwhile (Ctrl-C).
+
+    What a signal raises is raised as soon as a call has returned: its result is lost then, unless something that is
+    not Python has kept it.
+    """
+    held: list[int] = []
+    try:
+        held.extend(map(partial(os.open, dir_fd=within), (path,), (flags,), (mode,)))
+        return held[0]
+    except BaseException:
+        for descriptor in held:
+            os.close(descriptor)
+        raise
+
+
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
     """At most ``nbytes`` bytes of a file, from byte ``offset`` on; fewer at its end, and where a call gives no more."""
     if hasattr(os, "pread"):
@@ -179,7 +197,7 @@ def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
 
 def sync(path: str | Path, within: int | None = None) -> None:
     """Make a file or directory durable; ``within`` is the open directory that a relative path begins at."""
-    descriptor = os.open(path, os.O_RDONLY | _flags("O_CLOEXEC"), dir_fd=within)
+    descriptor = opened(path, os.O_RDONLY | _flags("O_CLOEXEC"), within=within)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.campaigns.damage.campaign import DAMAGES_PER_CHECKPOINT
@@ -47,15 +47,16 @@ def main() -> int:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix="ucp-damage-"))
         spawning = multiprocessing.get_context("spawn")
         pool = stack.enter_context(spawning.Pool(options.workers, begin, (scratch, options.medium, endpoint)))
-        for done, (found, faults) in enumerate(pool.imap_unordered(run, seeds), 1):
-            counts.update(found)
-            wrong += faults
-            for fault in faults:
-                print(f"WRONG: {fault}", flush=True)
-            if done % 100 == 0:
-                seconds = time.monotonic() - begun
-                print(f"{counts['damages']:,} damages, {len(wrong)} wrong, {seconds:.0f} s", flush=True)
-        pool.close()
+        with suppress(KeyboardInterrupt):  # what was done counts
+            for done, (found, faults) in enumerate(pool.imap_unordered(run, seeds), 1):
+                counts.update(found)
+                wrong += faults
+                for fault in faults:
+                    print(f"WRONG: {fault}", flush=True)
+                if done % 25 == 0:
+                    seconds = time.monotonic() - begun
+                    print(f"{counts['damages']:,} damages, {len(wrong)} wrong, {seconds:.0f} s", flush=True)
+        pool.terminate()
         pool.join()
     for what, count in sorted(counts.items()):
         print(f"{count:>9,} {what}")

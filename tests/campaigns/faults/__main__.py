@@ -1,13 +1,15 @@
 """`python -m tests.campaigns.faults`: builds the shim, starts itself under it, and runs the campaign.
 
 ``--runs`` is how many, at even distances of all there are; all, unless given. ``--part I/N`` is one of N parts, for
-several processes. Ends with 1 where anything is wrong.
+several processes. ``--only`` is a pattern of names of operations. With
+``--broken`` protocols that do not hold are run, which have to be found out. Ends with 1 where anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,8 @@ def started(arguments: list[str], directory: Path) -> int:
         "LD_PRELOAD": str(library),
         "UCP_FAULT_PLAN": str(page),
         "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # a fork has no threads but its own
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
     command = [sys.executable, "-m", "tests.campaigns.faults", *arguments]
     return subprocess.run(command, env=environment, check=False).returncode
@@ -48,6 +52,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int)
     parser.add_argument("--part", default="1/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--broken", action="store_true")
     options = parser.parse_args()
     memory = Path("/dev/shm")  # syncs cost nothing there
     with tempfile.TemporaryDirectory(
@@ -55,18 +61,20 @@ def main() -> int:
     ) as directory:
         if "UCP_FAULT_PLAN" not in os.environ:
             return started(sys.argv[1:], Path(directory))
-        return _campaign(options.runs, options.part, Path(directory))
+        return (_broken if options.broken else _campaign)(options, Path(directory))
 
 
-def _campaign(count: int | None, part: str, directory: Path) -> int:
+def _campaign(options: argparse.Namespace, directory: Path) -> int:
     from tests.campaigns.faults.campaign import Campaign, drawn
     from tests.campaigns.faults.plan import Plan
+    from tests.campaigns.faults.scenarios import SCENARIOS
 
     campaign = Campaign(Plan(Path(os.environ["UCP_FAULT_PLAN"])), directory)
-    runs = list(campaign.runs())
+    scenarios = [one for one in SCENARIOS if re.search(options.only, one.name)]
+    runs = list(campaign.runs(scenarios))
     print(f"{len(runs):,} faults of {len({run.scenario.name for run in runs})} operations", flush=True)
-    number, parts = map(int, part.split("/"))
-    chosen = drawn(runs, count or len(runs))[number - 1 :: parts]
+    number, parts = map(int, options.part.split("/"))
+    chosen = drawn(runs, options.runs or len(runs))[number - 1 :: parts]
     begun = time.monotonic()
     for done, run in enumerate(chosen, 1):
         campaign.run(run)
@@ -79,6 +87,26 @@ def _campaign(count: int | None, part: str, directory: Path) -> int:
         print(f"WRONG: {wrong}")
     print(f"{len(chosen):,} runs, {len(campaign.wrong)} wrong")
     return 1 if campaign.wrong else 0
+
+
+def _broken(options: argparse.Namespace, directory: Path) -> int:
+    """Whether each protocol that does not hold is found out, by so many runs of its operation."""
+    from tests.campaigns.faults.broken import BROKEN
+    from tests.campaigns.faults.campaign import Campaign, drawn
+    from tests.campaigns.faults.plan import Plan
+    from tests.campaigns.faults.scenarios import SCENARIOS
+
+    missed = 0
+    for name, change in BROKEN.items():
+        campaign = Campaign(Plan(Path(os.environ["UCP_FAULT_PLAN"])), directory)
+        with change():
+            for run in drawn(
+                list(campaign.runs([one for one in SCENARIOS if one.name == name])), options.runs or 200
+            ):
+                campaign.run(run)
+        print(f"{change.__name__}, {name}: {len(campaign.wrong)} wrong of {campaign.counts['runs']}")
+        missed += not campaign.wrong
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

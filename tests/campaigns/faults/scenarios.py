@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import ucpformat as ucp
+from tests.campaigns.faults.ranks import saves_as_rank
+from tests.campaigns.faults.state import state
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.errors import error
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.frameworks.kinds.registry import UCP
 from ucpformat.frameworks.live.state_dict import save_state
@@ -19,14 +20,7 @@ from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 
-__all__ = ["SCENARIOS", "Scenario", "state"]
-
-VALUES = np.arange(300, dtype=np.float32)
-
-
-def state(number: int) -> dict[str, Any]:
-    """What a save of this number holds."""
-    return {"model": {"w": VALUES + number, "b": np.full(7, number, np.int32)}, "step": number}
+__all__ = ["SCENARIOS", "Scenario"]
 
 
 @dataclass(frozen=True)
@@ -35,14 +29,22 @@ class Scenario:
 
     ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
     ``makes`` are the checkpoints that are there afterwards if it has, ``keeps`` those that are never harmed, each with
-    the number of its state.
+    the number of its state, ``gone`` those that are not there then. ``kinds`` are those of checkpoints that are no
+    universal ones. With ``command`` it is `python -m ucpformat` with these arguments, in the directory. With ``world``
+    it is so many processes of a gloo job, each of which is the one that meets the fault; of their many runs every
+    ``stride``-th is done.
     """
 
     name: str
-    run: Callable[[Path], None]
+    run: Callable[[Path], None] = lambda _: None
     prepare: Callable[[Path], None] = lambda _: None
     makes: dict[str, int] | None = None
     keeps: dict[str, int] | None = None
+    gone: Sequence[str] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    world: int = 1
+    stride: int = 1
 
 
 def _save(path: Path, **options: Any) -> None:
@@ -107,9 +109,32 @@ def _convert(path: Path) -> None:
     convert_checkpoint(path / "source.ucp", path / "c.ucp", source_kind=UCP, destination_kind=UCP)
 
 
-MADE = {"c.ucp": 1}
+def _read(path: Path) -> None:
+    with ucp.open(path / "source.ucp") as checkpoint:
+        checkpoint["w"]["value"].read()
+        checkpoint["b"]["value"].mapped()
+        checkpoint.value("step")
 
-SCENARIOS: Sequence[Scenario] = (
+
+def _validate(path: Path) -> None:
+    for problem in ucp.validate(path / "source.ucp"):
+        raise error(problem.code, problem.message, at=problem.at)
+
+
+def _command(name: str, arguments: str, **options: Any) -> Scenario:
+    return Scenario(f"ucp {name}", command=arguments.split(), **options)
+
+
+def _job(world: int, storage: str, stride: int, compressor: Any = None) -> Scenario:
+    what = "compressed" if compressor else storage
+    run = saves_as_rank(world, storage, compressor)
+    return Scenario(f"save, {world} processes, {what}", run, makes=MADE, world=world, stride=stride)
+
+
+MADE = {"c.ucp": 1}
+KEPT = {"source.ucp": 1}
+
+IN_PROCESS: Sequence[Scenario] = (
     Scenario("save", _save, makes=MADE),
     Scenario("save over debris", _save, _debris, makes=MADE),
     Scenario("save, plain", lambda path: _save(path, storage="plain", chunk_bytes=512), makes=MADE),
@@ -117,7 +142,45 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("save, asynchronous", _async, makes=MADE),
     Scenario("save, two ranks", lambda path: _together(path, "packed"), makes=MADE),
     Scenario("save, two ranks, plain", lambda path: _together(path, "plain"), makes=MADE),
-    Scenario("convert", _convert, _source, makes=MADE, keeps={"source.ucp": 1}),
-    Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}),
+    Scenario("convert", _convert, _source, makes=MADE, keeps=KEPT),
+    Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, gone=["step-1.ucp"]),
+    Scenario("read", _read, _source, keeps=KEPT),
+    Scenario("validate", _validate, _source, keeps=KEPT),
     Scenario("manager", _manager, _steps, makes={"step-3.ucp": 3}, keeps={"step-2.ucp": 2}),
 )
+COMMANDS: Sequence[Scenario] = (
+    _command("convert", "convert source.ucp c.ucp", prepare=_source, makes=MADE, keeps=KEPT),
+    _command(
+        "convert to dcp",
+        "convert source.ucp out --to dcp",
+        prepare=_source,
+        makes={"out": 1},
+        keeps=KEPT,
+        kinds={"out": "dcp"},
+    ),
+    _command(
+        "convert to safetensors",
+        "convert source.ucp out --to safetensors --weights-only",
+        prepare=_source,
+        makes={"out": 1},
+        keeps=KEPT,
+        kinds={"out": "safetensors"},
+    ),
+    _command("cp", "cp source.ucp c.ucp", prepare=_source, makes=MADE, keeps=KEPT),
+    _command(
+        "gc",
+        "gc . --keep-last 1 --debris-age 0",
+        prepare=_steps_and_debris,
+        keeps={"step-2.ucp": 2},
+        gone=["step-1.ucp"],
+    ),
+)
+JOBS: Sequence[Scenario] = (
+    _job(2, "packed", 3),
+    _job(2, "plain", 5),
+    _job(2, "packed", 5, "auto"),
+    _job(4, "packed", 13),
+    _job(4, "plain", 17),
+    _job(4, "packed", 17, "auto"),
+)
+SCENARIOS: Sequence[Scenario] = (*IN_PROCESS, *COMMANDS, *JOBS)

@@ -88,9 +88,26 @@ static int meets(const char *name)
     return 1;
 }
 
+static int is_acting = 1;
+
+/* Whether the calls of this process count; processes that it forks inherit that. */
+void ucp_fault_act(int acts)
+{
+    is_acting = acts;
+}
+
 static int is_armed(void)
 {
-    return plan != NULL && atomic_load(&plan->armed);
+    return plan != NULL && is_acting && atomic_load(&plan->armed);
+}
+
+/* Nobody has a descriptor whose answer is lost: close what a call has opened. */
+static void forget(const char *name, int result)
+{
+    if (strcmp(name, "open") == 0) {
+        int (*call)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
+        call(result);
+    }
 }
 
 /* Do `call`, with the fault before or after it. */
@@ -110,6 +127,7 @@ static int is_armed(void)
         if (plan->number < 0)                                                                                         \
             kill(getpid(), -plan->number);                                                                            \
         else if (plan->when == AFTER && result >= 0) {                                                                \
+            forget(name, (int)result);                                                                                \
             errno = plan->number;                                                                                     \
             return -1;                                                                                                \
         }                                                                                                             \
@@ -263,10 +281,11 @@ ssize_t pwrite64(int descriptor, const void *data, size_t size, off64_t offset)
 
 static ssize_t vectored(int descriptor, const struct iovec *parts, int count, off64_t offset, int flags)
 {
-    if (is_armed() && is_short("write") && count && parts[0].iov_len > 1 && descriptor_below(descriptor, "")
-        && meets("write"))
+    if (!is_armed() || !descriptor_below(descriptor, "") || !meets("write") || count == 0)
+        return REAL(pwritev64v2)(descriptor, parts, count, offset, flags);
+    if (parts[0].iov_len > 1)
         return REAL(pwrite64)(descriptor, parts[0].iov_base, parts[0].iov_len / 2, offset);
-    return REAL(pwritev64v2)(descriptor, parts, count, offset, flags);
+    return REAL(pwritev64v2)(descriptor, parts, count > 1 ? count - 1 : 1, offset, flags);
 }
 
 ssize_t pwritev64v2(int descriptor, const struct iovec *parts, int count, off64_t offset, int flags)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ucpformat.errors import error
+from ucpformat.storage.local_io import opened
 
 __all__ = ["ByteSource", "FileRange", "Location", "MemoryRange", "decompressed", "open_range"]
 
@@ -99,7 +100,7 @@ def _check_range(source: ByteSource, offset: int, count: int) -> None:
 def open_range(path: Path, start: int, length: int, at: str) -> Iterator[FileRange]:
     """Open ``length`` bytes at ``start`` of the plain file ``path``. Raises ``UCP-E-SOURCE``."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = opened(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as problem:
         raise error("UCP-E-SOURCE", f"the file cannot be opened: {problem.strerror}", at=at) from None
     try:
