@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
-    "ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=_SLOW
+    "ci", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_SLOW
 )
 settings.register_profile("quick", max_examples=25, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)

@@ -115,7 +115,14 @@ def page(name: str) -> Page:
 @cache
 def pages() -> tuple[Page, ...]:
     """The pages that users and contributors read; SPEC.md has tests of its own (tests/spec)."""
-    globs = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/*.md", "conformance/**/*.md")
+    globs = (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/**/*.md",
+        "benchmarks/*.md",
+        "conformance/**/*.md",
+    )
     found = {path.relative_to(ROOT).as_posix() for glob in globs for path in ROOT.glob(glob)}
     return tuple(page(name) for name in sorted(found))
 

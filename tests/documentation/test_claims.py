@@ -22,7 +22,9 @@ from ucpformat.errors import REGISTRY
 
 PACKAGE: Final = Path(ucp.__file__).parent  # as installed, which may be elsewhere
 ALL: Final = (*pages(), page("CHANGELOG.md"), page("SPEC.md"))
-USER: Final = tuple(one for one in pages() if one.name.startswith(("README", "docs/", "CONTRIBUTING")))
+USER: Final = tuple(
+    one for one in pages() if one.name.startswith(("README", "docs/", "CONTRIBUTING", "SECURITY"))
+)
 
 
 def spans(of: tuple[Page, ...] = ALL) -> Iterator[tuple[str, str]]:
