@@ -29,6 +29,7 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_INTEGER",
     "JsonValue",
+    "deeper_than_limit",
     "dumps_canonical",
     "equal",
     "loads",
@@ -84,7 +85,7 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
     if len(data) > limit:
         raise error("UCP-E-LIMIT", f"the document has {len(data)} bytes, over the limit of {limit}", at=at)
     text = _decode(data, at)
-    if _deeper_than_limit(data):
+    if deeper_than_limit(data):
         raise error("UCP-E-LIMIT", f"the document nests deeper than {MAX_DEPTH} levels", at=at)
     # A 16-digit run is the rare case; without one no integer can be out of range, and C converts them all.
     parse_int = _long_integer if _has_long_integers(data) else int
@@ -155,7 +156,7 @@ def _decode(data: bytes, at: str) -> str:
         raise error("UCP-E-JSON", f"invalid UTF-8 at byte {problem.start}: {problem.reason}", at=at) from None
 
 
-def _deeper_than_limit(data: bytes) -> bool:
+def deeper_than_limit(data: bytes) -> bool:
     """Whether brackets nest deeper than the limit, by whole-buffer passes instead of a walk.
 
     In a document that is not JSON the answer may be either; it is bounded all the same, since what the parser

@@ -292,15 +292,17 @@ def _run(kind: str, count: int, first: int, folder: Path, found: Path) -> int:
             case.make(source)
         except (OSError, ValueError):
             continue  # what this file system does not store is no threat
+        (scratch / "case").write_text(ascii(case.name))
         seen = watch.run(lambda place=source: convert_and_validate(kind, place, scratch / "out"))  # type: ignore[misc]
         outcomes[seen.outcome] += 1
         slowest, largest = max(slowest, seen.seconds), max(largest, seen.nbytes)
         if seen.wrong:
             wrong.append(f"{case.name}: {seen.wrong}")
             kept = found / f"{kind}-{len(wrong)}"
-            with_links = partial(shutil.copytree, source, kept, symlinks=True)
-            if len(wrong) <= 20 and source.is_dir() and not any(path.is_fifo() for path in source.rglob("*")):
-                with_links(ignore_dangling_symlinks=True, dirs_exist_ok=True)
+            is_plain = source.is_dir() and not any(path.is_fifo() for path in source.rglob("*"))
+            if len(wrong) <= 20 and is_plain:
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(source, kept, symlinks=True)
     print(
         f"{kind:18}{sum(outcomes.values()):>7,} files{outcomes['ok']:>6,} converted{slowest:>8.3f} s"
         f"{largest / 2**20:>8.1f} MiB{len(wrong):>5} wrong  "
@@ -339,7 +341,11 @@ def main() -> int:
                 kind,
             ]
             more = ["--count", options.count, "--first", options.first, "--found", options.found.resolve()]
-            status |= subprocess.run([*command, *map(str, more)], check=False).returncode
+            returned = subprocess.run([*command, *map(str, more)], check=False).returncode
+            if returned < 0:
+                case = Path(name, kind, "case").read_text()
+                print(f"WRONG: {kind}: the process was ended by signal {-returned} at {case}")
+            status |= abs(returned)
     return 1 if status else 0
 
 

@@ -8,6 +8,7 @@ import shutil
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,15 @@ from tests.builders import result_or_refusal
 from tests.campaigns.hostile.malicious import cases_of
 from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
+from tests.frameworks.jobs import job_of
 from ucpformat.errors import UcpError
 from ucpformat.frameworks.converting.admission import stored_bytes
+from ucpformat.frameworks.converting.content import Content
 from ucpformat.frameworks.converting.source_files import SourceFiles, is_component
+from ucpformat.frameworks.orbax.arrays import array_spec
+from ucpformat.frameworks.orbax.documents import read_tree
+from ucpformat.frameworks.orbax.exporter import export_orbax
+from ucpformat.frameworks.orbax.importer import import_orbax
 
 KINDS = ("dcp", "deepspeed", "safetensors", "torch-save", "ucp")
 
@@ -91,6 +98,8 @@ def test_a_link_to_itself_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("a")
     with pytest.raises(UcpError, match=r"UCP-E-SOURCE .*symbolic links"):
         SourceFiles(tmp_path / "a").names()
+    with pytest.raises(UcpError, match=r"UCP-E-SOURCE .*symbolic links"):
+        SourceFiles(tmp_path).hand_over("a")
 
 
 @pytest.mark.parametrize("pointer", ["latest", "latest_universal"])
@@ -115,3 +124,17 @@ def test_a_hole_is_no_stored_byte_and_not_handed_over(tmp_path: Path) -> None:
     with pytest.raises(UcpError, match=r"UCP-E-LIMIT at d/file: .* hole"):
         files.hand_over("d")
     assert stored_bytes(str(tmp_path)) < 1 << 20
+
+
+@pytest.mark.parametrize("ocdbt", ["true", "false"])
+def test_metadata_that_nest_without_end_do_not_reach_tensorstore(tmp_path: Path, ocdbt: str) -> None:
+    """100,000 brackets in a .zarray ended the process by a signal."""
+    tensorstore = pytest.importorskip("tensorstore")
+    arrays = {"w": {"value": np.arange(6, dtype=np.float32)}}
+    export_orbax(Content(job_of(arrays)), tmp_path / "a", settings={"ocdbt": ocdbt, "zarr": "2"}).write()
+    name = next(iter(read_tree(SourceFiles(tmp_path / "a"), "").leaves)).name
+    store = array_spec(tmp_path / "a", name, use_ocdbt=ocdbt == "true", use_zarr3=False)["kvstore"]
+    deep = b"[" * 100_000 + b"]" * 100_000
+    tensorstore.KvStore.open(store).result().write(".zarray", deep).result()
+    with pytest.raises(UcpError, match=r"UCP-E-LIMIT .*nests"):
+        import_orbax(tmp_path / "a", settings={})

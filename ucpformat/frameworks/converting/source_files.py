@@ -189,8 +189,13 @@ class SourceFiles:
         while pending:
             inside = pending.pop()
             self._inside(inside or ".")
-            with os.scandir(self.root / inside) as entries:
-                listed = sorted(entries, key=lambda entry: entry.name)
+            try:
+                with os.scandir(self.root / inside) as entries:
+                    listed = sorted(entries, key=lambda entry: entry.name)
+            except OSError as problem:
+                raise error(
+                    "UCP-E-SOURCE", f"the directory is unreadable: {problem.strerror}", at=inside
+                ) from None
             for entry in listed:
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 if entry.is_symlink():

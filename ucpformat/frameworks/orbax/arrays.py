@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import error
+from ucpformat.jsonio import MAX_DEPTH, deeper_than_limit
 from ucpformat.model.dtype import DTYPES
 
 if TYPE_CHECKING:
@@ -110,6 +111,22 @@ class Arrays:
         self._use_zarr3 = use_zarr3
         self._context = self._store.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
 
+    def _check_documents(self, specs: Mapping[str, dict[str, Any]]) -> None:
+        """Refuse metadata that nest without end: TensorStore's parser ends the process by them."""
+        key = "zarr.json" if self._use_zarr3 else ".zarray"
+        reading = {}
+        for name, spec in specs.items():
+            with translated(f"{self._item}{name}"):
+                reading[name] = (
+                    self._store.KvStore.open(spec["kvstore"], context=self._context).result().read(key)
+                )
+        for name, future in reading.items():
+            at = f"{self._item}{name}"
+            with translated(at):
+                data = bytes(future.result().value)
+            if deeper_than_limit(data):
+                raise error("UCP-E-LIMIT", f"{key} nests deeper than {MAX_DEPTH} levels", at=at)
+
     def open(self, names: Mapping[str, object]) -> dict[str, ArraySource]:
         """Open arrays, all at once.
 
@@ -118,8 +135,12 @@ class Arrays:
                 ``UCP-E-LIMIT``.
         """
         opening = {}
-        for name in names:
-            spec = array_spec(self._folder, name, use_ocdbt=self._use_ocdbt, use_zarr3=self._use_zarr3)
+        specs = {
+            name: array_spec(self._folder, name, use_ocdbt=self._use_ocdbt, use_zarr3=self._use_zarr3)
+            for name in names
+        }
+        self._check_documents(specs)
+        for name, spec in specs.items():
             spec |= {
                 "recheck_cached_data": False,
                 "recheck_cached_metadata": False,
