@@ -167,10 +167,10 @@ def examine_store(
     findings = Findings()
     documents = Documents(store, findings)
     if level == "structure":
-        return Examination(list(findings), None), None, findings.damage
+        return Examination(findings.told(), None), None, findings.damage
     checked = check_semantics(store, documents, findings, layout_work)
     if checked is None:
-        return Examination(list(findings), None), None, findings.damage
+        return Examination(findings.told(), None), None, findings.damage
     survey: Survey | None = None
     if level == "integrity":
         passed = passed_over(store, checked, findings, documents.nbytes, expand)
@@ -183,7 +183,7 @@ def examine_store(
         survey = surveyed(checked, findings.damage, has_state=has_state)
     if checked.complete and checked.state is not None:
         _report_unreferenced(store, checked, checked.state, findings)
-    return Examination(list(findings), survey), checked, findings.damage
+    return Examination(findings.told(), survey), checked, findings.damage
 
 
 def _report_unreferenced(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.errors import Problem, UcpError
 from ucpformat.validate.damage import Damage
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["Findings"]
+
+_OF_BYTES: Final = frozenset({"UCP-E-DIGEST", "UCP-E-CHECKSUM", "UCP-E-CODEC", "UCP-E-PADDING"})
 
 
 class Findings:
@@ -23,6 +25,11 @@ class Findings:
 
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
+
+    def told(self) -> list[Problem]:
+        """Return the problems but those of the bytes of an object that has another length (UCP-V-011)."""
+        other = {problem.at for problem in self._problems if problem.code == "UCP-E-LENGTH"}
+        return [one for one in self._problems if one.at not in other or one.code not in _OF_BYTES]
 
     def __len__(self) -> int:
         return len(self._problems)
