@@ -30,7 +30,7 @@ from s3fs import S3FileSystem
 
 import ucpformat as ucp
 from benchmarks.s3_server import BUCKET, S3Server, served
-from tests.campaigns.faults.scenarios import state
+from tests.campaigns.faults.state import state
 from tests.campaigns.proxy.proxy import KINDS, Fault, Proxy, Request
 from tests.campaigns.proxy.scenarios import PART_BYTES, SCENARIOS, Place, Scenario
 from ucpformat.errors import UcpError

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 
 import ucpformat as ucp
-from tests.campaigns.faults.scenarios import state
+from tests.campaigns.faults.state import state
 from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
