@@ -267,6 +267,6 @@ def test_layouts_of_too_many_pieces_are_refused_and_not_spelled_out() -> None:
 def test_a_local_tensor_has_no_more_elements_than_a_double_counts(
     shape: tuple[int, ...], steps: tuple[Step, ...]
 ) -> None:
-    lowering = lower(Layout(TP, steps), shape)
+    """UCP-D-141 at a coordinate, UCP-D-162 before any."""
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
-        lowering.at((0,))
+        lower(Layout(TP, steps), shape).at((0,))

@@ -384,7 +384,7 @@ def test_no_file_is_lost_in_silence(tmp_path: Path, form: dict[str, str]) -> Non
     found = sweep(
         made(tmp_path / "a", form),
         tmp_path / "scratch",
-        known_as=lambda name: "in OCDBT database" if name.startswith("d/") else None,
+        known_as=lambda name: "in OCDBT" if name.startswith("d/") else None,
         blind=swap if form["ocdbt"] == "false" else {},
     )
     found.check()
