@@ -7,6 +7,7 @@ store waits, and is counted. Requests that are made at once wait at once.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import tempfile
 import threading
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from benchmarks.state import TrainingState
 
-__all__ = ["Late", "Load", "cells", "command", "compare_objects", "load_by_dcp", "table"]
+__all__ = ["Late", "Load", "cells", "command", "compare_objects", "fsspec_of_dcp", "load_by_dcp", "table"]
 
 _BLOCK_BYTES: Final = 50 << 20  # what s3fs reads ahead
 
@@ -112,9 +113,15 @@ def _dcp(directory: Path, into: TrainingState) -> None:
 def load_by_dcp(url: str, tensors: dict[str, Any]) -> None:
     """Fill the tensors by ``dcp.load``, through torch's own reader of what fsspec reaches."""
     from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-    state_dict_loader.load(tensors, storage_reader=FsspecReader(url), no_dist=True)
+    state_dict_loader.load(tensors, storage_reader=fsspec_of_dcp().FsspecReader(url), no_dist=True)
+
+
+def fsspec_of_dcp() -> Any:
+    """Import torch's storage of what fsspec reaches; older versions have it under a private name alone."""
+    package = "torch.distributed.checkpoint"
+    is_public = importlib.util.find_spec(f"{package}.fsspec_filesystem") is not None
+    return importlib.import_module(f"{package}.{'' if is_public else '_'}fsspec_filesystem")
 
 
 LOADS: Final[dict[str, tuple[str, Callable[[Path, TrainingState], None]]]] = {

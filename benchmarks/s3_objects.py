@@ -16,7 +16,7 @@ import fsspec
 from benchmarks.contenders.ours import NAME, load_state, save_state
 from benchmarks.facts import Facts, machine_facts
 from benchmarks.measure import Reading, measured
-from benchmarks.objects import Load, cells, load_by_dcp
+from benchmarks.objects import Load, cells, fsspec_of_dcp, load_by_dcp
 from benchmarks.reshard import AsRank
 from benchmarks.s3_server import BUCKET, Counts, S3Server, served
 from benchmarks.save_load import in_turn
@@ -106,9 +106,8 @@ class _Dcp:
 
     def save(self, url: str, state: TrainingState) -> None:
         from torch.distributed.checkpoint import state_dict_saver
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-        writer = FsspecWriter(url, thread_count=_OBJECTS, sync_files=False)
+        writer = fsspec_of_dcp().FsspecWriter(url, thread_count=_OBJECTS, sync_files=False)
         state_dict_saver.save(dict(state.tensors), storage_writer=writer, no_dist=True)
 
     def load(self, url: str, into: TrainingState) -> None:

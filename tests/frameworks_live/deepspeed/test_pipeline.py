@@ -32,6 +32,8 @@ TIED = {"tied_layers": "embed:0,7"}
 """What no file says of a pipeline without ZeRO, except in bf16."""
 OWN = "tied_modules.embed.positions@stage1"
 LOST = {"pipe2-z0-fp32-positions": [OWN]}
+HALF_SAVED = "pipe2-z0-fp16-positions"
+"""DeepSpeed saves of `OWN` the optimizer's copy alone, and a job that loads it begins with weights of its own."""
 """What DeepSpeed writes into no file."""
 
 
@@ -189,6 +191,7 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             loads[way.world].append(job)
     own = made / ALTERED.source / "ckpt"
     loads[ALTERED.world].append(f"load:{ALTERED.target}:{own}:{folder / 'own'}")
+    loads[4].append(f"load:{HALF_SAVED}:{made / HALF_SAVED / 'ckpt'}:{folder / HALF_SAVED}")
     ranks = [Ranks(jobs, world) for world, jobs in loads.items()]
     launch_in_turn("tests.frameworks_live.deepspeed.make_pipe", ranks, timeout=280)
     return folder
@@ -196,7 +199,7 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_stock_deepspeed_resumes_with_other_stages(made: Path, resumed: Path, way: Way) -> None:
-    wanted = reference(made / way.source)
+    wanted = reference(resumed / HALF_SAVED if way.source == HALF_SAVED else made / way.source)
     found = reference(resumed / str(WAYS.index(way)))
     assert set(found["tensors"]) == set(wanted["tensors"])
     for name, held in wanted["tensors"].items():
