@@ -20,7 +20,7 @@ from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 
-__all__ = ["SCENARIOS", "Scenario"]
+__all__ = ["SCENARIOS", "Scenario", "save_together"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def _async(path: Path) -> None:
         saver.save(path / "c.ucp", state(1))
 
 
-def _together(path: Path, storage: str) -> None:
-    """Two ranks, threads of this process."""
+def save_together(path: str | Path, storage: str) -> None:
+    """Save by two ranks, threads of this process; ``path`` is the checkpoint's, or its URL."""
     mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
     layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
 
@@ -65,7 +65,7 @@ def _together(path: Path, storage: str) -> None:
         held = state(1)
         held["model"]["w"] = held["model"]["w"][150 * group.rank :][:150]
         options: Any = SaveOptions(storage, 256, None)  # type: ignore[arg-type]
-        save_state(path / "c.ucp", held, options, group=group, layouts=layouts)
+        save_state(path, held, options, group=group, layouts=layouts)
 
     for found in run_threads(2, work):
         if isinstance(found, BaseException):
@@ -140,8 +140,8 @@ IN_PROCESS: Sequence[Scenario] = (
     Scenario("save, plain", lambda path: _save(path, storage="plain", chunk_bytes=512), makes=MADE),
     Scenario("save, compressed", lambda path: _save(path, compressor="auto"), makes=MADE),
     Scenario("save, asynchronous", _async, makes=MADE),
-    Scenario("save, two ranks", lambda path: _together(path, "packed"), makes=MADE),
-    Scenario("save, two ranks, plain", lambda path: _together(path, "plain"), makes=MADE),
+    Scenario("save, two ranks", lambda path: save_together(path / "c.ucp", "packed"), makes=MADE),
+    Scenario("save, two ranks, plain", lambda path: save_together(path / "c.ucp", "plain"), makes=MADE),
     Scenario("convert", _convert, _source, makes=MADE, keeps=KEPT),
     Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, gone=["step-1.ucp"]),
     Scenario("read", _read, _source, keeps=KEPT),

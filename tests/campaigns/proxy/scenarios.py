@@ -14,13 +14,11 @@ import fsspec
 import numpy as np
 
 import ucpformat as ucp
+from tests.campaigns.faults.scenarios import save_together
 from tests.campaigns.faults.state import state
 from ucpformat.copying import copy_checkpoint
-from ucpformat.distributed.save import SaveOptions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.frameworks.converting.options import EngineOptions
 from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.live.state_dict import save_state
 from ucpformat.geometry import Box
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
@@ -74,19 +72,7 @@ def _async(place: Place) -> None:
 
 
 def _together(place: Place, storage: str) -> None:
-    """Two ranks, threads of this process."""
-    mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
-    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
-
-    def work(group: ThreadGroup) -> None:
-        held = state(1)
-        held["model"]["w"] = held["model"]["w"][150 * group.rank :][:150]
-        options: Any = SaveOptions(storage, 256, None)  # type: ignore[arg-type]
-        save_state(f"{place.url}/c.ucp", held, options, group=group, layouts=layouts)
-
-    for found in run_threads(2, work):
-        if isinstance(found, BaseException):
-            raise found
+    save_together(f"{place.url}/c.ucp", storage)
 
 
 def _debris(place: Place, name: str = "c.ucp") -> None:
