@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
@@ -44,12 +44,28 @@ _JSON_TYPES: Final = {
 }
 
 
+_DEFINITION: Final = "#/$defs/"
+_Demands: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+_NO_DEMANDS: Final[_Demands] = ((), ())
+
+
 def _any_of(
     validator: Validator, alternatives: list[Schema], instance: Any, schema: Schema
 ) -> Iterator[ValidationError]:
-    """Say that no alternative fits, and nothing of each: jsonschema keeps every error of every alternative below."""
-    if not any(validator.evolve(schema=alternative).is_valid(instance) for alternative in alternatives):
-        yield ValidationError("none of the alternatives fits")
+    """Say that no alternative fits, and nothing of each: jsonschema keeps every error of every alternative below.
+
+    Alternatives whose type or required members rule them out are not tried; without that, each number of a document
+    is offered to eighteen schemas.
+    """
+    for alternative in alternatives:
+        type_names, required = _demands().get(id(alternative), _NO_DEMANDS)
+        if type_names and not any(validator.is_type(instance, name) for name in type_names):
+            continue
+        if required and isinstance(instance, dict) and not all(name in instance for name in required):
+            continue
+        if validator.evolve(schema=alternative).is_valid(instance):
+            return
+    yield ValidationError("none of the alternatives fits")
 
 
 _Validator: Final[type[Validator]] = extend(Draft202012Validator, {"anyOf": _any_of})  # type: ignore[no-untyped-call]
@@ -63,11 +79,45 @@ def _folder() -> Traversable:
 
 @cache
 def _schemas() -> dict[str, Schema]:
-    found = sorted(entry.name for entry in _folder().iterdir() if entry.name.endswith(_SUFFIX))
-    return {
-        name.removesuffix(_SUFFIX): json.loads((_folder() / name).read_text(encoding="utf-8"))
-        for name in found
-    }
+    """All schemas by name, without ``$schema``: where it stands, jsonschema would go on without `_any_of` below it."""
+    found: dict[str, Schema] = {}
+    for entry in sorted(_folder().iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(_SUFFIX):
+            schema = json.loads(entry.read_text(encoding="utf-8"))
+            del schema["$schema"]
+            found[entry.name.removesuffix(_SUFFIX)] = schema
+    return found
+
+
+@cache
+def _demands() -> dict[int, _Demands]:
+    """The types and required members of each alternative of each ``anyOf``, by the identity of the alternative."""
+    found: dict[int, _Demands] = {}
+
+    def visit(document: Schema, schema: Any) -> None:
+        if isinstance(schema, list):
+            for element in schema:
+                visit(document, element)
+        elif isinstance(schema, dict):
+            for alternative in schema.get("anyOf", ()):
+                found[id(alternative)] = _demands_of(document, alternative)
+            for member in schema.values():
+                visit(document, member)
+
+    for document in _schemas().values():
+        visit(document, document)
+    return found
+
+
+def _demands_of(document: Any, alternative: Any) -> _Demands:
+    reference = alternative.get("$ref", "")
+    if reference.startswith(_DEFINITION):
+        alternative = document["$defs"][reference.removeprefix(_DEFINITION)]
+    type_names = alternative.get("type", ())
+    return (
+        (type_names,) if isinstance(type_names, str) else tuple(type_names),
+        tuple(alternative.get("required", ())),
+    )
 
 
 @cache

@@ -327,11 +327,13 @@ class DirectoryClaim:
         held, self._held = self._held, -1
         if held < 0:
             return
-        # A process that was forked meanwhile has copies of the descriptors, and nothing else of this.
-        if self._process == os.getpid():
-            self._give_up_draft()
-            # Such processes share the lock: closing alone would leave it to them.
+        try:
+            # A process that was forked meanwhile has copies of the descriptors, and nothing else of this.
+            if self._process == os.getpid():
+                self._give_up_draft()
+                # Such processes share the lock: closing alone would leave it to them.
+                with suppress(OSError):
+                    fcntl.flock(held, fcntl.LOCK_UN)
+        finally:  # also where a signal's handler raises
             with suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_UN)
-        with suppress(OSError):
-            os.close(held)
+                os.close(held)
