@@ -139,6 +139,12 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
     ),
     "blocks-many-that-touch": (mesh(a=2), [ruled(0, 2048, "ceil"), ruled(1, 2048, "ceil")], (2, 3)),
     "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
+    "view-falls-back": (mesh(a=2), [view(2, 3), permute(1, 0), shard("a", 0, [2, 1])], (3, 2)),
+    "padding-breaks-group": (
+        mesh(a=2),
+        [pad(1, to=4), FLAT, blocks(0, [6, 2, 4], [[], [shard("a", 0, [2, 0])], []])],
+        (3, 2),
+    ),
 }
 
 BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {

@@ -21,7 +21,7 @@ def test_every_fence_says_what_it_is() -> None:
 @pytest.mark.parametrize("fence", JSON_FENCES, ids=str)
 def test_a_json_example_is_tagged(fence: Block) -> None:
     assert fence.options.keys() & {"schema", "invalid"}
-    assert fence.options.keys() <= {"schema", "invalid"}
+    assert fence.options.keys() <= {"schema", "invalid", "case"}
 
 
 @pytest.mark.parametrize("fence", JSON_FENCES, ids=str)
