@@ -15,6 +15,7 @@ from ucp_conformance.drafting import Draft, dump, gzip, write_files
 from ucp_conformance.oracle.bytes_of import CORE_DTYPES, cut
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES as ITEM
 from ucp_conformance.oracle.examine import Logical, examine
+from ucp_conformance.profiles import with_profiles
 
 __all__ = [
     "Case",
@@ -30,7 +31,6 @@ __all__ = [
 FROZEN = Path(__file__).with_name("frozen.json")
 
 Check = dict[str, Any]
-FULL_STEPS = frozenset({"concat", "partial", "scale", "local"})
 _LEVELS = ("inspect", "dense", "reshard", "full")
 
 
@@ -56,21 +56,13 @@ class Case:
             "title": self.title,
             "requirements": sorted(set(self.requirements)),
             "features": list(self.features),
-            "checks": [_at_its_level(check) for check in self.checks],
+            "checks": [with_profiles(check) for check in self.checks],
         }
         if self.setup:
             value["setup"] = self.setup
         if self.mutates is not None:
             value |= {"mutates": self.mutates, "mutation": self.mutation}
         return value
-
-
-def _at_its_level(check: Check) -> Check:
-    """Steps of SPEC sections 12.1 to 12.4 take level Full."""
-    params = check["params"]
-    slots = (slot for atom in params.get("atoms", ()) for slot in atom["slots"].values())
-    kinds = {step.get("kind") for holder in (params, *slots) for step in holder.get("steps", ())}
-    return check | {"level": "full"} if check["level"] == "reshard" and kinds & FULL_STEPS else check
 
 
 def write_case(case: Case, root: Path) -> None:

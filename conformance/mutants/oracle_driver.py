@@ -22,6 +22,7 @@ from ucp_conformance.oracle.layouts import Local, coordinates, local_bytes, lowe
 from ucp_conformance.oracle.levels import at_level
 from ucp_conformance.oracle.problem import Problem, RefusalError
 from ucp_conformance.oracle.store import is_component
+from ucp_conformance.profiles import PROFILES
 
 # What a reader meets in the order of SPEC 17 and what only a validator looks for.
 WRITE_FEATURES = "ucp.json#/write_features"
@@ -46,20 +47,7 @@ class OracleDriver:
             "write_features": [],
             "compressors": ["gzip"],
             "dtypes": list(ITEM_BYTES),
-            "steps": [
-                "view",
-                "permute",
-                "shard",
-                "blocks",
-                "join",
-                "pad",
-                "flatten",
-                "only",
-                "concat",
-                "partial",
-                "scale",
-                "local",
-            ],
+            "profiles": list(PROFILES),
         }
 
     def examined(self, path: str) -> Examination:

@@ -63,6 +63,8 @@ def _lines(folder: Path, case: Mapping[str, Any]) -> Iterator[str]:
     for check in case["checks"]:
         yield ""
         yield f"Check {check['name']}: {check['op']}, as a {check['role']} of level {check['level']}"
+        if check.get("profiles"):
+            yield f"  its layouts take: {', '.join(check['profiles'])}"
         if check["params"]:
             yield f"  asked: {_json(check['params'])}"
         yield f"  expected: {expected(check['expect'])}"

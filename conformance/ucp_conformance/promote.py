@@ -11,6 +11,7 @@ from typing import Any
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.exchange import level_of_plan, local_of, plan_data, refusal_of
 from ucp_conformance.oracle.layouts import lower
+from ucp_conformance.profiles import with_profiles
 from ucp_conformance.resources import protocol_validator
 
 __all__ = ["promote"]
@@ -62,7 +63,7 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
         "title": f"Promoted: {name}"[:75],
         "requirements": ["UCP-R-022"] if plan["target"] is not None else ["UCP-D-037"],
         "features": [],
-        "checks": checks,
+        "checks": [with_profiles(check) for check in checks],
     }
     protocol_validator("case").validate(case)
     folder.mkdir(parents=True)

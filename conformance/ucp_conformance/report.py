@@ -60,7 +60,9 @@ def make_report(
     for connection in connections:
         hello = connection.claims.document if connection.claims is not None else {"roles": []}
         # What passes a part of the suite has not earned a class.
-        earned = classes([] if "only" in suite else results, connection.label, hello["roles"])
+        earned = classes(
+            [] if "only" in suite else results, connection.label, hello["roles"], hello.get("profiles", [])
+        )
         drivers.append({"label": connection.label, "hello": hello, "classes": earned, "badge": badge(earned)})
     report = {
         "suite": suite,

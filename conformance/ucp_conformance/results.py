@@ -9,11 +9,25 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["LEVELS", "OPTIONAL", "ROLES", "Result", "apply_expected", "badge", "classes", "read_expected"]
+from ucp_conformance.profiles import PROFILES
+
+__all__ = [
+    "BEYOND",
+    "LEVELS",
+    "OPTIONAL",
+    "ROLES",
+    "Result",
+    "apply_expected",
+    "badge",
+    "classes",
+    "read_expected",
+]
 
 ROLES: Final = ("validator", "reader", "writer", "rewriter")
 LEVELS: Final = ("inspect", "dense", "reshard", "full")
 OPTIONAL: Final = ("zstd", "blosc")
+BEYOND: Final = tuple(profile for profile in PROFILES if profile != "core")
+"""Profiles that an implementation below level Full claims by name."""
 BAD: Final = frozenset({"fail", "xpass", "crash", "timeout", "protocol"})
 """Outcomes that make a run fail."""
 
@@ -29,6 +43,7 @@ class Result:
     outcome: str
     requirements: Sequence[str] = ()
     features: Sequence[str] = ()
+    profiles: Sequence[str] = ()
     ms: float = 0.0
     detail: str = ""
     stderr: str = ""
@@ -45,6 +60,7 @@ class Result:
             "outcome": self.outcome,
             "requirements": sorted(set(self.requirements)),
             "features": sorted(set(self.features)),
+            "profiles": list(self.profiles),
             "ms": round(self.ms, 2),
             "detail": self.detail,
         }
@@ -83,8 +99,13 @@ def _matches(entry: dict[str, str], result: Result) -> bool:
     return fnmatchcase(result.id, entry["id"]) and entry.get("driver", result.driver) == result.driver
 
 
-def classes(results: Sequence[Result], driver: str, roles: Sequence[str]) -> dict[str, Any]:
-    """The level earned per role, None where not even the lowest is; and the badges of optional features."""
+def classes(
+    results: Sequence[Result], driver: str, roles: Sequence[str], profiles: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The level earned per role, None where not even the lowest is; optional features; profiles beyond core.
+
+    ``roles`` and ``profiles`` are those that the driver claims.
+    """
     mine = [result for result in results if result.driver == driver]
     earned: dict[str, Any] = {}
     for role in ROLES:
@@ -108,6 +129,13 @@ def classes(results: Sequence[Result], driver: str, roles: Sequence[str]) -> dic
     for feature in OPTIONAL:
         of_feature = [result for result in mine if feature in result.features]
         earned[f"+{feature}"] = bool(of_feature) and all(result.outcome == "pass" for result in of_feature)
+    for profile in BEYOND:
+        of_profile = [
+            result
+            for result in mine
+            if profile in result.profiles and result.role in roles and set(result.profiles) <= set(profiles)
+        ]
+        earned[f"+{profile}"] = bool(of_profile) and all(result.outcome == "pass" for result in of_profile)
     return earned
 
 
@@ -120,7 +148,9 @@ def badge(earned: dict[str, Any], format_version: int = 0) -> dict[str, Any]:
     words = [
         f"{level.capitalize()} {'/'.join(by_level[level])}" for level in reversed(LEVELS) if level in by_level
     ]
-    features = [f"+{feature}" for feature in OPTIONAL if earned.get(f"+{feature}")]
-    message = " ".join([", ".join(words) or "no class", *features])
+    # Full takes every profile, and whoever has no level has nothing to add one to.
+    named = OPTIONAL if set(by_level) <= {"full"} else (*BEYOND, *OPTIONAL)
+    added = [f"+{name}" for name in named if earned.get(f"+{name}")]
+    message = " ".join([", ".join(words) or "no class", *added])
     color = "brightgreen" if list(by_level) == ["full"] else "yellow" if by_level else "red"
     return {"schemaVersion": 1, "label": f"UCP {format_version}", "message": message, "color": color}

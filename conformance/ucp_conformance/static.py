@@ -43,6 +43,9 @@ def unclaimed(claims: Claims, case: Mapping[str, Any], check: Mapping[str, Any])
     document = claims.document
     if check["role"] not in document["roles"]:
         return f"role {check['role']}"
+    for profile in check.get("profiles", ()):
+        if profile not in document["profiles"]:
+            return f"profile {profile}"
     for feature in case["features"]:
         if feature not in document["compressors"] or feature not in document["read_features"]:
             return f"feature {feature}"
@@ -66,6 +69,7 @@ def run_static(connection: Connection, tell: Callable[[Result], None], *, only: 
                 "level": check["level"],
                 "requirements": case["requirements"],
                 "features": case["features"],
+                "profiles": check.get("profiles", ()),
             }
             missing = unclaimed(claims, case, check)
             if missing:

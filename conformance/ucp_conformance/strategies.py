@@ -13,6 +13,7 @@ from ucp_conformance.oracle.arithmetic import scaled, spread_dtype
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES
 from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.oracle.problem import RefusalError
+from ucp_conformance.profiles import kinds_of
 
 __all__ = ["plans"]
 
@@ -67,8 +68,9 @@ def shards(draw: st.DrawFn, axis: str, size: int, dim: int, extent: int) -> dict
 
 
 @st.composite
-def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict[str, Any]:
+def layouts(draw: st.DrawFn, shape: Sequence[int], profiles: Sequence[str]) -> dict[str, Any]:
     """A mesh of at most eight ranks, and steps that lower; those that would not are left out."""
+    kinds = kinds_of(profiles)
     axes: list[dict[str, Any]] = [
         {"name": name, "size": size}
         for name, size in zip(
@@ -79,7 +81,7 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], kinds: Sequence[str]) -> dict
     ]
     while _product(axes) > 8:
         axes.pop()
-    if len(axes) > 1 and draw(st.sampled_from([False, False, True])):
+    if len(axes) > 1 and "ragged" in profiles and draw(st.sampled_from([False, False, True])):
         sizes = [draw(st.integers(1, 3)) for _ in range(axes[0]["size"])]
         axes[1] = {"name": axes[1]["name"], "by": axes[0]["name"], "sizes": sizes}
     mesh = {"axes": axes}
@@ -260,14 +262,15 @@ def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
     """A plan that both sides claim to master."""
     both = {
         member: [value for value in writer.document[member] if value in reader.document[member]]
-        for member in ("storages", "dtypes", "steps")
+        for member in ("storages", "dtypes", "profiles")
     }
     shape = draw(shapes())
     order = list(ITEM_BYTES)
     # Mostly layouts: whole tensors have few ways to be wrong.
-    maybe = st.one_of(st.none(), *[layouts(shape, both["steps"])] * 3)
+    kinds = kinds_of(both["profiles"])
+    maybe = st.one_of(st.none(), *[layouts(shape, both["profiles"])] * 3) if kinds else st.none()
     source, target = draw(maybe), draw(maybe)
-    if "local" in both["steps"] and draw(st.sampled_from([*[False] * 9, True])):
+    if "local" in kinds and draw(st.sampled_from([*[False] * 9, True])):
         shape, source, target = draw(_entries())
     dtypes = sorted(
         both["dtypes"], key=lambda name: (name != "uint8", order.index(name) if name in order else 99)
@@ -289,7 +292,7 @@ def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
     }
     for side in ("source", "target"):
         if plan[side] is not None and [step["kind"] for step in plan[side]["steps"]] != ["local"]:
-            _with_value_steps(draw, plan, side, both["steps"])
+            _with_value_steps(draw, plan, side, kinds)
     return plan
 
 

@@ -15,6 +15,7 @@ import pytest
 from ucp_conformance.connection import Connection
 from ucp_conformance.exchange import refusal_of
 from ucp_conformance.judge import PASS, judge
+from ucp_conformance.profiles import PROFILES
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import Result, apply_expected, badge, classes, read_expected
 
@@ -253,6 +254,63 @@ def test_a_class_takes_every_case_at_or_below_its_level(
 def test_badges_state_the_class_in_words() -> None:
     earned = {"validator": "full", "reader": "full", "writer": "dense", "rewriter": None, "+zstd": True}
     assert badge(earned)["message"] == "Full validator/reader, Dense writer +zstd"
+
+
+def of_profiles(*found: tuple[str, str, str]) -> list[Result]:
+    """Results of a reader: profiles, level and outcome of each."""
+    return [
+        Result(f"p{n}", "d", "reader", level, outcome, profiles=profiles.split())
+        for n, (profiles, level, outcome) in enumerate(found)
+    ]
+
+
+def test_core_is_enough_for_reshard_and_the_other_profiles_are_named() -> None:
+    found = of_profiles(
+        ("core", "reshard", "pass"),
+        ("core views", "full", "pass"),
+        ("core views buffers", "full", "unclaimed"),
+        ("core ragged", "full", "fail"),
+    )
+    earned = classes(found, "d", ["reader"], ["core", "views", "ragged"])
+    assert (earned["reader"], earned["+views"], earned["+buffers"], earned["+ragged"]) == (
+        "reshard", True, False, False,
+    )  # fmt: skip
+    assert badge(earned)["message"] == "Reshard reader +views"
+
+
+def test_a_profile_that_is_not_claimed_keeps_from_full_and_core_from_reshard() -> None:
+    views = of_profiles(("core", "reshard", "pass"), ("core views", "full", "unclaimed"))
+    assert classes(views, "d", ["reader"], ["core"])["reader"] == "reshard"
+    none = [*results(("dense", "pass")), *of_profiles(("core", "reshard", "unclaimed"))]
+    assert classes(none, "d", ["reader"], [])["reader"] == "dense"
+
+
+def test_full_takes_every_profile_and_names_none() -> None:
+    found = of_profiles(("core", "reshard", "pass"), ("core views", "full", "pass"))
+    earned = classes(found, "d", ["reader"], list(PROFILES))
+    assert earned["+views"] is True
+    assert badge(earned)["message"] == "Full reader"
+
+
+def test_checks_go_to_drivers_that_claim_their_profiles(tmp_path: Path) -> None:
+    """The oracle with one profile less is asked nothing of it, and stays green."""
+    program = "from oracle_driver import *; import oracle_driver; "
+    program += "hello = OracleDriver.hello; "
+    program += (
+        "OracleDriver.hello = lambda self, p: {**hello(self, p), 'profiles': ['core']}; OracleDriver().serve()"
+    )
+    folder = CONFORMANCE / "mutants"
+    command = shlex.join(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {program}"]
+    )
+    done = ucp_conformance(
+        "run", "--driver", f"core={command}", "--only", "good/layouts/", "--report", tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for result in json.loads((tmp_path / "report.json").read_bytes())["results"]:
+        beyond = set(result["profiles"]) - {"core"}
+        assert result["outcome"] == ("unclaimed" if beyond else "pass"), result
+        assert (result["level"] == "full") == bool(beyond) or not result["profiles"]
 
 
 def test_expected_failures_need_reasons_and_must_fail(tmp_path: Path) -> None:

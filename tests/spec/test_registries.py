@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+from ucp_conformance.oracle.bytes_of import CORE_DTYPES
+from ucp_conformance.profiles import PROFILES
+from ucp_conformance.results import LEVELS
+
 from tests.spec.document import fences, lines, prose, table
 from ucpformat.errors import REGISTRY
 from ucpformat.geometry.lower import MAX_ELEMENTS
@@ -74,6 +78,33 @@ def test_data_types_are_those_of_the_library() -> None:
 def test_steps_of_layouts_are_those_of_the_library() -> None:
     stated = [match[1] for _, line in prose() if (match := re.match(r"\* \*\*`([a-z]+)`\*\*:", line))]
     assert [kind for kind in stated if kind in STEP_KINDS] == list(STEP_KINDS)
+
+
+def test_profiles_are_those_of_the_suite_and_every_step_is_in_one() -> None:
+    rows = table("| profile | layouts (section 12) |")
+    stated = {
+        name.strip("*"): tuple(kind for kind in re.findall(r"`([a-z]+)`", what) if kind in STEP_KINDS)
+        for name, what in rows
+    }
+    assert stated == dict(PROFILES)
+    assert sorted(kind for kinds in PROFILES.values() for kind in kinds) == sorted(STEP_KINDS)
+
+
+def test_levels_are_those_of_the_suite() -> None:
+    stated = [
+        level.strip("*").lower()
+        for level, _, _ in table("| level | of each role, with all levels before | profiles |")
+    ]
+    assert stated == list(LEVELS)
+
+
+def test_core_data_types_are_those_of_the_suite() -> None:
+    assert (
+        "The core data types are `bool`, the integers of 8 to 64 bits, `float16`, `bfloat16`, `float32` and `float64`."
+        in lines()
+    )
+    integers = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+    assert set(CORE_DTYPES) == {"bool", "float16", "bfloat16", "float32", "float64"} | integers
 
 
 def test_derived_documents_are_those_of_the_library() -> None:

@@ -14,7 +14,6 @@ import {parse, plain} from './lib/json.mjs';
 import {DTYPES} from './lib/dtypes.mjs';
 import {product} from './lib/boxes.mjs';
 import {Checkpoint} from './lib/checkpoint.mjs';
-import {KINDS} from './lib/layout.mjs';
 import {readBox, readerOf, readLocals} from './lib/read.mjs';
 import {
   fileSource, localsSource, lower, rewrite, validate, write,
@@ -81,7 +80,7 @@ const methods = {
     write_features: [],
     compressors: ['gzip'],
     dtypes: [...DTYPES.keys()],
-    steps: [...KINDS],
+    profiles: ['core', 'buffers', 'views', 'ragged', 'reductions'],
   }),
 
   validate(params) {

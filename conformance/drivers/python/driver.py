@@ -20,7 +20,6 @@ from ucpformat.geometry import Box, BufferPlace, Layout, Partial, Piece, Scale, 
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.layout_json import (
-    STEP_KINDS,
     LayoutRecord,
     MeshRecord,
     mesh_to_json,
@@ -53,7 +52,7 @@ def hello(params: Json) -> Json:
         "write_features": [],
         "compressors": ["blosc", "gzip", "zstd"],
         "dtypes": list(DTYPES),
-        "steps": list(STEP_KINDS),
+        "profiles": ["core", "buffers", "views", "ragged", "reductions"],
     }
 
 

@@ -35,7 +35,8 @@ def hello(params: Json) -> Json:
         "write_features": [],
         "compressors": [],
         "dtypes": ["float32"],
-        "steps": [],
+        # Profiles of layouts, beginning with "core": what `lower`, `read` and `write` take beyond whole tensors.
+        "profiles": [],
     }
 
 
