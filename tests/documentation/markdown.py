@@ -117,7 +117,9 @@ def pages() -> tuple[Page, ...]:
     """The pages that users and contributors read; SPEC.md has tests of its own (tests/spec)."""
     globs = (
         "README.md",
+        "CODE_OF_CONDUCT.md",
         "CONTRIBUTING.md",
+        "GOVERNANCE.md",
         "SECURITY.md",
         "docs/**/*.md",
         "benchmarks/*.md",
