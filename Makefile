@@ -13,7 +13,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -24,6 +24,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+environment: $(READY)  ## make the environment in .venv, which every other target makes when it is missing
 
 demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 1 processes, compare
 	$(BIN)/python examples/demo.py
@@ -77,12 +79,24 @@ test-newest: $(READY)  ## build the wheel, install it with the newest of everyth
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
 
-check: $(READY)  ## style, types, layers, and every test with the coverage thresholds
+lint: $(READY)  ## style, types, layers, workflows, issue forms and CITATION.cff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	cd conformance && ../$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/actionlint
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions conformance/action.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+docs: $(READY)  ## type every block of the pages and compare what it prints, and check what the pages name
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/documentation tests/spec
+
+check: lint  ## what lint does, and every test with the coverage thresholds
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel" --cov --cov-report=
 	$(BIN)/coverage report --fail-under=95
 	$(BIN)/coverage report --include='ucpformat/geometry/*' --fail-under=100
