@@ -296,9 +296,7 @@ def test_checks_go_to_drivers_that_claim_their_profiles(tmp_path: Path) -> None:
     """The oracle with one profile less is asked nothing of it, and stays green."""
     program = "from oracle_driver import *; import oracle_driver; "
     program += "hello = OracleDriver.hello; "
-    program += (
-        "OracleDriver.hello = lambda self, p: {**hello(self, p), 'profiles': ['core']}; OracleDriver().serve()"
-    )
+    program += "OracleDriver.hello = lambda self, p: {**hello(self, p), 'profiles': ['core']}; OracleDriver().serve()"
     folder = CONFORMANCE / "mutants"
     command = shlex.join(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {program}"]
