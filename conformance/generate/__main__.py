@@ -1,4 +1,4 @@
-"""`python -m generate [FOLDER]`: all vectors, from nothing."""
+"""`python -m generate [FOLDER]`: all vectors, from nothing, and beside the folder those of lowering in one file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
+from generate.lowering import write as write_lowering
 from generate.precedence import precedence_cases
 from generate.value_steps import value_step_cases
 from generate.write_refusals import write_refusal_cases
@@ -49,12 +50,13 @@ def all_cases() -> Iterator[Case]:
 
 
 def main(folder: Path) -> int:
-    """Write them; returns their number."""
+    """Write them, and beside their folder the vectors of lowering; returns their number."""
     cases = list(all_cases())  # nothing is removed before everything could be made
     for kind in ("good", "bad", "forward"):
         shutil.rmtree(folder / kind, ignore_errors=True)
     for case in cases:
         write_case(case, folder)
+    write_lowering(cases, folder.parent)
     return len(cases)
 
 

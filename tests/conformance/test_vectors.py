@@ -51,6 +51,8 @@ def test_the_generator_makes_exactly_these_vectors(tmp_path: Path) -> None:
     kept = {name: data for name, data in kept.items() if not name.startswith("good/promoted/")}
     assert made.keys() == kept.keys()
     assert [name for name, data in made.items() if kept[name] != data] == []
+    for name in ("lowering.json", "LOWERING.md"):
+        assert (tmp_path / name).read_bytes() == (CONFORMANCE / name).read_bytes(), name
 
 
 def verdict(folder: Path, case: dict[str, Any], wanted: dict[str, Any], level: str) -> str:
