@@ -81,6 +81,12 @@ def test_changelog_keeps_format_and_library_apart_and_names_this_version() -> No
     assert f"### {version}" in sections[1]
 
 
+def test_changelog_is_short_and_has_what_users_of_drafts_must_know() -> None:
+    text = read("CHANGELOG.md")
+    assert "### For users of drafts" in text
+    assert len(text) < 12_000, "say what there is, not what was done day by day"
+
+
 def test_no_module_outgrows_its_purpose() -> None:
     sizes = {name: text.count("\n") for name, text in tracked_text().items() if name.endswith(".py")}
     assert len(sizes) > 20
