@@ -71,7 +71,14 @@ def test_source_archive_holds_specification_and_tests(archives: Path) -> None:
     (archive,) = archives.glob("*.tar.gz")
     with tarfile.open(archive) as members:
         names = {name.partition("/")[2] for name in members.getnames()}
-    assert {"SPEC.md", "README.md", "LICENSE", "CHANGELOG.md", "tests/test_wheel.py"} <= names
+    assert {
+        "SPEC.md",
+        "SPEC-PATTERNS.md",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "tests/test_wheel.py",
+    } <= names
 
 
 def test_installed_alone_it_imports_from_its_own_environment(fresh_python: Path) -> None:

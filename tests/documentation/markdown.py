@@ -114,7 +114,7 @@ def page(name: str) -> Page:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """The pages that users and contributors read; SPEC.md has tests of its own (tests/spec)."""
+    """The pages that users and contributors read; the specification has tests of its own (tests/spec)."""
     globs = (
         "README.md",
         "CODE_OF_CONDUCT.md",

@@ -21,7 +21,8 @@ from tests.documentation.markdown import ROOT, Page, page, pages
 from ucpformat.errors import REGISTRY
 
 PACKAGE: Final = Path(ucp.__file__).parent  # as installed, which may be elsewhere
-ALL: Final = (*pages(), page("CHANGELOG.md"), page("SPEC.md"))
+SPECIFICATION: Final = tuple(page(path.name) for path in sorted(ROOT.glob("SPEC*.md")))
+ALL: Final = (*pages(), page("CHANGELOG.md"), *SPECIFICATION)
 USER: Final = tuple(
     one for one in pages() if one.name.startswith(("README", "docs/", "CONTRIBUTING", "SECURITY"))
 )

@@ -1,4 +1,4 @@
-"""Atom maps (SPEC 14.2): against numpy, both ways; and refused where something would be left over."""
+"""Atom maps (SPEC-ATOM-MAPS): against numpy, both ways; and refused where something would be left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions (SPEC 14.1): against Python's own, and refused where they are none."""
+"""Expressions (SPEC-PATTERNS): against Python's own, and refused where they are none."""
 
 from __future__ import annotations
 

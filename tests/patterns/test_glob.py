@@ -1,4 +1,4 @@
-"""Globs (SPEC 14.1): against Python's regular expressions, which say the same and may take for ever."""
+"""Globs (SPEC-PATTERNS): against Python's regular expressions, which say the same and may take for ever."""
 
 from __future__ import annotations
 

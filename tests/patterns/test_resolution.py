@@ -1,4 +1,4 @@
-"""Pattern documents, parsed and resolved (SPEC 14.1)."""
+"""Pattern documents, parsed and resolved (SPEC-PATTERNS)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPEC.md taken apart: fences, requirements, tables."""
+"""The specification taken apart, SPEC.md and the documents beside it: fences, requirements, tables."""
 
 from __future__ import annotations
 
@@ -12,33 +12,45 @@ REQUIREMENT = re.compile(r"\*\*\[(UCP-[DRWVS]-[0-9]{3})\]\*\* (.+)")
 _NAMED = re.compile(r"UCP-([DRWVS])-([0-9]{3})(?: to UCP-\1-([0-9]{3}))?")
 
 
+BESIDE = ("SPEC-PATTERNS.md", "SPEC-ATOM-MAPS.md", "SPEC-ARRANGEMENTS.md")
+"""The documents that section 14 of SPEC.md names."""
+DOCUMENTS = ("SPEC.md", *BESIDE)
+
+
 @cache
-def lines() -> tuple[str, ...]:
-    return tuple((ROOT / "SPEC.md").read_text(encoding="utf-8").splitlines())
+def lines(document: str = "SPEC.md") -> tuple[str, ...]:
+    return tuple((ROOT / document).read_text(encoding="utf-8").splitlines())
 
 
 def fences() -> tuple[Block, ...]:
-    return page("SPEC.md").blocks
+    return tuple(block for document in DOCUMENTS for block in page(document).blocks)
 
 
 @cache
-def prose() -> tuple[tuple[int, str], ...]:
-    """Numbered lines outside fences."""
+def prose(documents: tuple[str, ...] = DOCUMENTS) -> tuple[tuple[str, str], ...]:
+    """Lines outside fences, each after its place."""
     inside = {
-        number for fence in fences() for number in range(fence.line, fence.line + fence.text.count("\n") + 2)
+        f"{fence.page}:{number}"
+        for fence in fences()
+        for number in range(fence.line, fence.line + fence.text.count("\n") + 2)
     }
-    return tuple((number, line) for number, line in enumerate(lines(), 1) if number not in inside)
+    numbered = (
+        (f"{document}:{number}", line)
+        for document in documents
+        for number, line in enumerate(lines(document), 1)
+    )
+    return tuple((place, line) for place, line in numbered if place not in inside)
 
 
 @cache
-def requirements() -> tuple[tuple[str, str], ...]:
+def requirements(documents: tuple[str, ...] = DOCUMENTS) -> tuple[tuple[str, str], ...]:
     """Identifier and text of every requirement, in order."""
-    found = (REQUIREMENT.match(line) for _, line in prose())
+    found = (REQUIREMENT.match(line) for _, line in prose(documents))
     return tuple((match[1], match[2]) for match in found if match)
 
 
 def table(header: str) -> list[list[str]]:
-    """The cells of the table whose header line is ``header``, without the backticks around a cell."""
+    """The cells of the table of SPEC.md whose header line is ``header``, without the backticks around a cell."""
     start = lines().index(header) + 2
     rows = []
     for line in lines()[start:]:

@@ -1,4 +1,4 @@
-"""Every requirement of SPEC.md is named by a test or a vector, or listed with the reason why none can."""
+"""Every requirement of the specification is named by a test or a vector, or listed with the reason why none can."""
 
 from __future__ import annotations
 

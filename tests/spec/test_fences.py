@@ -1,4 +1,4 @@
-"""Every JSON example of SPEC.md says what it is an example of, and is one."""
+"""Every JSON example of the specification says what it is an example of, and is one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON_FENCES = [fence for fence in fences() if fence.language == "json"]
 
 def test_every_fence_says_what_it_is() -> None:
     for fence in fences():
-        assert fence.language in {"json", "text"}, f"the fence in line {fence.line} is neither json nor text"
+        assert fence.language in {"json", "text"}, f"the fence at {fence} is neither json nor text"
 
 
 @pytest.mark.parametrize("fence", JSON_FENCES, ids=str)

@@ -1,4 +1,4 @@
-"""Requirements of SPEC.md: one MUST each, an identifier that is never reused, and nothing demanded outside."""
+"""Requirements of the specification: one MUST each, identifiers never reused, and nothing demanded outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.spec.document import ROOT, identifiers, lines, prose, requirements
+from tests.spec.document import BESIDE, DOCUMENTS, ROOT, identifiers, lines, prose, requirements, table
 
 HISTORY = ROOT / "tests" / "spec" / "requirement_ids.txt"
 KEY_WORDS = re.compile(r"\b(?:MUST|REQUIRED|SHALL|SHOULD|RECOMMENDED|MAY|OPTIONAL)\b")
@@ -44,21 +44,21 @@ class TestRequirement:
 
 
 def test_an_identifier_in_bold_begins_a_requirement() -> None:
-    for number, line in prose():
-        if "**[UCP-" in line and number != example_line():
-            assert line.startswith("**[UCP-"), f"line {number}"
+    for place, line in prose():
+        if "**[UCP-" in line and place != example_line():
+            assert line.startswith("**[UCP-"), place
 
 
-def example_line() -> int:
+def example_line() -> str:
     """The line of the conventions that shows what an identifier looks like."""
-    return next(number for number, line in prose() if line.startswith("Every MUST stands in a requirement"))
+    return next(place for place, line in prose() if line.startswith("Every MUST stands in a requirement"))
 
 
 def test_nothing_is_demanded_outside_requirements() -> None:
-    for number, line in prose():
-        if line.startswith(("**[UCP-", "The key words MUST, MUST NOT")) or number == example_line():
+    for place, line in prose():
+        if line.startswith(("**[UCP-", "The key words MUST, MUST NOT")) or place == example_line():
             continue
-        assert not KEY_WORDS.search(line), f"line {number} demands something without an identifier: {line}"
+        assert not KEY_WORDS.search(line), f"{place} demands something without an identifier: {line}"
 
 
 def test_identifiers_are_never_dropped_or_reused() -> None:
@@ -76,4 +76,11 @@ def test_the_history_is_in_order() -> None:
 
 
 def test_every_identifier_that_is_mentioned_exists() -> None:
-    assert identifiers("\n".join(lines())) <= set(history())
+    for document in DOCUMENTS:
+        assert identifiers("\n".join(lines(document))) <= set(history()), document
+
+
+def test_section_14_names_the_documents_beside_it() -> None:
+    rows = table("| `kind` | what it says | specified in |")
+    assert [row[2] for row in rows] == [f"[{document}]({document})" for document in BESIDE]
+    assert {path.name for path in ROOT.glob("SPEC*.md")} == set(DOCUMENTS)

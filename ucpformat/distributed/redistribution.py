@@ -1,4 +1,4 @@
-"""From one layout to another over a group, with no file in between (SPEC section 17.6).
+"""From one layout to another over a group, with no file in between (SPEC-ARRANGEMENTS).
 
 Ranks tell one another what they hold and what they want, each plans its own part of every tensor, and the parts go
 through memory of bounded size. Bytes of replicas come from all who hold them, in turn.

@@ -1,4 +1,4 @@
-"""Many atoms for one: per-expert or per-layer tensors against stacked ones, fused against split (SPEC 14).
+"""Many atoms for one: per-expert or per-layer tensors against stacked ones, fused against split (SPEC-ATOM-MAPS).
 
 A hub is a tensor that need not be stored anywhere; its members are atoms, each a box of some view of it.
 `select` and `stack` are the two directions of one map. Mapping N atoms to M is the composition of two maps

@@ -1,4 +1,4 @@
-"""Arrangement documents: how the ranks of a job hold a model, without its bytes (SPEC 17.6).
+"""Arrangement documents: how the ranks of a job hold a model, without its bytes (SPEC-ARRANGEMENTS).
 
 They are read by planners, beside checkpoints, whose meshes, layouts and slots have the same form.
 """

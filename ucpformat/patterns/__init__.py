@@ -1,4 +1,4 @@
-"""Patterns and atom maps (SPEC 14): documents that say of names what is done with the tensors.
+"""Patterns and atom maps (SPEC-PATTERNS, SPEC-ATOM-MAPS): documents that say of names what is done with the tensors.
 
 A pattern document gives every slot a layout; an atom map makes other atoms of the atoms there are. Neither is
 part of a checkpoint.

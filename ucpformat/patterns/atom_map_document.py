@@ -1,4 +1,4 @@
-"""Atom maps (SPEC 14.2): ordered entries, each two ways to put one tensor together of atoms."""
+"""Atom maps (SPEC-ATOM-MAPS): ordered entries, each two ways to put one tensor together of atoms."""
 
 from __future__ import annotations
 

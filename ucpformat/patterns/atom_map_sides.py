@@ -1,4 +1,4 @@
-"""The sides of an atom map's entry for one set of captures (SPEC 14.2): which atoms, and where each lies."""
+"""The sides of an atom map's entry for one set of captures (SPEC-ATOM-MAPS): which atoms, and where each lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atom maps applied (SPEC 14.2): which atoms are made, of which elements, and that nothing is left over."""
+"""Atom maps applied (SPEC-ATOM-MAPS): which atoms are made, of which elements, and that nothing is left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atoms made of others, in memory (SPEC 14.2): what an atom mapping says, done to arrays."""
+"""Atoms made of others, in memory (SPEC-ATOM-MAPS): what an atom mapping says, done to arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pattern documents (SPEC 14.1): ordered rules from names of atoms and slots to layouts."""
+"""Pattern documents (SPEC-PATTERNS): ordered rules from names of atoms and slots to layouts."""
 
 from __future__ import annotations
 

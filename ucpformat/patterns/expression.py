@@ -1,4 +1,4 @@
-"""Integer expressions over named values (SPEC 14.1): the only arithmetic of patterns and atom maps."""
+"""Integer expressions over named values (SPEC-PATTERNS): the only arithmetic of patterns and atom maps."""
 
 from __future__ import annotations
 

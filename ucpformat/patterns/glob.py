@@ -1,4 +1,4 @@
-"""Globs over dotted names (SPEC 14.1): wildcards and captures, matched in linear time.
+"""Globs over dotted names (SPEC-PATTERNS): wildcards and captures, matched in linear time.
 
 A glob is parsed into components, a component into segments between its variables. Segments have one extent
 wherever they begin, so that the leftmost place of each is as good as any later one: nothing backtracks.

@@ -1,4 +1,4 @@
-"""Why no rule matches (SPEC 14): the nearest ones, and what keeps each from matching."""
+"""Why no rule matches (SPEC-PATTERNS): the nearest ones, and what keeps each from matching."""
 
 from __future__ import annotations
 

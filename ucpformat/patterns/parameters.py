@@ -1,4 +1,4 @@
-"""Parameters of patterns and atom maps (SPEC 14.1): named integers that whoever uses the document gives."""
+"""Parameters of patterns and atom maps (SPEC-PATTERNS): named integers that whoever uses the document gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns resolved (SPEC 14.1): the layout of every slot of every atom, or an error that says why not."""
+"""Patterns resolved (SPEC-PATTERNS): the layout of every slot of every atom, or an error that says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates (SPEC 14.1): JSON in which a string that begins with ``=`` is an expression.
+"""Templates (SPEC-PATTERNS): JSON in which a string that begins with ``=`` is an expression.
 
 An object with the member ``each`` is an array made item by item. Everything else stands for itself.
 """

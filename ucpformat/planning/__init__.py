@@ -1,4 +1,4 @@
-"""Plans from one arrangement of ranks to another, or from a checkpoint, before anything moves (SPEC 17.6).
+"""Plans from one arrangement of ranks to another, or from a checkpoint, before anything moves (SPEC-ARRANGEMENTS).
 
 Nothing here reads data: documents and chunk tables alone.
 """

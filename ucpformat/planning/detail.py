@@ -1,4 +1,4 @@
-"""All that one rank does, slot by slot (SPEC 17.6)."""
+"""All that one rank does, slot by slot (SPEC-ARRANGEMENTS)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slots of two sides belong together, by kind: those that are spread, and stored, alike (SPEC 17.6)."""
+"""Which slots of two sides belong together, by kind: those that are spread, and stored, alike (SPEC-ARRANGEMENTS)."""
 
 from __future__ import annotations
 

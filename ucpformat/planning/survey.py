@@ -1,4 +1,4 @@
-"""What every rank moves, kind by kind: no list of copies is ever held, and memory follows ranks (SPEC 17.6)."""
+"""What every rank moves, kind by kind: no list of copies is ever held, and memory follows ranks (SPEC-ARRANGEMENTS)."""
 
 from __future__ import annotations
 

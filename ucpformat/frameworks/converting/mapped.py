@@ -1,4 +1,4 @@
-"""Jobs under other names and in other tensors: atom maps (SPEC 14.2) carried out box by box, as sources are read.
+"""Jobs under other names and in other tensors: atom maps (SPEC-ATOM-MAPS) carried out box by box, as sources are read.
 
 Nothing is held beyond the box that is asked for and, one at a time, the boxes of the sources that it is made of, which
 have at most twice its elements.

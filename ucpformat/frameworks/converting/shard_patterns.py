@@ -1,4 +1,4 @@
-"""Whole tensors of the shards of tensor-parallel ranks, where patterns say how a job splits what (SPEC 14.1).
+"""Whole tensors of the shards of tensor-parallel ranks, where patterns say how a job splits what (SPEC-PATTERNS).
 
 What is known is the shards; patterns speak of whole tensors. The shape of the whole is that of the shards in all
 dims but one, in which it is their sum, or in none: the one whose layout gives exactly these shards.

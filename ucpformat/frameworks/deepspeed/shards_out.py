@@ -1,6 +1,6 @@
 """What each tensor-parallel rank would have of a checkpoint, as content of its own (see `tensor_parallel`).
 
-Which part is whose is what patterns say of a whole tensor of its shape (SPEC 14.1), or the affine maps that the
+Which part is whose is what patterns say of a whole tensor of its shape (SPEC-PATTERNS), or the affine maps that the
 checkpoint was saved with. What neither splits, all ranks have.
 """
 
