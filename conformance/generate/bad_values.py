@@ -82,12 +82,18 @@ BY_DECODER: dict[str, Any] = {
     "array-bool": {"$array": body("bool", [1], "Ag==")},
     "array-huge": {"$array": body("float64", [0, 2**53 - 1], "")},
     "ordered-twice": named("collections.OrderedDict", [[1, 2], [1, 3]]),
+    "ordered-nan-twice": named("collections.OrderedDict", [[{"$float": "nan"}, 1], [{"$float": "nan"}, 2]]),
+    "ordered-key-set": named("collections.OrderedDict", [[{"$set": [1]}, 2]]),
+    "ordered-key-tensor": named(
+        "collections.OrderedDict", [[{"$tensor": body("uint8", [], "AA==")}, 1]]
+    ),
     "ordered-object": named("collections.OrderedDict", {"a": 1}),
     "datetime-space": named("datetime.datetime", "2024-02-29 12:00:00"),
     "datetime-no-such-day": named("datetime.datetime", "2023-02-29T12:00:00"),
     "datetime-zero-fraction": named("datetime.datetime", "2024-02-29T12:00:00.000000"),
     "datetime-zulu": named("datetime.datetime", "2024-02-29T12:00:00Z"),
     "datetime-minus-zero": named("datetime.datetime", "2024-02-29T12:00:00-00:00"),
+    "date-1900": named("datetime.date", "1900-02-29"),
     "date-short": named("datetime.date", "2024-2-29"),
     "time-no-seconds": named("datetime.time", "12:00"),
     "timedelta-seconds": named("datetime.timedelta", {"$tuple": [0, 86400, 0]}),

@@ -224,6 +224,7 @@ _Point = namedtuple("_Point", "x y")  # noqa: PYI024
         (datetime.time(1, tzinfo=datetime.timezone(datetime.timedelta(seconds=61))), "time zone"),
         ({float("nan"), float("nan") * 2}, "same encoding"),
         ({float("nan"): 1, float("nan") * 2: 2}, "same encoding"),
+        (OrderedDict([(float("nan"), 1), (float("nan") * 2, 2)]), "same encoding"),
         ({TensorValue("bool", (), b"\1")}, "cannot be a key"),
         ({NamedValue("x", TensorValue("bool", (), b"\1")): 1}, "cannot be a key"),
         (NamedValue("datetime.date", "2025-01-01"), "defined type"),
@@ -349,6 +350,24 @@ def _json_depth(value: JsonValue) -> int:
         ({"$object": {"type": "collections.OrderedDict", "value": [["a", 1], ["a", 2]]}}, "/$object"),
         ({"$object": {"type": "collections.OrderedDict", "value": [[[], 1]]}}, "/$object"),
         ({"$object": {"type": "collections.OrderedDict", "value": {"a": 1}}}, "/$object"),
+        (
+            {
+                "$object": {
+                    "type": "collections.OrderedDict",
+                    "value": [[{"$float": "nan"}, 1], [{"$float": "nan"}, 2]],
+                }
+            },
+            "/$object",
+        ),
+        (
+            {
+                "$object": {
+                    "type": "collections.OrderedDict",
+                    "value": [[{"$tensor": {"dtype": "uint8", "shape": [], "data": "AA=="}}, 1]],
+                }
+            },
+            "/$object",
+        ),
         ({"$object": {"type": "numpy.scalar", "value": {"$tuple": ["int9", {"$bytes": ""}]}}}, "/$object"),
         ({"$object": {"type": "numpy.scalar", "value": 1.5}}, "/$object"),
     ],

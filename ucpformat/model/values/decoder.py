@@ -20,8 +20,8 @@ from ucpformat.model.values.content import (
     integer_from,
     tensor_from,
 )
-from ucpformat.model.values.keys import canonical_text, check_hashes, is_key, is_plain_name
-from ucpformat.model.values.registered import BY_NAME
+from ucpformat.model.values.keys import canonical_text, check_hashes, check_pairs, is_key, is_plain_name
+from ucpformat.model.values.registered import BY_NAME, ORDERED_DICT
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -212,6 +212,8 @@ class _Decoder:
         if name in self._restore:
             return self._restored(name, content)
         known = BY_NAME.get(name)
+        if name == ORDERED_DICT.name:
+            check_pairs(body["value"])
         return NamedValue(name, content) if known is None else known.from_plain(content)
 
     def _restored(self, name: str, content: object) -> object:

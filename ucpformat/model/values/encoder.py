@@ -22,8 +22,8 @@ from ucpformat.model.values.content import (
     integer_to,
     tensor_to,
 )
-from ucpformat.model.values.keys import canonical_text, is_key, is_plain_name
-from ucpformat.model.values.registered import BY_NAME, is_spelled_otherwise, registered
+from ucpformat.model.values.keys import canonical_text, check_pairs, is_key, is_plain_name
+from ucpformat.model.values.registered import BY_NAME, ORDERED_DICT, is_spelled_otherwise, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +99,10 @@ class _Encoder:
                 plain = known.to_plain(obj)
             except ValueError as problem:
                 raise self._refusal(obj, str(problem)) from None
-            return self._named(known.name, plain, depth)
+            value = self._named(known.name, plain, depth)
+            if known is ORDERED_DICT:
+                self._check_pairs(obj, value)
+            return value
         return self._extended(obj, depth)
 
     def _asked(self, obj: object) -> object:
@@ -127,6 +130,13 @@ class _Encoder:
     def _named(self, name: str, value: object, depth: int) -> JsonValue:
         self._check_depth(value, depth + 2)
         return {"$object": {"type": name, "value": self.value(value, depth + 2)}}
+
+    def _check_pairs(self, obj: object, value: JsonValue) -> None:
+        content = value["$object"]["value"]  # type: ignore[index,call-overload]  # as `_named` has made it
+        try:
+            check_pairs(content)
+        except ValueError as problem:
+            raise self._refusal(obj, str(problem)) from None
 
     def _leaf(self, obj: object, encode_leaf: Callable[[Any], JsonValue], depth: int) -> JsonValue:
         try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["canonical_text", "check_hashes", "is_key", "is_plain_name"]
+__all__ = ["canonical_text", "check_hashes", "check_pairs", "is_key", "is_plain_name"]
 
 _MOST_OF_ONE_HASH: Final = 64
 
@@ -51,6 +51,21 @@ def check_hashes(keys: Iterable[Hashable]) -> None:
     if any(first == last for first, last in zip(hashes, hashes[_MOST_OF_ONE_HASH:], strict=False)):
         message = f"more than {_MOST_OF_ONE_HASH} keys have one hash, which a dictionary cannot hold in reasonable time"
         raise error("UCP-E-LIMIT", message)
+
+
+def check_pairs(content: JsonValue) -> None:
+    """Check the keys of an encoded ``collections.OrderedDict``; what is no array of pairs is passed over.
+
+    Raises:
+        ValueError: where one is no key, or two have the same text, as two NaNs do, which Python takes for different.
+    """
+    if type(content) is not list or any(type(pair) is not list or len(pair) != 2 for pair in content):
+        return
+    keys = [pair[0] for pair in content if type(pair) is list]
+    if not all(map(is_key, keys)):
+        raise ValueError("a key of the OrderedDict cannot be one")
+    if len({canonical_text(key) for key in keys}) < len(keys):
+        raise ValueError("two keys of the OrderedDict have the same encoding")
 
 
 def canonical_text(value: JsonValue) -> bytes:

@@ -20,7 +20,7 @@ from ucpformat.model.values.per_rank import ON_RESIZE, PerRankValues
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["BY_NAME", "NUMPY_SCALAR", "Registered", "is_spelled_otherwise", "registered"]
+__all__ = ["BY_NAME", "NUMPY_SCALAR", "ORDERED_DICT", "Registered", "is_spelled_otherwise", "registered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,10 @@ def _path(cls: type[pathlib.PurePath]) -> Registered:
 
 
 NUMPY_SCALAR: Final = Registered("numpy.scalar", np.generic, _scalar_to, _scalar_from)
+ORDERED_DICT: Final = Registered("collections.OrderedDict", OrderedDict, _dict_to, _dict_from)
 _TYPES: Final = (
     NUMPY_SCALAR,
-    Registered("collections.OrderedDict", OrderedDict, _dict_to, _dict_from),
+    ORDERED_DICT,
     Registered("datetime.datetime", datetime.datetime, _instant_to, _iso_from(datetime.datetime)),
     Registered("datetime.date", datetime.date, datetime.date.isoformat, _iso_from(datetime.date)),
     Registered("datetime.time", datetime.time, _instant_to, _iso_from(datetime.time)),
