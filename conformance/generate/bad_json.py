@@ -142,3 +142,7 @@ def _envelope() -> Iterator[Case]:
         "features/twice-write", "A write feature twice", ("UCP-D-007",), "UCP-E-FEATURE-SET",
         put("root", "write_features", to=["a", "a"]), at="ucp.json#/write_features",
     )  # fmt: skip
+    yield case(
+        "features/unsorted-write", "Write features that are not sorted", ("UCP-D-007",), "UCP-E-FEATURE-SET",
+        put("root", "write_features", to=["b", "a"]), at="ucp.json#/write_features",
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from generate.cases import Case
+from generate.cases import Case, bad_case
 from generate.mutations import (
     TABLE,
     case,
@@ -15,7 +15,7 @@ from generate.mutations import (
     several,
     table,
 )
-from ucp_conformance.drafting import Draft
+from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 
 
 def bad_table_cases() -> Iterator[Case]:
@@ -24,13 +24,14 @@ def bad_table_cases() -> Iterator[Case]:
     yield from _segments()
 
 
-FIXED = ("magic", "version", "block", "reserved", "row-reserved")
+FIXED = ("magic", "version", "block", "reserved", "reserved-last", "row-reserved")
 
 
 def _tables() -> Iterator[Case]:
     read: dict[str, Any] = {"ops": ("read",), "at": TABLE, "also": True}
     header: dict[str, Callable[[Draft], object]] = {
         "magic": field(magic=b"UCPTABLF"), "version": field(version=1), "block": field(block=65536), "reserved": field(zero=b"\1" + bytes(15)),
+        "reserved-last": field(zero=bytes(15) + b"\1"),
         "more-segments": field(segments=2**40), "overflow": field(segments=2**59), "fewer-chunks": field(chunks=5), "tail": table(lambda t: setattr(t, "tail", b"\0\0\0\0")),
         "short": lambda d: d.bytes_of.update(table0=lambda data: data[:63]), "cut": lambda d: d.bytes_of.update(table0=lambda data: data[:-4]),
         "empty": lambda d: d.bytes_of.update(table0=lambda data: b""),
@@ -260,6 +261,26 @@ def _segments() -> Iterator[Case]:
         moved,
         ops=("read",),
         params=FIRST,
+        also=True,
+    )
+
+    def moved_large(draft: Draft) -> None:
+        assert draft.packs is not None
+        draft.pack_data[0] = bytearray(64) + draft.pack_data[0]
+        draft.packs["packs"][0]["length"] += 64
+        draft.parts[0].table.rows[0][2] += 64
+
+    data = bytes(number % 251 for number in range(65536))
+    large = Draft([AtomDraft("alpha", {"value": SlotDraft("uint8", (65536,), data)})], chunk_bytes=65536)
+    yield bad_case(
+        "segments/alignment-large",
+        "A segment of 65,536 bytes at an offset that is a multiple of 64 alone",
+        ("UCP-D-050", "UCP-R-017"),
+        "UCP-E-SEGMENT",
+        large,
+        moved_large,
+        parent="packed",
+        ops=("read",),
         also=True,
     )
 

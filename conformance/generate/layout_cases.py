@@ -138,6 +138,12 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
         (8,),
     ),
     "blocks-many-that-touch": (mesh(a=2), [ruled(0, 2048, "ceil"), ruled(1, 2048, "ceil")], (2, 3)),
+    "view-regrouped": (mesh(a=3), [view(6, 2), shard("a", 0, "even")], (4, 3)),
+    "flatten-padded-blocks": (
+        mesh(a=2),
+        [pad(1, to=3), FLAT, blocks(0, [5, 1, 3], [[], [shard("a", 0, [0, 1])], []])],
+        (3, 2),
+    ),
     "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
     "view-falls-back": (mesh(a=2), [view(2, 3), permute(1, 0), shard("a", 0, [2, 1])], (3, 2)),
     "padding-breaks-group": (
@@ -373,6 +379,18 @@ def _within_limits() -> Iterator[Case]:
     yield Case(
         "good/limits/ranges-twice", "Many ranges of a dimension, and many of the flat tensor", ("UCP-D-091",),
         [check], draft.files(), {"local.bin": local_bytes(data, 1, found)},
+    )  # fmt: skip
+    # A million blocks and more that touch: one range of each dimension, since none of them is left out.
+    whole = {"offset": [0, 0], "shape": [1025, 1024], "local": 0, "strides": [1024, 1]}
+    result = {"locals": [{"coordinate": [], "shape": [1025, 1024], "pieces": [whole]}]}
+    params = {"mesh": mesh(), "steps": [ruled(0, 1025), ruled(1, 1024)], "shape": [1025, 1024]}
+    check = {
+        "name": "lower", "role": "reader", "level": "reshard", "op": "lower", "params": params,
+        "expect": {"file": "lower.json"},
+    }  # fmt: skip
+    yield Case(
+        "good/limits/blocks-that-touch", "Blocks that touch are one range", ("UCP-D-091",),
+        [check], None, {"lower.json": json.dumps(result).encode() + b"\n"},
     )  # fmt: skip
 
 

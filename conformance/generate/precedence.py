@@ -49,6 +49,7 @@ def _undecodable(draft: Draft) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Draft], object], str, str, tuple[str, ...], str]] = {
     # fault: (parent, mutation, code, place, what is not said beside it, title)
     "missing-part": ("packed", without(INDEX), "UCP-E-MISSING", INDEX, OF_CONTENT, "A missing part hides what it would say"),
+    "missing-part-plain": ("plain", without(INDEX), "UCP-E-MISSING", INDEX, OF_CONTENT, "A missing part hides whose chunks lie in the store"),
     "missing-state": ("packed", without(STATE), "UCP-E-MISSING", STATE, OF_CONTENT, "A missing state document hides its blobs"),
     "schema-part": ("packed", _broken_names, "UCP-E-SCHEMA", INDEX, OF_CONTENT, "A part that breaks its schema hides what it says"),
     "superfluous-feature": ("packed", put("root", "read_features", to=["zstd"]), "UCP-E-FEATURE-SET", "ucp.json", ("UCP-E-FEATURE",), "A feature that nothing needs, supported or not"),
