@@ -77,7 +77,7 @@ test-newest: $(READY)  ## build the wheel, install it with the newest of everyth
 	$(BIN)/python -m tests.versions.installed
 
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
-	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/frameworks/live/test_matrix.py tests/frameworks/torch_dcp_plugin
+	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/state_dict/test_matrix.py tests/integrations/torch_dcp
 
 lint: $(READY)  ## style, types, layers, workflows, issue forms and CITATION.cff
 	$(BIN)/ruff check .

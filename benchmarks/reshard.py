@@ -29,9 +29,9 @@ from benchmarks.measure import Reading, measured
 from benchmarks.results import Series
 from benchmarks.save_load import in_turn
 from ucpformat.distributed.group import OneProcess
-from ucpformat.frameworks.live.state_dict import load as load_state
 from ucpformat.geometry import BufferPlace, Concat, Flatten, Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.reader import open_checkpoint
+from ucpformat.state_dict.save_load import load as load_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ def save_shares(rank: int, directory: str, work: Work) -> None:
     from torch.distributed.tensor import Shard as Sharded
     from torch.distributed.tensor import distribute_tensor
 
-    from ucpformat.frameworks.torch_dcp_plugin import UcpStorageWriter
+    from ucpformat.integrations.torch_dcp import UcpStorageWriter
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -203,7 +203,7 @@ def _by_ucp(path: Path, state: dict[str, Any], *, verify: bool) -> None:
 def _by_ucp_within_dcp(path: Path, state: dict[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from ucpformat.frameworks.torch_dcp_plugin import UcpStorageReader
+    from ucpformat.integrations.torch_dcp import UcpStorageReader
 
     load(state, storage_reader=UcpStorageReader(path), no_dist=True)
 

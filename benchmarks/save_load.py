@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.contenders.base import Contender
     from benchmarks.state import TrainingState
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
 
 _T = TypeVar("_T")
 

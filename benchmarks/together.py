@@ -31,7 +31,7 @@ from benchmarks.tables import aligned, piped
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ucpformat.frameworks.live.reading import LoadReport
+    from ucpformat.state_dict.reading import LoadReport
 
 __all__ = ["Loaded", "command", "compare_together", "table"]
 
@@ -54,7 +54,7 @@ def _load(name: str, path: str, state: dict[str, Any]) -> int | None:
     from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 
     import ucpformat
-    from ucpformat.frameworks.torch_dcp_plugin import UcpStorageReader
+    from ucpformat.integrations.torch_dcp import UcpStorageReader
 
     if name in ("ucp-once", "ucp"):
         said: list[LoadReport] = []

@@ -29,7 +29,7 @@ from benchmarks.workloads import gpt_shapes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
 
 __all__ = ["CONTENDERS", "compare_two_ranks"]
 
@@ -43,12 +43,12 @@ class _Ucp:
 
     def save(self, state: State, path: Path, durability: Durability) -> None:
         from ucpformat.distributed.save_options import SaveOptions
-        from ucpformat.frameworks.live.state_dict import save_state
+        from ucpformat.state_dict.save_load import save_state
 
         save_state(path / "state.ucp", state, SaveOptions(durability=durability))
 
     def load(self, path: Path, into: State) -> None:
-        from ucpformat.frameworks.live.state_dict import load
+        from ucpformat.state_dict.save_load import load
 
         load(path / "state.ucp", into)
 

@@ -24,7 +24,7 @@ from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 from benchmarks.workloads import WORKLOADS, workload
 from ucpformat.model.root import Storage
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from ucpformat.collector import paused
+from ucpformat.gc_pause import paused
 
 
 def test_pauses_overlap_and_the_last_one_ends_them() -> None:

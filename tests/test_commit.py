@@ -33,8 +33,8 @@ from ucpformat.errors import UcpError
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.local import LocalStore
-from ucpformat.validate import validate
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.validation import validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 STATE: State = {

@@ -24,13 +24,13 @@ from ucpformat.jsonio import loads
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.values import decode
 from ucpformat.storage.compression import decompress
-from ucpformat.storage.decoding_room import DecodingRoom
-from ucpformat.validate import expansion, validate
+from ucpformat.storage.reading.decoding_room import DecodingRoom
+from ucpformat.validation import expansion, validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 PRIME = 2**61 - 1
 """Python's hash of an integer is its remainder by this."""
-DECODER = "ucpformat.validate.integrity.decompress"
+DECODER = "ucpformat.validation.integrity.decompress"
 
 
 def calls(work: Callable[[], object]) -> int:

@@ -32,7 +32,7 @@ from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
 
 Damage = Callable[[Path], bool]

@@ -40,7 +40,7 @@ from ucpformat.errors import UcpError
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.storage.compression import compress
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 
 
 def refused(

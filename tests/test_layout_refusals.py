@@ -10,7 +10,7 @@ import pytest
 from tests.forgeries import make
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 
 AXES: list[Any] = [{"name": "dp", "size": 2}, {"name": "tp", "size": 3}]
 SHARD: dict[str, Any] = {"kind": "shard", "axis": "tp", "dim": 0, "rule": "ceil"}

@@ -15,7 +15,7 @@ FRAMEWORKS = {"torch", "tensorstore", "jax", "safetensors", "deepspeed"}
 FOREIGN = {"zarr", "jsonschema", "numcodecs", "fsspec", "rich", "asyncio"}
 OURS = {
     "ucpformat.manager",
-    "ucpformat.frameworks.live.async_save",
+    "ucpformat.state_dict.async_save",
     "ucpformat.zarr_view",
     "ucpformat.schema",
 }
@@ -96,10 +96,10 @@ def test_type_checkers_see_what_is_loaded() -> None:
 @pytest.mark.parametrize(
     "before",
     [
-        "import ucpformat.validate.integrity",
+        "import ucpformat.validation.integrity",
         "import ucpformat.cli.validate",
-        "import ucpformat; ucpformat.validate; import ucpformat.validate",
-        "import ucpformat; ucpformat.geometry; import ucpformat.validate.findings",
+        "import ucpformat; ucpformat.validate; import ucpformat.validation",
+        "import ucpformat; ucpformat.geometry; import ucpformat.validation.findings",
         "from ucpformat import *",
         "import importlib; importlib.import_module('ucpformat.validate')",
     ],
@@ -109,10 +109,10 @@ def test_a_function_wins_over_a_subpackage_of_its_name(before: str) -> None:
 {before}
 import inspect, sys, ucpformat, ucpformat.validate
 from ucpformat import validate as function
-import ucpformat.validate as as_ever
-from ucpformat.validate import LEVELS
+import ucpformat.validation as as_ever
+from ucpformat.validation import LEVELS
 assert inspect.isfunction(ucpformat.validate) and function is ucpformat.validate is as_ever
-package = sys.modules["ucpformat.validate"]
+package = sys.modules["ucpformat.validation"]
 assert package.validate is function and package.LEVELS is LEVELS
 import ucpformat.manager, ucpformat.schema, ucpformat.writer
 assert inspect.ismodule(ucpformat.schema) and inspect.ismodule(ucpformat.manager)

@@ -16,9 +16,9 @@ from tests.builders import STORAGES, declare
 from tests.test_commit import STATE, is_whole_or_absent, write
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.local_io import rename_exclusively
-from ucpformat.validate import validate
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_io import rename_exclusively
+from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
 
 
@@ -27,7 +27,7 @@ def no_links(number: int = errno.EPERM) -> Iterator[None]:
     """A medium without hard links, as exFAT and some network file systems are."""
     with (
         patch("os.link", side_effect=OSError(number, "no hard links here")),
-        patch.dict("ucpformat.storage.draft._exclusive_by", clear=True),
+        patch.dict("ucpformat.storage.stores.draft._exclusive_by", clear=True),
     ):
         yield
 
@@ -67,7 +67,9 @@ def test_of_two_that_publish_at_the_same_moment_one_fails(
 
 def test_a_medium_with_neither_links_nor_exclusive_renames_is_refused_at_once(tmp_path: Path) -> None:
     """UCP-W-010: before anything is written."""
-    unknown = patch("ucpformat.storage.draft.rename_exclusively", side_effect=OSError(errno.EINVAL, "no"))
+    unknown = patch(
+        "ucpformat.storage.stores.draft.rename_exclusively", side_effect=OSError(errno.EINVAL, "no")
+    )
     with no_links(), unknown, pytest.raises(UcpError, match=r"UCP-E-STORE.*neither hard links"):
         CheckpointWriter(tmp_path / "c", declare(STATE))
     assert list(tmp_path.iterdir()) == []
@@ -91,7 +93,7 @@ def test_a_commit_whose_answer_was_lost_is_one(
 @contextmanager
 def lost_answer(failure: int | BaseException, *, links: bool) -> Iterator[None]:
     """The root document appears, and whoever made it hears of a failure."""
-    name = "os.link" if links else "ucpformat.storage.draft.rename_exclusively"
+    name = "os.link" if links else "ucpformat.storage.stores.draft.rename_exclusively"
     real = os.link if links else rename_exclusively
 
     def act(source: str, target: str, *args: Any, **options: Any) -> None:
@@ -123,7 +125,9 @@ def test_what_cannot_be_looked_up_is_left_alone(tmp_path: Path) -> None:
     """UCP-W-011: neither the link nor the look at it is answered."""
     with (
         lost_answer(errno.EIO, links=True),
-        patch("ucpformat.storage.draft.Draft.is_published", side_effect=OSError(errno.EIO, "no answer")),
+        patch(
+            "ucpformat.storage.stores.draft.Draft.is_published", side_effect=OSError(errno.EIO, "no answer")
+        ),
         pytest.raises(UcpError, match="UCP-E-STORE"),
     ):
         write(tmp_path / "c", "packed")
@@ -139,6 +143,6 @@ def test_an_error_of_closing_behind_the_commit_is_none(tmp_path: Path) -> None:
         if is_directory:
             raise OSError(errno.EIO, "at close")
 
-    with patch("os.close", close), patch("ucpformat.storage.local_io.sync"):
+    with patch("os.close", close), patch("ucpformat.storage.stores.local_io.sync"):
         write(tmp_path / "c", "packed")
     assert is_whole_or_absent(tmp_path / "c")

@@ -24,10 +24,10 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.held_boxes import _joined
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.store import Durability
-from ucpformat.validate import validate
+from ucpformat.storage.reading.held_boxes import _joined
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.store import Durability
+from ucpformat.validation import validate
 from ucpformat.views import SlotView
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
@@ -182,7 +182,7 @@ def test_a_large_slot_of_one_writer_is_mapped_whole(
     specs = [AtomSpec(name, {"value": SlotSpec("int64", WIDE.shape)}) for name in large]
     specs += [AtomSpec(f"s{number}", {"value": SlotSpec("float32", FLOATS.shape)}) for number in range(9)]
     with (
-        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 18),
+        patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1 << 18),
         CheckpointWriter(
             tmp_path / "c", specs, chunk_bytes=1 << 18, workers=workers, durability=durability
         ) as writer,
@@ -220,7 +220,9 @@ def test_chunks_of_any_length_lie_without_gaps(
     names = ["a", "b"]
     specs = [AtomSpec(name, {"value": SlotSpec("uint16", ODD.shape)}) for name in names]
     with (
-        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 17 if chunk_bytes > 9000 else 1 << 22),
+        patch(
+            "ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1 << 17 if chunk_bytes > 9000 else 1 << 22
+        ),
         CheckpointWriter(
             tmp_path / "c", specs, chunk_bytes=chunk_bytes, workers=2, durability=durability
         ) as writer,
@@ -375,9 +377,9 @@ def test_a_very_large_slot_lies_in_several_packs_and_is_mapped_whole(
     data = np.ascontiguousarray(ROWS[:509, :columns])
     spec = AtomSpec("w", {"value": SlotSpec("float32", data.shape)})
     with (
-        patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1 << 18),
-        patch("ucpformat.storage.slot_writer._SHARED_BYTES", 1 << 19),
-        patch("ucpformat.storage.slot_writer._LEAST_SHARE", 1 << 17),
+        patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1 << 18),
+        patch("ucpformat.storage.writing.slot_writer._SHARED_BYTES", 1 << 19),
+        patch("ucpformat.storage.writing.slot_writer._LEAST_SHARE", 1 << 17),
         CheckpointWriter(tmp_path / "c", [spec], chunk_bytes=1 << 16, workers=4) as writer,
     ):
         getattr(writer, how)("w", "value", data)

@@ -1,6 +1,6 @@
 """Options that would be without effect, and values that there are not: errors, of whatever takes options.
 
-Those of load are in tests/frameworks/live/test_load_options.py, those of saves in test_stateful.py there.
+Those of load are in tests/state_dict/test_load_options.py, those of saves in test_stateful.py there.
 """
 
 from __future__ import annotations

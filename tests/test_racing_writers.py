@@ -24,10 +24,10 @@ from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, open_run
 from ucpformat.model.root import Storage
-from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.remote import RemoteStore
-from ucpformat.validate import validate
+from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
 
 

@@ -32,8 +32,8 @@ from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage, parse_root
 from ucpformat.model.state import StateDocument
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.local import LocalStore
-from ucpformat.validate import validate
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.validation import validate
 from ucpformat.views import SlotView
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 

@@ -30,7 +30,7 @@ from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.arithmetic import scaled
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 MEDIA = ("local", "memory")

@@ -40,8 +40,8 @@ from ucpformat.model.envelope import Extension
 from ucpformat.model.root import MAX_ROOT_BYTES, Storage
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.store import Durability
-from ucpformat.validate import validate
+from ucpformat.storage.stores.store import Durability
+from ucpformat.validation import validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 INT8 = {"value": SlotSpec("int8", (40,))}

@@ -13,15 +13,10 @@ import sys
 import types
 import typing
 
-from ucpformat.storage import zarr_arrival
+from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
     from ucpformat.errors import Problem, UcpError
-    from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
-    from ucpformat.frameworks.live.local_tensors import Held
-    from ucpformat.frameworks.live.per_rank import PerRank
-    from ucpformat.frameworks.live.redistribution import redistribute
-    from ucpformat.frameworks.live.state_dict import load, save
     from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
     from ucpformat.manager import CheckpointManager
     from ucpformat.model.compressor import Compressor
@@ -29,7 +24,12 @@ if typing.TYPE_CHECKING:
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
     from ucpformat.repairing import Repair, Restored, repair
-    from ucpformat.validate import Examination, Loss, Survey, examine, validate
+    from ucpformat.state_dict.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
+    from ucpformat.state_dict.per_rank import PerRank
+    from ucpformat.state_dict.redistribution import redistribute
+    from ucpformat.state_dict.save_load import load, save
+    from ucpformat.state_dict.tensors.local_tensors import Held
+    from ucpformat.validation import Examination, Loss, Survey, examine, validate
     from ucpformat.views import AtomView, SlotView
     from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
     from ucpformat.zarr_view import zarr_store

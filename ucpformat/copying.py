@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ucpformat.errors import error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.fetch import read_root
-from ucpformat.storage.store import PackFullError, open_target
+from ucpformat.storage.stores.fetch import read_root
+from ucpformat.storage.stores.store import PackFullError, open_target
 from ucpformat.storage.workers import in_parallel
-from ucpformat.validate import validate_store
+from ucpformat.validation import validate_store
 
 if TYPE_CHECKING:
-    from ucpformat.storage.store import Durability, Store
+    from ucpformat.storage.stores.store import Durability, Store
 
 __all__ = ["Copied", "copy_checkpoint"]
 

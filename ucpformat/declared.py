@@ -15,8 +15,8 @@ from ucpformat.model.fields import raise_first, relocated
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import assign_keys
 from ucpformat.model.spread import SpreadSlot, spread_faults
-from ucpformat.storage.chunk_writer import SlotPlace
-from ucpformat.storage.slot_form import slot_form
+from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.writing.chunk_writer import SlotPlace
 
 if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout

@@ -16,8 +16,8 @@ from contextlib import nullcontext
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ucpformat.collector import paused
 from ucpformat.errors import error
+from ucpformat.gc_pause import paused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.converting.content import AtomContent, Content, SlotContent
-from ucpformat.frameworks.converting.job import Job, SlotSource
-from ucpformat.frameworks.converting.out_files import OutFile, OutFiles
-from ucpformat.frameworks.kinds.foreign import (
+from ucpformat.convert.contract.content import AtomContent, Content, SlotContent
+from ucpformat.convert.contract.foreign import (
     ExportOptions,
     ExportPlan,
     ForeignKind,
@@ -15,6 +12,9 @@ from ucpformat.frameworks.kinds.foreign import (
     Path,
     Setting,
 )
+from ucpformat.convert.contract.job import Job, SlotSource
+from ucpformat.convert.contract.out_files import OutFile, OutFiles
+from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.values import decode, encode

@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ucpformat.collector import paused
 from ucpformat.errors import error, naming
+from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
 from ucpformat.jsonio import loads
 from ucpformat.model.features import READ_FEATURES
@@ -30,12 +30,12 @@ from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
-from ucpformat.storage.box_reader import BoxReader, PartTargets
-from ucpformat.storage.counted import CountedReads
-from ucpformat.storage.fetch import read_document, read_root
-from ucpformat.storage.local_reader import read_local, require_readable
-from ucpformat.storage.part import StoredPart, StoredSlot
-from ucpformat.storage.store import Store, open_store
+from ucpformat.storage.reading.box_reader import BoxReader, PartTargets
+from ucpformat.storage.reading.local_reader import read_local, require_readable
+from ucpformat.storage.reading.part import StoredPart, StoredSlot
+from ucpformat.storage.stores.counted import CountedReads
+from ucpformat.storage.stores.fetch import read_document, read_root
+from ucpformat.storage.stores.store import Store, open_store
 from ucpformat.storage.workers import ForkedExecutor, ForkedLock, worker_count
 from ucpformat.views import AtomView, SlotView, destination_of, is_destination
 

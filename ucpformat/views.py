@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.box_reader import BoxReader
-    from ucpformat.storage.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.box_reader import BoxReader
+    from ucpformat.storage.reading.part import StoredPart, StoredSlot
 
 __all__ = ["AtomView", "SlotView", "ViewSource", "destination_of", "is_destination"]
 

@@ -10,9 +10,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Self, get_args
 
-from ucpformat.collector import paused
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
 from ucpformat.errors import error
+from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Envelope, Extension
@@ -34,12 +34,12 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.ledger import SettledEntries
-from ucpformat.storage.piece_writer import PieceWriter
-from ucpformat.storage.settled_columns import SettledColumns
-from ucpformat.storage.store import Durability, open_target
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.stores.store import Durability, open_target
 from ucpformat.storage.workers import writer_count
+from ucpformat.storage.writing.ledger import SettledEntries
+from ucpformat.storage.writing.piece_writer import PieceWriter
+from ucpformat.storage.writing.settled_columns import SettledColumns
+from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import ChunkGrid, Layout
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.ledger import Settlement
-    from ucpformat.storage.store import Store
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.writing.ledger import Settlement
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
 

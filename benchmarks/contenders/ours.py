@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from benchmarks.state import TrainingState
     from ucpformat.model.root import Storage
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
 
 __all__ = ["NAME", "Ours", "OursSlotBySlot", "OursUnverified", "load_state", "save_state"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.state import TrainingState
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
 
 __all__ = ["RawLimit"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.state import Array, TrainingState
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
 
 __all__ = ["TensorStore", "ZarrPython"]
 

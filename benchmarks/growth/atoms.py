@@ -17,7 +17,7 @@ from benchmarks.workloads import workload
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["at_atoms", "at_bytes", "at_coordinates", "at_layouts"]

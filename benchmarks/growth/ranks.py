@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from benchmarks.giant import Grid, Size, arranged
 from benchmarks.growth.curves import Point, best_of
-from ucpformat.collector import paused
 from ucpformat.distributed.chunk_owners import whole_chunks
 from ucpformat.distributed.description import Described, describe, merged
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.share import Assigned, SlotToShare, assignments, portions
+from ucpformat.gc_pause import paused
 from ucpformat.geometry import Layout, chunk_grid, lower, runs
 from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import Slot
@@ -30,9 +30,9 @@ from ucpformat.model.packs import Pack
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.table import BLOCK_BYTES, Segment
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.chunk_writer import StoredChunk, segment_alignment
-from ucpformat.storage.read_plan import planned_reads
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.reading.read_plan import planned_reads
+from ucpformat.storage.writing.chunk_writer import StoredChunk, segment_alignment
+from ucpformat.storage.writing.stored_columns import StoredColumns
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["GRIDS", "MODEL", "Job", "at_ranks"]

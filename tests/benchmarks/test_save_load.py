@@ -21,7 +21,7 @@ from benchmarks.plots import draw
 from benchmarks.results import Run, Series, Task
 from benchmarks.save_load import compare
 from benchmarks.workloads import WORKLOADS, gpt_shapes, workload
-from ucpformat.storage.store import Durability
+from ucpformat.storage.stores.store import Durability
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ import pytest
 
 import ucpformat
 from tests.cli.conftest import Make, Ucp
-from tests.frameworks.torch_dcp.cases import DcpCase
-from ucpformat.frameworks.kinds.conversion import detect_kind
-from ucpformat.frameworks.torch_dcp import DcpDirectory
+from tests.convert.formats.dcp.cases import DcpCase
+from ucpformat.convert.conversion import detect_kind
+from ucpformat.convert.formats.dcp import DcpDirectory
 
 pytestmark = pytest.mark.distributed
 

@@ -15,8 +15,8 @@ import torch.distributed.tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import ucpformat as ucp
-import ucpformat.frameworks.live.device_copier
-import ucpformat.frameworks.live.torch_layouts
+import ucpformat.state_dict.tensors.device_copier
+import ucpformat.state_dict.tensors.torch_layouts
 from tests.processes import die_at
 
 FAILED = 3

@@ -274,7 +274,7 @@ def test_writing_that_fails_wakes_whoever_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arena holds a part of the snapshot, and nothing is ever given back."""
-    from ucpformat.storage.piece_writer import PieceWriter
+    from ucpformat.storage.writing.piece_writer import PieceWriter
 
     def refuse(*_: object) -> None:
         raise OSError("no space left")

@@ -21,8 +21,8 @@ from ucpformat import Held, Layout, Mesh, MeshAxis, Shard
 from ucpformat.distributed.local_state import SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.frameworks.live.state import live_state
 from ucpformat.model.root import Storage
+from ucpformat.state_dict.state import live_state
 
 
 @given(cases())

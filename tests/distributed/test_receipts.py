@@ -11,8 +11,8 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.geometry import Box
 from ucpformat.model.packs import Pack
 from ucpformat.model.table import OWN_OBJECT, Segment
-from ucpformat.storage.chunk_writer import StoredChunk
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.writing.chunk_writer import StoredChunk
+from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue

@@ -16,9 +16,6 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
-import ucpformat.frameworks.live.device_copier
-import ucpformat.frameworks.live.torch_layouts
-import ucpformat.frameworks.torch_dcp_plugin  # noqa: F401 - as above
 from tests.documentation.markdown import page
 from tests.documentation.rooms import ROOMS
 from tests.documentation.running import Reader

@@ -221,9 +221,9 @@ def test_calls_fit_what_they_call() -> None:
 def arguments() -> frozenset[str]:
     """The names of all parameters of what is public, of its methods, and of the adapters' public classes."""
     names = [getattr(ucp, name) for name in ucp.__all__]
-    plugin = import_module("ucpformat.frameworks.torch_dcp_plugin")
+    plugin = import_module("ucpformat.integrations.torch_dcp")
     stock = import_module("torch.distributed.checkpoint")
-    engine = import_module("ucpformat.frameworks.converting.options")
+    engine = import_module("ucpformat.convert.engine.options")
     names += [getattr(plugin, name) for name in plugin.__all__] + [engine, stock.save]
     found: set[str] = set()
     for each in names:

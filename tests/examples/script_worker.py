@@ -13,8 +13,8 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
-import ucpformat.frameworks.live.device_copier
-import ucpformat.frameworks.live.torch_layouts  # noqa: F401 - as above
+import ucpformat.state_dict.tensors.device_copier
+import ucpformat.state_dict.tensors.torch_layouts  # noqa: F401 - as above
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

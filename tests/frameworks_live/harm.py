@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from ucpformat.convert.conversion import Kind, convert_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import Kind, convert_checkpoint
 
 __all__ = ["Evil", "Harm", "flip", "is_found", "poison", "remove", "replace_pickle", "truncate"]
 

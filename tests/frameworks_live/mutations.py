@@ -11,8 +11,8 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 
+from ucpformat.convert.conversion import Kind, convert_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import Kind, convert_checkpoint
 
 GONE = object()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.builders import STORAGES, State, Tensor, save
-from tests.frameworks.converting.jobs import assert_same, make, rewrite
+from tests.convert.engine.jobs import assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
 from tests.test_racing_writers import begin, finish
 from ucpformat.copying import copy_checkpoint
@@ -25,9 +25,9 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.conditional_put import ConditionalPuts
-from ucpformat.storage.remote import RemoteStore
-from ucpformat.validate import LEVELS, validate
+from ucpformat.storage.stores.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.validation import LEVELS, validate
 
 __all__ = [
     "test_a_committed_checkpoint_and_foreign_objects_are_left_alone",

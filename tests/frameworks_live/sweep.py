@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from ucpformat.convert.contract.foreign import ImportOptions
+from ucpformat.convert.contract.source_files import watched
+from ucpformat.convert.conversion import detect_kind
+from ucpformat.convert.engine.work_order import Recipe, url_of
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.order import Recipe, url_of
-from ucpformat.frameworks.converting.source_files import watched
-from ucpformat.frameworks.kinds.conversion import detect_kind
-from ucpformat.frameworks.kinds.foreign import ImportOptions
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 

@@ -155,7 +155,7 @@ def test_a_run_goes_back_to_an_earlier_step(run: str) -> None:
 def test_what_is_replaced_survives_until_the_new_one_is_committed(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ucpformat.storage.piece_writer import PieceWriter
+    from ucpformat.storage.writing.piece_writer import PieceWriter
 
     def refuse(*_: object) -> None:
         raise OSError("no space left")
@@ -415,7 +415,7 @@ def test_removal_that_breaks_off_leaves_debris_and_no_bad_checkpoint(
 
 
 def test_a_failed_save_in_the_background_is_heard_once(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ucpformat.storage.piece_writer import PieceWriter
+    from ucpformat.storage.writing.piece_writer import PieceWriter
 
     def refuse(*_: object) -> None:
         raise OSError("no space left")

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ucpformat as ucp
 from ucpformat.errors import UcpError
 from ucpformat.manager import Retention
-from ucpformat.storage.piece_writer import PieceWriter
+from ucpformat.storage.writing.piece_writer import PieceWriter
 
 STEPS = st.integers(0, 12)
 LOSSES = st.sampled_from([0.5, 1.0, 2.0, math.nan])

@@ -13,7 +13,7 @@ import numpy as np
 
 import ucpformat
 from tests.mistakes.making import STATE, mistake, run, ucp
-from ucpformat.storage import restoring
+from ucpformat.storage.stores import restoring
 from ucpformat.writer import CheckpointWriter
 
 

@@ -21,10 +21,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ucpformat
 from tests.mistakes import repairs
 from tests.mistakes.making import MISTAKES, STATE, mistake, refusing, run, said, ucp
+from ucpformat.convert.engine import exporting
+from ucpformat.convert.engine.out_directory import OutDirectory
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.frameworks.converting import exporting
-from ucpformat.frameworks.converting.out_directory import OutDirectory
-from ucpformat.storage import remote
+from ucpformat.storage.stores import remote
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 

@@ -19,8 +19,8 @@ from ucpformat.errors import UcpError
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
 from ucpformat.repairing import repair
-from ucpformat.storage import restoring
-from ucpformat.storage.local_io import exchange_names
+from ucpformat.storage.stores import restoring
+from ucpformat.storage.stores.local_io import exchange_names
 
 STATE: State = {
     ("a", "value"): Tensor(np.arange(1, 9, dtype=np.int16), "int16"),

@@ -20,7 +20,7 @@ from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import ROOT_KEY, Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.repairing import repair
-from ucpformat.validate import examine, validate
+from ucpformat.validation import examine, validate
 
 
 def digest_of(path: Path) -> str:

@@ -16,9 +16,9 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import local_place
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage import directory_claim, draft, local, local_io
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.store import Store
+from ucpformat.storage.stores import directory_claim, draft, local, local_io
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.store import Store
 
 __all__ = ["Directories", "attempt", "refusals", "simulated"]
 

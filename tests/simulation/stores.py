@@ -20,9 +20,9 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import remote_place
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage import conditional_put, remote, repetition
-from ucpformat.storage.remote import RemoteStore
-from ucpformat.storage.remote_access import translated
+from ucpformat.storage.stores import conditional_put, remote, repetition
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote_access import translated
 
 __all__ = ["Stores", "simulated"]
 

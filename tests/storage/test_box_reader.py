@@ -14,7 +14,7 @@ from tests.builders import State as Tensors
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage.stores.local import LocalStore
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Destinations = dict[tuple[str, str], np.ndarray[tuple[int, ...], np.dtype[np.generic]]]

@@ -18,10 +18,10 @@ from tests.builders import GZIP, MIB, Array, Tensor, declare, region, save
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.box_reader import BoxReader
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.store import Calls, StoredRange
+from ucpformat.storage.reading.box_reader import BoxReader
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.store import Calls, StoredRange
 from ucpformat.writer import CheckpointWriter
 
 LOCAL = Calls(at_once=None, window=MIB, gap=4096)

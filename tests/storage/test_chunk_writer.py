@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.geometry.strategies import nonempty_boxes
 from ucpformat.geometry import Box
-from ucpformat.storage.chunk_writer import ChunkPiece, SlotPlace, StoredChunk
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.packed_chunks import PackedChunkWriter
-from ucpformat.storage.slot_form import slot_form
+from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.writing.chunk_writer import ChunkPiece, SlotPlace, StoredChunk
+from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
 
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
 
@@ -37,7 +37,7 @@ def pieces(draw: st.DrawFn) -> list[ChunkPiece]:
 def stored(
     directory: Path, found: list[ChunkPiece], least: int
 ) -> tuple[list[StoredChunk], dict[str, bytes]]:
-    with patch("ucpformat.storage.packed_chunks._LARGE_BYTES", least):
+    with patch("ucpformat.storage.writing.packed_chunks._LARGE_BYTES", least):
         store = LocalStore(directory, durability="none")
         store.prepare()
         writer = PackedChunkWriter(store, name="a-0")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage.stores.local import LocalStore
 
 SIZES = st.integers(0, 5 * 4096) | st.sampled_from([4096, 8192, 12288, 65536])
 APPENDS = st.lists(st.lists(st.tuples(SIZES, st.sampled_from([0, 16, 64])), max_size=4), max_size=6)
@@ -36,9 +36,9 @@ def data(size: int, shift: int, fill: int) -> memoryview:
 @contextmanager
 def small_limits() -> Iterator[None]:
     with (
-        patch("ucpformat.storage.direct_io.LEAST_BYTES", 4096),
-        patch("ucpformat.storage.direct_io._COPIED_BYTES", 8192),
-        patch("ucpformat.storage.direct_io._CALL_BYTES", 16384),
+        patch("ucpformat.storage.stores.direct_io.LEAST_BYTES", 4096),
+        patch("ucpformat.storage.stores.direct_io._COPIED_BYTES", 8192),
+        patch("ucpformat.storage.stores.direct_io._CALL_BYTES", 16384),
     ):
         yield
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.builders import STORAGES, State, Tensor, read_everything, result_or_refusal, save
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
-from ucpformat.storage import local, local_io
-from ucpformat.storage.local import LocalStore
-from ucpformat.validate import validate
+from ucpformat.storage.stores import local, local_io
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.validation import validate
 
 STATE: State = {("a", "value"): Tensor(np.arange(1, 31, dtype=np.int8), "int8")}
 

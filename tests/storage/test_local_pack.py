@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage import file_room, write_back
-from ucpformat.storage.file_room import FileRoom
-from ucpformat.storage.local import LocalStore
-from ucpformat.storage.local_io import sync
-from ucpformat.storage.store import Durability
+from ucpformat.storage.stores import file_room, write_back
+from ucpformat.storage.stores.file_room import FileRoom
+from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_io import sync
+from ucpformat.storage.stores.store import Durability
 
 BLOCK = 16
 PAGE = 32  # stands in for 2 MiB
@@ -43,12 +43,12 @@ APPENDS = st.lists(
 def small(room: object = None) -> Iterator[None]:
     """Limits so small that little data meets them; ``room`` stands in for the call that takes it."""
     with (
-        patch("ucpformat.storage.local_pack.BLOCK_BYTES", BLOCK),
-        patch("ucpformat.storage.local_pack._HUGE_PAGE", PAGE),
-        patch("ucpformat.storage.file_room._LEAST_BYTES", 64),
-        patch("ucpformat.storage.file_room._MOST_BYTES", 4096),
-        patch("ucpformat.storage.file_room._ALIGNMENT", 512),
-        patch("ucpformat.storage.file_room._fallocate", room or file_room._fallocate),
+        patch("ucpformat.storage.stores.local_pack.BLOCK_BYTES", BLOCK),
+        patch("ucpformat.storage.stores.local_pack._HUGE_PAGE", PAGE),
+        patch("ucpformat.storage.stores.file_room._LEAST_BYTES", 64),
+        patch("ucpformat.storage.stores.file_room._MOST_BYTES", 4096),
+        patch("ucpformat.storage.stores.file_room._ALIGNMENT", 512),
+        patch("ucpformat.storage.stores.file_room._fallocate", room or file_room._fallocate),
     ):
         yield
 

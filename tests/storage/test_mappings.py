@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage import mappings
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage.stores import mappings
+from ucpformat.storage.stores.local import LocalStore
 
 KEY = "packs/a.pack"
 SIZE = (5 << 20) + 123

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.builders import GZIP, STORAGES, Tensor, save
-from ucpformat.storage import urls
+from ucpformat.storage.stores import urls
 
 STATE = {
     ("w", "value"): Tensor(np.arange(1 << 20, dtype=np.float32).reshape(64, -1), "float32"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.builders import STORAGES, ZSTD, Tensor, result_or_refusal, save
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.part import StoredPart, StoredSlot
+from ucpformat.storage.reading.part import StoredPart, StoredSlot
 
 
 def slot_of(path: Path, storage: Storage, shape: tuple[int, ...]) -> StoredSlot:

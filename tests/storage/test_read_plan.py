@@ -17,8 +17,8 @@ from tests.geometry.strategies import layouts
 from ucpformat.geometry import Box, Flatten, Layout, Mesh, MeshAxis, Shard, Step, View, lower
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.read_plan import planned_reads, storage_pattern
-from ucpformat.storage.store import Calls
+from ucpformat.storage.reading.read_plan import planned_reads, storage_pattern
+from ucpformat.storage.stores.store import Calls
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Fetched = list[tuple[str, int, int]]

@@ -13,12 +13,12 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, chunk_grid, runs
 from ucpformat.model.dtype import dtype
 from ucpformat.model.table import OWN_OBJECT, Segment, TableBuilder
-from ucpformat.storage import settled_columns
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.storage.chunk_writer import SlotPlace, StoredChunk
-from ucpformat.storage.ledger import Entry, Ledger, SettledEntries, Settlement
-from ucpformat.storage.settled_columns import SettledColumns
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.writing import settled_columns
+from ucpformat.storage.writing.chunk_writer import SlotPlace, StoredChunk
+from ucpformat.storage.writing.ledger import Entry, Ledger, SettledEntries, Settlement
+from ucpformat.storage.writing.settled_columns import SettledColumns
+from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

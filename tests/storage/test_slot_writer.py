@@ -19,10 +19,10 @@ from ucpformat.declared import AtomSpec, SlotSpec, slot_place
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import DTYPES
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.chunk_writer import ChunkPiece, PlainChunkWriter, StoredChunk
-from ucpformat.storage.ledger import Ledger
-from ucpformat.storage.slot_writer import SlotBox, SlotWriter
-from ucpformat.validate import validate
+from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter, StoredChunk
+from ucpformat.storage.writing.ledger import Ledger
+from ucpformat.storage.writing.slot_writer import SlotBox, SlotWriter
+from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_every_chunk_is_written_once_by_no_more_threads_than_there_are(
     chunks, ledger = Recorded(), Ledger()
     boxes = [box(number, size) for number, size in enumerate(sizes)]
     with (
-        patch("ucpformat.storage.slot_writer._BATCH_BYTES", threshold),
+        patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", threshold),
         ThreadPoolExecutor(workers) as executor,
     ):
         writer = SlotWriter(chunks, ledger, executor, workers, None)
@@ -108,7 +108,9 @@ def test_submitted_boxes_make_the_tensor(
     spec = AtomSpec("a", {"value": SlotSpec("int8", shape)})
     chunk_bytes = data.draw(st.sampled_from([64, 1024]))
     with (
-        patch("ucpformat.storage.slot_writer._BATCH_BYTES", data.draw(st.sampled_from([1, 8, 1 << 20]))),
+        patch(
+            "ucpformat.storage.writing.slot_writer._BATCH_BYTES", data.draw(st.sampled_from([1, 8, 1 << 20]))
+        ),
         CheckpointWriter(path, [spec], chunk_bytes=chunk_bytes, workers=2, durability="none") as writer,
     ):
         for box in data.draw(st.permutations(boxes)):
@@ -123,7 +125,7 @@ def test_after_an_error_nothing_more_is_begun() -> None:
         raise OSError("the disk is full")
 
     chunks = Recorded(fail)
-    with patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
+    with patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
         started = threading.Event()
         executor.submit(started.wait)  # until all has been submitted
         writer = SlotWriter(chunks, Ledger(), executor, 1, None)
@@ -144,7 +146,7 @@ def test_of_what_waits_nothing_is_begun_after_a_stop() -> None:
         may_go_on.wait()
 
     chunks = Recorded(stay)
-    with patch("ucpformat.storage.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
+    with patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
         writer = SlotWriter(chunks, Ledger(), executor, 1, None)
         for number in range(5):
             writer.submit(box(number, 10))

@@ -14,7 +14,7 @@ from torch.distributed import checkpoint
 import ucpformat as ucp
 from tests.processes import launch
 from ucpformat.cli import main
-from ucpformat.frameworks.torch_dcp_plugin import UcpStorageReader, UcpStorageWriter
+from ucpformat.integrations.torch_dcp import UcpStorageReader, UcpStorageWriter
 
 dcp: Any = checkpoint
 

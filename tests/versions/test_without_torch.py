@@ -19,8 +19,8 @@ import ucpformat as ucp
 from tests.builders import BLOSC, GZIP, ZSTD
 from ucpformat.cli import main
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.deepspeed.torch_writer import OutTensor, write_archive
 from ucpformat.model.dtype import DTYPES
+from ucpformat.tensor_files.torch_archive_writer import OutTensor, write_archive
 
 COMPRESSORS = {"none": None, "gzip": GZIP, "zstd": ZSTD, "blosc": BLOSC, "auto": "auto"}
 STORAGES: tuple[Literal["packed", "plain"], ...] = ("packed", "plain")

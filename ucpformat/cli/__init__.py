@@ -13,8 +13,8 @@ from typing import Any, Final
 import click
 
 from ucpformat.cli.report import printable, wants_json
-from ucpformat.collector import paused
 from ucpformat.errors import UcpError, error
+from ucpformat.gc_pause import paused
 
 __all__ = ["main"]
 
@@ -90,7 +90,7 @@ class _Group(click.Group):
         except OSError as refused:
             if refused.errno is None or refused.errno == errno.EPIPE:
                 raise
-            from ucpformat.storage.local_io import in_words
+            from ucpformat.storage.stores.local_io import in_words
 
             at = "" if refused.filename is None else os.fsdecode(refused.filename)
             _refuse(context, error("UCP-E-STORE", in_words(refused), at=at))

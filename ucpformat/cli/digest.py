@@ -9,7 +9,7 @@ import click
 from ucpformat.cli.report import format_option, printable, progress_bar
 from ucpformat.errors import error, naming
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import validate_store
+from ucpformat.validation import validate_store
 
 __all__ = ["digest"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ucpformat.errors import Problem
-    from ucpformat.validate import Loss, Survey
+    from ucpformat.validation import Loss, Survey
 
 __all__ = ["lines_of_problems", "lines_of_survey"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ucpformat.errors import error
-from ucpformat.storage.urls import local_path
+from ucpformat.storage.stores.urls import local_path
 
 __all__ = ["refuse_swapped"]
 

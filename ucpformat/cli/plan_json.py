@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Copy, Strided
     from ucpformat.planning import Flow, Pairing, RankDetail, RankTotals, SlotPart, Survey
-    from ucpformat.storage.read_plan import StoredRead
+    from ucpformat.storage.reading.read_plan import StoredRead
 
 __all__ = ["detail_json", "survey_json"]
 

@@ -20,7 +20,7 @@ from ucpformat.patterns import Patterns, Settings, load_patterns, pattern_names
 from ucpformat.patterns.document import KIND as PATTERNS
 from ucpformat.planning import Side, arrangement_side, checkpoint_side, patterns_side
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.urls import local_path
+from ucpformat.storage.stores.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from ucpformat.cli.losses import lines_of_problems, lines_of_survey
 from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import LEVELS, Level, examine
+from ucpformat.validation import LEVELS, Level, examine
 
 __all__ = ["validate"]
 

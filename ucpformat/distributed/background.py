@@ -16,12 +16,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
-from ucpformat.collector import paused
 from ucpformat.distributed.arena import Arena
 from ucpformat.distributed.group import another
 from ucpformat.distributed.save import SaveReport, prepare_save
 from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
 from ucpformat.errors import error
+from ucpformat.gc_pause import paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

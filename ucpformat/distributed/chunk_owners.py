@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.collector import paused
 from ucpformat.distributed.share import Assigned, Portion, held_by_all, pieces_of
+from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, BoxIndex
 
 if TYPE_CHECKING:

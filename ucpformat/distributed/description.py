@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.collector import paused
 from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.errors import error
+from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.state import Optimizer, ParameterGroup

@@ -9,7 +9,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.model.packs import Pack
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.collector import paused
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
@@ -27,13 +26,14 @@ from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Portion, SlotToShare, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly
 from ucpformat.errors import UcpError, error
+from ucpformat.gc_pause import paused
 from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
-from ucpformat.storage.piece_writer import PieceWriter
-from ucpformat.storage.slot_form import slot_form
-from ucpformat.storage.store import open_target
-from ucpformat.storage.stored_columns import StoredColumns
+from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.stores.store import open_target
 from ucpformat.storage.workers import writer_count
+from ucpformat.storage.writing.piece_writer import PieceWriter
+from ucpformat.storage.writing.stored_columns import StoredColumns
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.store import Store
+    from ucpformat.storage.stores.store import Store
 
 __all__ = [
     "Part",

@@ -14,7 +14,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.store import Durability
+    from ucpformat.storage.stores.store import Durability
     from ucpformat.writer import StoredBytes
 
 __all__ = ["Replicas", "SaveOptions", "SaveReport", "step_number"]

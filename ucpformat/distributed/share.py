@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ucpformat.collector import paused
 from ucpformat.distributed.holdings import map_of, plain_holdings
+from ucpformat.gc_pause import paused
 from ucpformat.geometry import (
     Box,
     ChunkGrid,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.distributed.share import SlotToShare
     from ucpformat.geometry import ChunkGrid
-    from ucpformat.storage.piece_writer import PieceWriter
+    from ucpformat.storage.writing.piece_writer import PieceWriter
 
 __all__ = ["ChunkAssembly"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live.local_tensors import Held
-from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.geometry import Flatten, Layout, Mesh, MeshAxis, Shard
 from ucpformat.integrations.random_states import fill_random_states, random_states
 from ucpformat.reader import open_checkpoint
+from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.torch_group import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

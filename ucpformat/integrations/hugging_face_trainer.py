@@ -15,11 +15,11 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live.state_dict import load
-from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.integrations.random_states import fill_random_states, random_states
 from ucpformat.manager import CheckpointManager
 from ucpformat.manager.run_directory import step_of
+from ucpformat.state_dict.save_load import load
+from ucpformat.state_dict.torch_group import group_of
 
 __all__ = ["UcpTrainer"]
 

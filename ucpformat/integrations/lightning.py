@@ -16,9 +16,9 @@ from lightning.fabric.plugins import CheckpointIO
 
 from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import error
-from ucpformat.frameworks.live.state_dict import load, save
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.manager.run_directory import place_at
+from ucpformat.state_dict.save_load import load, save
 
 __all__ = ["UcpCheckpointIO", "named_states", "numbered_states"]
 

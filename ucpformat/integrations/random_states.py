@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ucpformat.frameworks.live.state_dict import load
+from ucpformat.state_dict.save_load import load
 
 if TYPE_CHECKING:
     import os

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ucpformat.errors import error
-from ucpformat.frameworks.live.local_tensors import Held
-from ucpformat.frameworks.live.stateful import state_to_save
-from ucpformat.frameworks.live.torch_layouts import layout_of
-from ucpformat.frameworks.live.values import is_tensor
-from ucpformat.frameworks.state.paths import dotted, flatten
 from ucpformat.geometry import Layout, Shard
+from ucpformat.state_dict.keys.paths import dotted, flatten
+from ucpformat.state_dict.stateful import state_to_save
+from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.torch_layouts import layout_of
+from ucpformat.state_dict.tensors.values import is_tensor
 
 __all__ = ["block_layouts"]
 

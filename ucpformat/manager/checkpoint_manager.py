@@ -13,16 +13,16 @@ from ucpformat.distributed.group import agreed, another, decided, reply_of
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import step_number
 from ucpformat.errors import UcpError, error
-from ucpformat.frameworks.live.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
-from ucpformat.frameworks.live.state_dict import load, save_state
-from ucpformat.frameworks.live.torch_group import group_of
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
-from ucpformat.storage.store import is_remote
-from ucpformat.storage.urls import refuse_target
-from ucpformat.validate import LEVELS, Level, validate
+from ucpformat.state_dict.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
+from ucpformat.state_dict.save_load import load, save_state
+from ucpformat.state_dict.torch_group import group_of
+from ucpformat.storage.stores.store import is_remote
+from ucpformat.storage.stores.urls import refuse_target
+from ucpformat.validation import LEVELS, Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ucpformat.distributed.save_options import Replicas
-    from ucpformat.frameworks.live.local_tensors import Held
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
+    from ucpformat.state_dict.tensors.local_tensors import Held
 
 __all__ = ["CheckpointManager"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
-from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.local_io import exchange_names, opened, translated
+from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.storage.stores.local_io import exchange_names, opened, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

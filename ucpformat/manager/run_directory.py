@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.draft import is_staged
-from ucpformat.storage.store import PREFIXES, open_store
-from ucpformat.storage.urls import local_path
+from ucpformat.storage.stores.draft import is_staged
+from ucpformat.storage.stores.store import PREFIXES, open_store
+from ucpformat.storage.stores.urls import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,10 +12,10 @@ from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Spread, element_count
 from ucpformat.model.dtype import DType, dtype
 from ucpformat.planning.side import Side, SlotName
-from ucpformat.storage.read_plan import storage_pattern
+from ucpformat.storage.reading.read_plan import storage_pattern
 
 if TYPE_CHECKING:
-    from ucpformat.storage.part import StoredSlot
+    from ucpformat.storage.reading.part import StoredSlot
 
 __all__ = ["Kind", "Pairing", "Route", "Unplanned", "about", "pair"]
 

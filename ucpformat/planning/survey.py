@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ucpformat.geometry import Amount, ExchangeTable, lower, traffic
 from ucpformat.planning.pairing import about
-from ucpformat.storage.local_reader import require_readable
-from ucpformat.storage.read_plan import planned_reads
+from ucpformat.storage.reading.local_reader import require_readable
+from ucpformat.storage.reading.read_plan import planned_reads
 
 if TYPE_CHECKING:
     from ucpformat.planning.pairing import Kind, Pairing

@@ -26,18 +26,18 @@ from ucpformat.model.zarr_document import GROUP_DOCUMENT, slot_document
 from ucpformat.repairing.objects import ChunkObject, PackObject
 from ucpformat.repairing.overlay import Overlay
 from ucpformat.repairing.sources import Source
-from ucpformat.storage.fetch import read_document, read_root
-from ucpformat.storage.restoring import restorer
-from ucpformat.storage.store import open_store
-from ucpformat.validate import Examination, Survey, examine_store
-from ucpformat.validate.losses import surveyed
+from ucpformat.storage.stores.fetch import read_document, read_root
+from ucpformat.storage.stores.restoring import restorer
+from ucpformat.storage.stores.store import open_store
+from ucpformat.validation import Examination, Survey, examine_store
+from ucpformat.validation.losses import surveyed
 
 if TYPE_CHECKING:
     from ucpformat.model.reference import DocumentRef
-    from ucpformat.storage.restoring import Pieces, Restorer
-    from ucpformat.storage.store import Store
-    from ucpformat.validate.damage import Damage, SegmentDamage
-    from ucpformat.validate.semantics import CheckedCheckpoint
+    from ucpformat.storage.stores.restoring import Pieces, Restorer
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.validation.damage import Damage, SegmentDamage
+    from ucpformat.validation.semantics import CheckedCheckpoint
 
 __all__ = ["Repair", "Restored", "repair"]
 

@@ -12,13 +12,13 @@ from awscrt.checksums import crc32c
 from ucpformat.errors import UcpError
 from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, Segment
 from ucpformat.repairing.segments import mended
-from ucpformat.validate.damage import SegmentDamage, as_runs
+from ucpformat.validation.damage import SegmentDamage, as_runs
 
 if TYPE_CHECKING:
     from ucpformat.repairing.sources import Source
-    from ucpformat.storage.part import StoredPart
-    from ucpformat.storage.store import Store
-    from ucpformat.validate.semantics import CheckedCheckpoint
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.validation.semantics import CheckedCheckpoint
 
 __all__ = ["ChunkObject", "PackObject", "Rebuilt"]
 

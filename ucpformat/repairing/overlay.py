@@ -10,7 +10,7 @@ from ucpformat.model.root import ROOT_KEY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ucpformat.storage.store import Store
+    from ucpformat.storage.stores.store import Store
 
 __all__ = ["Overlay"]
 

@@ -9,14 +9,14 @@ from awscrt.checksums import crc32c
 from ucpformat.errors import UcpError
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.validate.damage import SegmentDamage, as_runs
+from ucpformat.validation.damage import SegmentDamage, as_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ucpformat.model.table import Segment
     from ucpformat.repairing.sources import Source
-    from ucpformat.storage.store import Store
+    from ucpformat.storage.stores.store import Store
 
 __all__ = ["Mended", "mended"]
 

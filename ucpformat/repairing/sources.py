@@ -12,15 +12,15 @@ from ucpformat.model.reference import DocumentRef, sha256_digest
 from ucpformat.model.root import ROOT_KEY, root_digest
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.compression import compress
-from ucpformat.storage.fetch import read_root
-from ucpformat.storage.store import open_store
+from ucpformat.storage.stores.fetch import read_root
+from ucpformat.storage.stores.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ucpformat.geometry import Box
-    from ucpformat.storage.part import StoredSlot
-    from ucpformat.storage.store import Store
+    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.stores.store import Store
     from ucpformat.views import SlotView
 
 __all__ = ["Source"]

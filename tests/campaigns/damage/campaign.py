@@ -17,7 +17,7 @@ from tests.campaigns.damage.media import Directory, Medium
 from tests.campaigns.damage.paths import PATHS, UNVERIFIED, Given, Reading
 from ucpformat.errors import Problem, UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.validate import validate
+from ucpformat.validation import validate
 
 __all__ = ["DAMAGES_PER_CHECKPOINT", "Campaign"]
 

@@ -15,9 +15,9 @@ import ucpformat as ucp
 from tests.builders import BLOSC, GZIP, ZSTD, Array, bits
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.frameworks.live.state_dict import save_state
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
+from ucpformat.state_dict.save_load import save_state
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["Drawn", "draw"]

@@ -25,10 +25,10 @@ import zarr
 import ucpformat as ucp
 from tests.campaigns.damage.drawing import Drawn
 from ucpformat.comparison import compare
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.convert.registry import UCP
 from ucpformat.copying import copy_checkpoint
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.kinds.registry import UCP
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
 

@@ -14,8 +14,8 @@ import pytest
 from tests.campaigns.damage.campaign import Campaign
 from tests.campaigns.damage.media import Directory, Medium, Remote
 from tests.campaigns.damage.paths import PATHS
-from ucpformat.storage import box_reader
-from ucpformat.validate import validate
+from ucpformat.storage.reading import box_reader
+from ucpformat.validation import validate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from ucpformat.errors import UcpError
 from ucpformat.manager.local_place import LocalPlace
-from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.storage.stores.local import LocalStore
 
 __all__ = ["BROKEN"]
 

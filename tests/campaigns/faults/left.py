@@ -9,10 +9,10 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.faults.state import state
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.convert.registry import UCP
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
-from ucpformat.frameworks.kinds.registry import UCP
 from ucpformat.model.root import ROOT_KEY
 
 __all__ = ["harm_of", "harm_of_export", "is_committed"]

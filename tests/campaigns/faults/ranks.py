@@ -16,7 +16,7 @@ from typing import Any
 import ucpformat as ucp
 from tests.campaigns.faults.state import state
 from ucpformat.distributed.save import SaveOptions
-from ucpformat.frameworks.live.state_dict import save_state
+from ucpformat.state_dict.save_load import save_state
 
 __all__ = ["act", "ranks_of_a_job", "saves_as_rank"]
 

@@ -10,15 +10,15 @@ from typing import Any
 import ucpformat as ucp
 from tests.campaigns.faults.ranks import saves_as_rank
 from tests.campaigns.faults.state import state
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.registry import UCP
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import error
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.kinds.registry import UCP
-from ucpformat.frameworks.live.state_dict import save_state
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
+from ucpformat.state_dict.save_load import save_state
 
 __all__ = ["SCENARIOS", "Scenario", "save_together"]
 

@@ -10,18 +10,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
+from tests.convert.formats.deepspeed.made import make_checkpoint
+from tests.convert.formats.megatron.test_classic import saved as classic
+from tests.convert.formats.megatron.test_torch_dist import WEIGHT
+from tests.convert.formats.megatron.test_torch_dist import write as torch_dist
+from tests.convert.formats.torch_save.test_directories import saved as accelerate
+from tests.convert.jobs import job_of
+from tests.convert.test_sweeps import model
 from tests.documentation.rooms import stock_dcp
 from tests.forgeries import make
-from tests.frameworks.deepspeed.made import make_checkpoint
-from tests.frameworks.jobs import job_of
-from tests.frameworks.megatron.test_classic import saved as classic
-from tests.frameworks.megatron.test_torch_dist import WEIGHT
-from tests.frameworks.megatron.test_torch_dist import write as torch_dist
-from tests.frameworks.test_sweeps import model
-from tests.frameworks.torch_save.test_directories import saved as accelerate
-from ucpformat.frameworks.converting.content import Content
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.orbax.exporter import export_orbax
+from ucpformat.convert.contract.content import Content
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.formats.orbax.exporter import export_orbax
 
 __all__ = ["SEEDS", "SUFFIXES", "Document", "document_of", "seeds_of", "written"]
 

@@ -14,20 +14,14 @@ from tests.builders import read_all
 from tests.campaigns.hostile.mutations import mutated
 from tests.campaigns.hostile.sealing import sealed
 from tests.campaigns.hostile.seeds import SEEDS, SUFFIXES, Document, seeds_of, written
-from tests.frameworks.jobs import whole
+from tests.convert.jobs import whole
 from ucpformat import schema
+from ucpformat.convert.contract.foreign import ImportOptions
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.dcp_files.metadata import read_metadata
+from ucpformat.convert.engine.work_order import Recipe
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.byte_source import MemoryRange
-from ucpformat.frameworks.converting.order import Recipe
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
-from ucpformat.frameworks.kinds.foreign import ImportOptions
-from ucpformat.frameworks.torch_dcp.allowed import OBJECT_GLOBALS
-from ucpformat.frameworks.torch_dcp.legacy import open_archive
-from ucpformat.frameworks.torch_dcp.metadata import read_metadata
-from ucpformat.frameworks.torch_dcp.object_tree import Limits, check_tree
-from ucpformat.frameworks.torch_dcp.safetensors_header import parse_object
-from ucpformat.frameworks.torch_dcp.unpickle import unpickle
 from ucpformat.jsonio import loads
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.index_part import IndexPart
@@ -40,7 +34,13 @@ from ucpformat.patterns.atom_map_document import parse_atom_map
 from ucpformat.patterns.document import parse_patterns
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.compression import compress, decompress
-from ucpformat.validate import validate
+from ucpformat.tensor_files.allowed_globals import OBJECT_GLOBALS
+from ucpformat.tensor_files.byte_source import MemoryRange
+from ucpformat.tensor_files.legacy_archive import open_archive
+from ucpformat.tensor_files.object_tree import Limits, check_tree
+from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.unpickle import unpickle
+from ucpformat.validation import validate
 
 __all__ = ["CHECKPOINTS", "IMPORTERS", "PARSERS", "Target", "changed", "convert_and_validate", "target_of"]
 

@@ -17,15 +17,15 @@ from tests.builders import result_or_refusal
 from tests.campaigns.hostile.malicious import cases_of
 from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
-from tests.frameworks.jobs import job_of
+from tests.convert.jobs import job_of
+from ucpformat.convert.contract.admission import stored_bytes
+from ucpformat.convert.contract.content import Content
+from ucpformat.convert.contract.source_files import SourceFiles, is_component
+from ucpformat.convert.formats.orbax.arrays import array_spec
+from ucpformat.convert.formats.orbax.documents import read_tree
+from ucpformat.convert.formats.orbax.exporter import export_orbax
+from ucpformat.convert.formats.orbax.importer import import_orbax
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.admission import stored_bytes
-from ucpformat.frameworks.converting.content import Content
-from ucpformat.frameworks.converting.source_files import SourceFiles, is_component
-from ucpformat.frameworks.orbax.arrays import array_spec
-from ucpformat.frameworks.orbax.documents import read_tree
-from ucpformat.frameworks.orbax.exporter import export_orbax
-from ucpformat.frameworks.orbax.importer import import_orbax
 
 KINDS = ("dcp", "deepspeed", "safetensors", "torch-save", "ucp")
 

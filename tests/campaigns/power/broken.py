@@ -14,12 +14,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.campaigns.power.operations import OPERATIONS, Operation, main
-from ucpformat.frameworks.converting import out_directory
+from ucpformat.convert.engine import out_directory
 from ucpformat.manager.local_place import LocalPlace
-from ucpformat.storage import local, local_io
-from ucpformat.storage.directory_claim import DirectoryClaim
-from ucpformat.storage.draft import Draft
-from ucpformat.storage.local import LocalStore
+from ucpformat.storage.stores import local, local_io
+from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.storage.stores.draft import Draft
+from ucpformat.storage.stores.local import LocalStore
 
 __all__ = ["BROKEN"]
 

@@ -15,10 +15,10 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.power.disk import State
 from tests.campaigns.power.operations import Operation, content
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.convert.registry import UCP
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.kinds.registry import UCP
 from ucpformat.model.root import ROOT_KEY
 
 __all__ = ["Judge", "digest_of"]
@@ -111,7 +111,7 @@ class Judge:
 
 def _detected(path: Path, kind: str) -> str:
     """A user names the kind, or has it found out: whatever is said here comes of either."""
-    from ucpformat.frameworks.kinds.conversion import detect_kind
+    from ucpformat.convert.conversion import detect_kind
 
     return detect_kind(path) if path.exists() else kind
 

@@ -15,16 +15,16 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.power.recording import mark
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.convert.registry import UCP
 from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
-from ucpformat.frameworks.kinds.registry import UCP
-from ucpformat.frameworks.live.state_dict import save_state
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
+from ucpformat.state_dict.save_load import save_state
 
 __all__ = ["OPERATIONS", "Operation", "content"]
 

@@ -16,16 +16,16 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.faults.scenarios import save_together
 from tests.campaigns.faults.state import state
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.engine.options import EngineOptions
 from ucpformat.copying import copy_checkpoint
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 from ucpformat.geometry import Box
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.remote import RemoteStore
-from ucpformat.storage.s3_uploads import S3Uploads
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.s3_uploads import S3Uploads
 
 __all__ = ["SCENARIOS", "Place", "Scenario"]
 

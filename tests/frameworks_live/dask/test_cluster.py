@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.frameworks.converting.jobs import BATCH, assert_same, make
-from tests.frameworks.converting.test_exporting import content
-from tests.frameworks.deepspeed.made import make_checkpoint
+from tests.convert.engine.jobs import BATCH, assert_same, make
+from tests.convert.engine.test_exporting import content
+from tests.convert.formats.deepspeed.made import make_checkpoint
 from ucpformat.cli import main
-from ucpformat.frameworks.converting.options import EngineOptions
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.convert.engine.options import EngineOptions
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
 

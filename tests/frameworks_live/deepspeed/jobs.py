@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import launch
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
 
 __all__ = ["converted", "made_by"]
 

@@ -32,15 +32,15 @@ from deepspeed.module_inject.fusedqkv_utils import (
 from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 
 from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.errors import UcpError
-from ucpformat.frameworks.deepspeed.affine import affine_description, affine_holdings
-from ucpformat.frameworks.deepspeed.autotp import (
+from ucpformat.convert.formats.deepspeed.affine import affine_description, affine_holdings
+from ucpformat.convert.formats.deepspeed.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,
     shared_qk_steps,
     split_steps,
 )
+from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Lowering, Mesh, MeshAxis, Step, lower, sub_parameter_steps
 
 HIDDEN = 48

@@ -14,15 +14,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
-from tests.frameworks.deepspeed.made import saved_as
+from tests.convert.formats.deepspeed.made import saved_as
 from tests.frameworks_live.deepspeed.jobs import converted, made_by
 from tests.frameworks_live.deepspeed.make_moe import EXPERTS, MOES, TARGETS
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import Ranks, launch_in_turn
+from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -13,8 +13,8 @@ import ucpformat
 from tests.frameworks_live.deepspeed import jobs
 from tests.frameworks_live.deepspeed.test_universal import stock_universal
 from tests.frameworks_live.harm import flip, is_found, poison, remove
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 
 pytestmark = pytest.mark.distributed
 

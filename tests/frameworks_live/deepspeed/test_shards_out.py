@@ -16,8 +16,8 @@ import ucpformat
 from tests.frameworks_live.deepspeed.make_tp import DEGREE, STAGES
 from tests.frameworks_live.deepspeed.test_tensor_parallel import PATTERNS, rules
 from tests.processes import Ranks, launch, launch_in_turn
+from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 WORKER = "tests.frameworks_live.deepspeed.make_tp"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ucpformat as ucp
-from tests.frameworks.damage import damaged, outcome, replaced
-from tests.frameworks.jobs import whole
+from tests.convert.damage import damaged, outcome, replaced
+from tests.convert.jobs import whole
 from tests.frameworks_live.sweep import sweep
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
-from ucpformat.frameworks.orbax.importer import import_orbax
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.formats.orbax.importer import import_orbax
 from ucpformat.model.values import decode
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

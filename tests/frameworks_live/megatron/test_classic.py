@@ -20,8 +20,8 @@ from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
 from ucpformat.model.values import decode
 
 pytestmark = pytest.mark.distributed

@@ -14,9 +14,9 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from tests.frameworks_live.megatron.worlds import configuration, world
 from tests.geometry import model
+from ucpformat.convert.formats.megatron.meshes import dense_mesh
+from ucpformat.convert.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.megatron.meshes import dense_mesh
-from ucpformat.frameworks.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
 from ucpformat.geometry import Layout, lower
 
 # layers, stages, chunks, and Megatron's settings

@@ -30,12 +30,12 @@ from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
+from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.dcp_files.directory import DcpDirectory
+from ucpformat.convert.formats.megatron.buffers import BufferParameter, assign_buckets
+from ucpformat.convert.formats.megatron.parameter_groups import is_expert_name, stacked_dims
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint, detect_kind
-from ucpformat.frameworks.megatron.buffers import BufferParameter, assign_buckets
-from ucpformat.frameworks.megatron.parameter_groups import is_expert_name, stacked_dims
-from ucpformat.frameworks.torch_dcp.directory import DcpDirectory
-from ucpformat.frameworks.torch_dcp.tagged import decode
+from ucpformat.tensor_files.tagged import decode
 
 WORKER = "tests.frameworks_live.megatron.make"
 RESUMED = {"rank": "resumed", "later": "resumed-later"}

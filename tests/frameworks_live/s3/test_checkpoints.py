@@ -25,7 +25,7 @@ from s3fs import S3FileSystem
 
 from benchmarks.s3_server import BUCKET, S3Server, served
 from tests.builders import STORAGES, State, Tensor, read_everything, save
-from tests.frameworks.converting.jobs import Breaks, assert_same, make, rewrite
+from tests.convert.engine.jobs import Breaks, assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
 from tests.test_racing_writers import begin, finish
 from ucpformat.cli import main as cli
@@ -36,9 +36,9 @@ from ucpformat.manager.run_directory import place_at
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.repairing import repair
-from ucpformat.storage.remote import RemoteStore
-from ucpformat.storage.remote_pack import RemotePackFile
-from ucpformat.validate import LEVELS, validate
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote_pack import RemotePackFile
+from ucpformat.validation import LEVELS, validate
 
 pytestmark = [
     pytest.mark.distributed,
@@ -312,7 +312,7 @@ def test_parts_of_an_attempt_whose_process_ended_are_removed(url: str) -> None:
 KILLED = """
 import os, signal, sys
 import fsspec
-from ucpformat.storage.remote import RemoteStore
+from ucpformat.storage.stores.remote import RemoteStore
 
 fsspec.config.conf["s3"] = {options!r}
 pack = RemoteStore({url!r}).create_pack("packs/killed.pack")
@@ -409,7 +409,7 @@ def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
             }
             raise ClientError({"Error": answer, "ResponseMetadata": {"HTTPStatusCode": 409}}, operation)
 
-    with requests(conflict), patch("ucpformat.storage.repetition.time.sleep"):
+    with requests(conflict), patch("ucpformat.storage.stores.repetition.time.sleep"):
         save(url, STATE)
     assert refused == ["*", "*"]
     assert validate(url) == []

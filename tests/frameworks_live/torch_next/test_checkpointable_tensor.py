@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.protocol import (
 from tests.geometry.model import counter, local_array
 from tests.geometry.moves import moved
 from ucpformat.errors import UcpError
-from ucpformat.frameworks.live.torch_layouts import box_description, boxed_holdings, boxes_of
 from ucpformat.geometry import (
     Blocks,
     Flatten,
@@ -39,6 +38,7 @@ from ucpformat.geometry import (
     lower,
     sub_parameter_steps,
 )
+from ucpformat.state_dict.tensors.torch_layouts import box_description, boxed_holdings, boxes_of
 
 # The torch that types are checked against is older.
 dcp: Any = checkpoint

@@ -9,7 +9,7 @@ import torch
 
 from tests.frameworks_live.transformers.equivalence_worker import TOKENS
 from tests.processes import launch
-from ucpformat.frameworks.kinds.conversion import convert_checkpoint
+from ucpformat.convert.conversion import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -1,0 +1,1 @@
+"""Directories of torch Distributed Checkpoint, of which several formats are made: catalogues, fragments, files."""

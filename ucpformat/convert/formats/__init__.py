@@ -1,0 +1,1 @@
+"""The formats that come with ucpformat, one package each; none imports another."""

@@ -1,1 +1,0 @@
-"""Framework adapters: what people have, in and out. Frameworks are imported when used (SPEC appendix A)."""

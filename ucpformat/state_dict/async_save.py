@@ -1,0 +1,180 @@
+"""Saving a nested state dict in the background: `ucpformat.async_save` and `ucpformat.AsyncSaver`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from ucpformat.distributed.background import AsyncReport, AsyncSave, BackgroundSaver, WhenBusy
+from ucpformat.distributed.group import Group, another
+from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.snapshot import HostCopier
+from ucpformat.state_dict.state import live_state
+from ucpformat.state_dict.stateful import state_to_save
+from ucpformat.state_dict.torch_group import TorchGroup, group_of
+from ucpformat.writer import DEFAULT_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ucpformat.distributed.local_state import LocalState
+    from ucpformat.distributed.save_options import Replicas
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.root import Storage
+    from ucpformat.state_dict.tensors.local_tensors import Held
+
+__all__ = ["AsyncReport", "AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
+
+
+class AsyncSaver:
+    """Saves in the background, one after another; a context manager that waits for the last one.
+
+    Every rank of ``group`` (the default group, unless given) makes one, and makes the same calls. Two gloo groups are
+    made for it, so that nothing of it meets the collectives of training. A `Group` is used itself for what is said
+    during calls, and makes another one for the rest.
+    A snapshot lies in host memory that is kept from save to save: as much as this rank has to write, or
+    ``arena_bytes`` at most, at least one chunk; `save` then returns when the rest has found room.
+    With ``overlap`` what a device does after `save` does not wait for the copies from it: nothing that was saved may
+    change before `AsyncSave.staged` has returned.
+
+    >>> state = {"w": np.ones(4, np.float32)}
+    >>> with ucp.AsyncSaver() as saver:
+    ...     for step in (1, 2):
+    ...         save = saver.save(f"step-{step}.ucp", state, step=step)
+    ...         state["w"] += 1  # the snapshot is taken
+    >>> ucp.load("step-2.ucp")["w"]
+    array([2., 2., 2., 2.], dtype=float32)
+    """
+
+    def __init__(
+        self, *, group: object = None, arena_bytes: int | None = None, overlap: bool = False
+    ) -> None:
+        found = group_of(group)
+        self._group = found if found is group else another(found)
+        self._overlap = overlap
+        copier = _copier(overlap=overlap)
+        self._saver = BackgroundSaver(self._group, arena_bytes=arena_bytes, copier=copier)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Host memory that is kept for snapshots: the most that was ever needed."""
+        return self._saver.arena.nbytes
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        state: Mapping[str, Any],
+        *,
+        layouts: Mapping[str, Held] | None = None,
+        storage: Storage = "packed",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        compressor: Compression | None = None,
+        step: int | None = None,
+        annotations: Mapping[str, JsonValue] | None = None,
+        replicas: Replicas = "compare",
+        when_busy: WhenBusy = "wait",
+        then: Callable[[], object] | None = None,
+    ) -> AsyncSave:
+        """As `ucpformat.async_save`; ``then`` is called in the background, after the commit, on every rank."""
+        group = self._group
+
+        def describe() -> LocalState:
+            return live_state(state_to_save(state), rank=group.rank, layouts=layouts, compressor=compressor)
+
+        options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
+        return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
+
+    def drain(self) -> None:
+        """Return when nothing is under way; does not raise."""
+        self._saver.drain()
+
+    def wait(self) -> None:
+        """Return when nothing is under way; raises what made the last save fail, where nobody has heard of it."""
+        self._saver.wait()
+
+    def close(self) -> None:
+        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``."""
+        self._saver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._saver.__exit__(kind, value, trace)
+
+
+def _copier(*, overlap: bool) -> HostCopier:
+    if "torch" not in sys.modules:
+        return HostCopier()
+    from ucpformat.state_dict.tensors.device_copier import DeviceCopier
+
+    return DeviceCopier(overlap=overlap)
+
+
+_savers: dict[object, AsyncSaver] = {}
+
+
+def async_save(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any],
+    *,
+    group: object = None,
+    layouts: Mapping[str, Held] | None = None,
+    storage: Storage = "packed",
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    compressor: Compression | None = None,
+    step: int | None = None,
+    annotations: Mapping[str, JsonValue] | None = None,
+    replicas: Replicas = "compare",
+    when_busy: WhenBusy = "wait",
+) -> AsyncSave:
+    """Save as `save` does, in the background: returns when this rank's part is copied into host memory.
+
+    What changes in ``state`` after the call is not in the checkpoint. Ranks agree on names, shapes and shares during
+    the call, and what contradicts is raised by it; each copies what it will write, and a thread writes and commits.
+    Where the previous save of the group is still under way, the call waits for it, or it raises or skips, on all ranks
+    alike, as ``when_busy`` says. Memory for copies is kept for the next call; an `AsyncSaver` bounds it and lets go.
+    What fails in the background is raised by `AsyncSave.wait`, or by the next call on all ranks; where nobody asks, it
+    is printed when the interpreter ends, which waits for the save.
+
+    Raises:
+        UcpError: as `save`; ``UCP-E-EXISTS`` where ``when_busy`` is ``"raise"``; what made the previous save fail.
+
+    >>> state = {"w": np.ones(4, np.float32)}
+    >>> save = ucp.async_save("step-1.ucp", state, step=1)
+    >>> state["w"] += 1  # training goes on
+    >>> report = save.wait()
+    >>> ucp.load("step-1.ucp")["w"]
+    array([1., 1., 1., 1.], dtype=float32)
+    """
+    return _saver_of(group).save(
+        path,
+        state,
+        layouts=layouts,
+        storage=storage,
+        chunk_bytes=chunk_bytes,
+        compressor=compressor,
+        step=step,
+        annotations=annotations,
+        replicas=replicas,
+        when_busy=when_busy,
+    )
+
+
+def _saver_of(group: object) -> AsyncSaver:
+    """The saver that is kept for a group; a job that has begun its default group anew gets another one."""
+    found = group_of(group)
+    key: object = found.members if isinstance(found, TorchGroup) else _key(found)
+    if key not in _savers:
+        _savers[key] = AsyncSaver(group=another(found))
+    return _savers[key]
+
+
+def _key(group: Group) -> object:
+    return "one process" if len(group.ranks) == 1 else group

@@ -1,0 +1,111 @@
+"""What an importer keeps of where things came from, as annotations: the way back restores every key by it.
+
+The annotation `SOURCE` stands on slots (``path``: the path in the nested state dict), on atoms with tied names
+(``aliases``: their paths) and on the state document (``kind``, ``paths`` of values that are not at the top level,
+and per optimizer its ``path`` and ``form``). Annotations bind nobody: readers take anything unexpected as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ucpformat.state_dict.keys.groups import GroupOrigin
+from ucpformat.state_dict.keys.paths import KeyPath, NumberKey, StatePath, path_from_json, path_to_json
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.state import StateDocument
+    from ucpformat.state_dict.keys.names import Form
+
+    class _Named(Protocol):
+        @property
+        def aliases(self) -> tuple[str, ...]: ...
+        @property
+        def annotations(self) -> Mapping[str, JsonValue]: ...
+
+
+__all__ = [
+    "SOURCE",
+    "alias_annotations",
+    "alias_paths",
+    "group_origin",
+    "key_path",
+    "slot_annotations",
+    "slot_path",
+    "state_annotations",
+    "value_paths",
+]
+
+SOURCE: Final = "org.ucpformat.source"
+
+
+def slot_annotations(path: StatePath) -> dict[str, JsonValue]:
+    """Annotations of a slot that came from ``path``."""
+    return {SOURCE: {"path": path_to_json(path)}}
+
+
+def slot_path(atom: str, slot: str, annotations: Mapping[str, JsonValue]) -> StatePath:
+    """Where a slot belongs in a state dict: where it came from, else where ``get_state_dict`` has such things."""
+    found = annotations.get(SOURCE)
+    path = path_from_json(found.get("path")) if isinstance(found, dict) else None
+    if path is not None:
+        return path
+    return ("model", atom) if slot == "value" else ("optim", "state", atom, slot)
+
+
+def alias_annotations(paths: Sequence[StatePath]) -> dict[str, JsonValue]:
+    """Annotations of an atom whose value has tied names, which came from ``paths``."""
+    return {SOURCE: {"aliases": [path_to_json(path) for path in paths]}} if paths else {}
+
+
+def alias_paths(atom: _Named) -> list[StatePath]:
+    """Where the tied names of an atom's value belong in a state dict."""
+    source = atom.annotations.get(SOURCE)
+    kept = source.get("aliases") if isinstance(source, dict) else None
+    if isinstance(kept, list):
+        paths = [path_from_json(item) for item in kept]
+        return [path for path in paths if path is not None]
+    return [("model", alias) for alias in atom.aliases]
+
+
+def state_annotations(
+    kind: str, optimizers: Mapping[str, tuple[KeyPath, Form]], paths: Mapping[str, StatePath | None]
+) -> dict[str, JsonValue]:
+    """Annotations of the state document."""
+    return {
+        SOURCE: {
+            "kind": kind,
+            "optimizers": {
+                name: {"path": path_to_json(path), "form": form} for name, (path, form) in optimizers.items()
+            },
+            "paths": {
+                name: path_to_json(path) for name, path in paths.items() if path not in (None, (name,))
+            },
+        }
+    }
+
+
+def _member(state: StateDocument, member: str) -> Mapping[str, JsonValue]:
+    found = state.annotations.get(SOURCE)
+    value = found.get(member) if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def value_paths(state: StateDocument) -> dict[str, StatePath]:
+    """Paths of values and blobs that are not at the top level, by name."""
+    found = {name: path_from_json(value) for name, value in _member(state, "paths").items()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def group_origin(state: StateDocument, name: str) -> GroupOrigin:
+    """How an optimizer's groups were held; as ``get_state_dict`` has them where that is not known."""
+    value = _member(state, "optimizers").get(name)
+    path = path_from_json(value.get("path")) if isinstance(value, dict) else None
+    form: Form = "flattened" if isinstance(value, dict) and value.get("form") == "flattened" else "nested"
+    return GroupOrigin(key_path(path) if path is not None else (name,), form)
+
+
+def key_path(path: StatePath) -> KeyPath:
+    """A path as DCP has it: an integer key of a mapping is a number."""
+    return tuple(step.number if isinstance(step, NumberKey) else step for step in path)

@@ -1,0 +1,142 @@
+"""A nested state dict as this process's part of a checkpoint (SPEC sections 10, 11 and 15)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.distributed.local_state import LocalState, OwnValue
+from ucpformat.errors import error
+from ucpformat.model.compression_rule import compressor_of, require_compression
+from ucpformat.model.values import encode
+from ucpformat.state_dict.keys.documents import state_document
+from ucpformat.state_dict.keys.names import Assignment, recognise
+from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.state_dict.keys.paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.state_dict.objects import extend
+from ucpformat.state_dict.per_rank import PerRank, encoded_own
+from ucpformat.state_dict.tensors.device_digests import digests_on_device
+from ucpformat.state_dict.tensors.local_tensors import Held, LocalTensor, local_tensor
+from ucpformat.state_dict.tensors.tensor_parts import LiveTensor, taken_apart
+from ucpformat.state_dict.tensors.values import is_tensor
+from ucpformat.writer import AtomSpec, SlotSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ucpformat.distributed.local_state import SlotName
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.compression_rule import Compression
+
+__all__ = ["live_state"]
+
+
+def live_state(
+    state: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    layouts: Mapping[str, Held] | None = None,
+    compressor: Compression | None = None,
+) -> LocalState:
+    """What this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
+
+    Raises:
+        UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
+    """
+    require_compression(compressor)
+    leaves = flatten(state, is_tensor)
+    paths = {dotted(leaf): leaf for leaf in leaves}
+    declared = dict(layouts or {})
+    tensors = {name: leaf for name, leaf in paths.items() if is_tensor(leaves[leaf])}
+    objects = {name: leaf for name, leaf in paths.items() if name not in tensors}
+    names = recognise(_key_paths(tensors), _key_paths(objects))
+    live: dict[str, LiveTensor] = {}
+    assigned: dict[str, Assignment] = {}
+    values: dict[StatePath, JsonValue] = {}
+    for name, leaf in tensors.items():
+        taken = taken_apart(leaf, leaves[leaf], declared)
+        values.update(taken.descriptions)
+        for one in taken.tensors:
+            place, part = names.assignments[name], name + one.part
+            if part in live or (one.part and part in paths):
+                raise error("UCP-E-NAME", "a part of a tensor has the name of another entry", at=part)
+            assigned[part] = Assignment(place.name, place.slot + one.part)
+            live[part] = one
+    paths.update({name: one.path for name, one in live.items()})
+    unknown = sorted(declared.keys() - live.keys())
+    if unknown:
+        raise error("UCP-E-NAME", "a layout is given for what is no tensor of the state", at=unknown[0])
+    held = {
+        name: found
+        for name, one in live.items()
+        if (found := local_tensor(one.tensor, rank=rank, held=one.held or declared.get(name), at=name))
+        is not None
+    }
+    owners, tied = _tied(held, assigned)
+    slots: dict[str, dict[str, SlotSpec]] = {}
+    owned: dict[SlotName, LocalTensor] = {}
+    for name in owners:
+        place, tensor = assigned[name], held[name]
+        slots.setdefault(place.name, {})[place.slot] = SlotSpec(
+            tensor.dtype,
+            tensor.shape,
+            tensor.layout,
+            compressor_of(compressor, tensor.dtype, tensor.shape),
+            slot_annotations(paths[name]),
+            tensor.place,
+        )
+        owned[place.name, place.slot] = tensor
+    atoms = []
+    for atom, specs in slots.items():
+        also = tied.get(atom, [])
+        aliases = tuple(sorted({assigned[name].name for name in also} - {atom}))
+        atoms.append(AtomSpec(atom, specs, aliases, alias_annotations([paths[name] for name in also])))
+    encoded: dict[str, JsonValue] = {}
+    own: dict[str, OwnValue] = {}
+    for name, leaf in objects.items():
+        value = leaves[leaf]
+        if isinstance(value, PerRank):
+            encoded[name], own[name] = encoded_own(value, at=name, extend=extend)
+        else:
+            encoded[name] = encode(value, at=name, extend=extend)
+    return LocalState(
+        atoms,
+        {slot: tensor.array for slot, tensor in owned.items()},
+        state_document(
+            "state_dict",
+            encoded | {dotted(path): value for path, value in values.items()},
+            objects | {dotted(path): path for path in values},
+            _key_paths(objects),
+            names,
+            frozenset(slots),
+        ),
+        {slot: tensor.local.detach() for slot, tensor in owned.items() if not tensor.on_host},
+        own,
+        digests_on_device,
+    )
+
+
+def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:
+    """Paths as `recognise` takes them."""
+    return {name: key_path(path) for name, path in paths.items()}
+
+
+def _tied(
+    tensors: Mapping[str, LocalTensor], places: Mapping[str, Assignment]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Names that own their memory, and by owner's atom the names that share it.
+
+    Only a value is ever tied, and only under a name that has no slots of its own.
+    """
+    stateful = {place.name for place in places.values() if place.slot != "value"}
+    owners: list[str] = []
+    tied: dict[str, list[str]] = {}
+    by_memory: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        place = places[name]
+        key = tensor.memory() if place.slot == "value" else None
+        owner = place.name if key is None else by_memory.setdefault(key, place.name)
+        if owner == place.name or place.name in stateful:
+            owners.append(name)
+        else:
+            tied.setdefault(owner, []).append(name)
+    return owners, tied

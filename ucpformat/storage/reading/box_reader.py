@@ -1,0 +1,330 @@
+"""From stored bytes to boxes of slots: plan, fetch, verify, place (SPEC sections 17.2 and 17.3).
+
+What is asked for at once, of however many slots, is planned together (`byte_runs`, `read_calls`): bytes that lie close
+together are fetched by one call, several calls proceed at once, and only whole checksum blocks are fetched of what is
+asked for. Chunks that are compressed, or zero, are done one by one. Slots that are one chunk, as small ones are, are
+looked up all at once, and those that are one checksum block or less are columns until they are read.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from awscrt.checksums import crc32c
+
+from ucpformat.errors import error, naming
+from ucpformat.geometry import runs as contiguous_runs
+from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
+from ucpformat.storage.compression import decompress
+from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.storage.reading.byte_runs import ByteRun, byte_runs
+from ucpformat.storage.reading.decoding_room import DecodingRoom
+from ucpformat.storage.reading.held_boxes import held_together
+from ucpformat.storage.reading.read_calls import Blocks, as_reads
+from ucpformat.storage.reading.single_chunks import NO_SINGLE_CHUNKS
+from ucpformat.storage.scratch import Scratch
+from ucpformat.storage.selection import selection
+from ucpformat.storage.stores.store import StoredRange
+from ucpformat.storage.workers import in_parallel, worker_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import Box
+    from ucpformat.model.compressor import Compressor
+    from ucpformat.model.table import Segment
+    from ucpformat.storage.reading.held_boxes import HeldBox
+    from ucpformat.storage.reading.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.read_calls import Call, Reads
+    from ucpformat.storage.stores.counted import Readable
+    from ucpformat.storage.stores.store import Calls
+
+__all__ = ["BoxReader", "PartTargets"]
+
+_CALL_RUNS: Final = 1024  # as many buffers as a call of the system takes
+_REMOTE_RUNS: Final = 1 << 14  # a wait is worth many checksums
+
+
+class PartTargets(NamedTuple):
+    """What is wanted of a part: numbers of its slots, arrays to fill, and what of each slot, or all without boxes."""
+
+    part: StoredPart
+    numbers: list[int]
+    arrays: list[NDArray[np.generic]]
+    boxes: Sequence[Box] | None = None
+
+
+_Target = tuple["StoredSlot", "Box", "NDArray[np.generic]"]
+_WantedChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
+_OddChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.generic]"]
+
+
+class BoxReader:
+    """Reads boxes of slots from a store, which has ``calls``; ``verify`` False leaves the checksums alone.
+
+    Errors name ``path``, where the checkpoint is.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        executor: Executor,
+        *,
+        calls: Calls,
+        verify: bool = True,
+        workers: int | None = None,
+        path: str = "",
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._executor = executor
+        self._workers = worker_count(workers, calls.at_once)
+        self._verify = verify
+        self._calls = calls
+        # Where a call waits for the network, it takes as many runs as it can, and calls do not wait for one another.
+        self._waits = calls.at_once is not None
+        self._call_runs = _REMOTE_RUNS if self._waits else _CALL_RUNS
+        self._scratch = Scratch()
+        self._room = DecodingRoom()
+
+    def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
+        """Fill ``out`` (shape of ``box``, numpy type of the slot, any strides) with a box of the slot; see `read`."""
+        self.read([(stored, box, out)])
+
+    def read(self, targets: Iterable[_Target]) -> None:
+        """Fill each array (shape of its box, numpy type of its slot, any strides) with a box of a slot.
+
+        No stored byte of an uncompressed slot is fetched twice.
+
+        Raises:
+            UcpError: as procedure 17.3 says. What the arrays then hold is not defined.
+        """
+        by_part: dict[StoredPart, list[_Target]] = {}
+        for target in targets:
+            by_part.setdefault(target[0].part, []).append(target)
+        self.read_parts(
+            PartTargets(
+                part,
+                [stored.number for stored, _, _ in found],
+                [out for _, _, out in found],
+                [box for _, box, _ in found],
+            )
+            for part, found in by_part.items()
+        )
+
+    def read_parts(self, targets: Iterable[PartTargets]) -> None:
+        """As `read`, for those who have targets part by part."""
+        runs: list[ByteRun] = []
+        blocks: list[Blocks] = []
+        odd: list[_OddChunk] = []
+        for some in targets:
+            for stored, chunk, box, out in self._chunks(some, runs, blocks):
+                segments = stored.segments(chunk)
+                if not segments or stored.compressor is not None:
+                    odd.append((stored, chunk, segments, box, out))
+                    continue
+                for segment, held, part in stored.meeting(chunk, segments, box):
+                    key = stored.object_key(chunk, segment)
+                    target = out if part == box else out[selection(part, box)]
+                    runs += byte_runs(key, segment, held, part, target, verify=self._verify)
+        gap, window = self._calls.gap, self._calls.window
+        reads = as_reads(runs, blocks, window=window)
+        calls = reads.calls(gap=gap, window=window, most=self._call_runs)
+        fetches = (partial(self._fetch, reads, edges) for edges in calls)
+        others = (partial(self._read_odd, *chunk) for chunk in odd)
+        with naming(self._path):
+            in_parallel(chain(fetches, others), self._executor, self._workers)
+
+    def _chunks(
+        self, targets: PartTargets, runs: list[ByteRun], blocks: list[Blocks]
+    ) -> Iterator[_WantedChunk]:
+        """Chunks one by one; but what fills slots of one chunk in one segment is added to ``runs`` or ``blocks``."""
+        part, numbers, arrays, boxes = targets
+        # One alone is not looked up among all slots of the part.
+        single = part.single_chunks if len(numbers) > 1 else NO_SINGLE_CHUNKS
+        places = single.places(np.array(numbers, np.int64))
+        is_block = places >= 0
+        is_block[is_block] = single.covered(places[is_block]) <= BLOCK_BYTES
+        in_blocks: list[int] = []
+        filled: list[NDArray[np.generic]] = []
+        for number, place, small, box, out in zip(  # noqa: B905
+            numbers, places.tolist(), is_block.tolist(), boxes or repeat(None), arrays
+        ):
+            if small and out.flags.c_contiguous and (box is None or box == part.forms[number][1].whole):
+                in_blocks.append(place)
+                filled.append(out)
+                continue
+            stored = part.slot(number)
+            whole = stored.grid.whole
+            wanted = whole if box is None else box
+            if place >= 0 and out.nbytes and whole.contains(wanted):
+                segment = single.segment(place, part.table)
+                key = stored.object_key(0, segment)
+                runs += byte_runs(key, segment, whole, wanted, out, verify=self._verify)
+                continue
+            for chunk in stored.grid.chunks_for(wanted):
+                yield stored, chunk, wanted, out
+        if in_blocks:
+            blocks.append(_blocks(part, np.array(in_blocks, np.int64), filled))
+
+    def _fetch(self, reads: Reads, edges: tuple[int, int]) -> None:
+        call = reads.call(edges)
+        parts = self._received(call) if self._waits else self._read_into(call)
+        for item, start, checksum, part in zip(call.items, call.starts, call.checksums, parts, strict=True):
+            if isinstance(item, ByteRun):
+                if self._verify:
+                    verify_blocks(part, item.checksums, (start - item.origin) // BLOCK_BYTES, call.key)
+                for destination in item.copied:
+                    destination.fill(part[0], start)
+            elif self._verify and crc32c(part[0]) != checksum:
+                verify_blocks(part, packed([checksum]), 0, call.key)
+
+    def _read_into(self, call: Call) -> list[list[memoryview]]:
+        """Read runs by one call; what each was read into, which is spare memory where it does not go straight."""
+        position = call.starts[0]
+        room = self._scratch.take(call.spare).data if call.spare else memoryview(b"")
+        buffers: list[memoryview] = []
+        parts: list[list[memoryview]] = []
+        for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
+            if first > position:
+                buffers.append(room[: first - position])
+                room = room[first - position :]
+            position = first
+            part: list[memoryview] = []
+            for start, memory in item.straight if isinstance(item, ByteRun) else ((first, flat_bytes(item)),):
+                if start > position:
+                    part.append(room[: start - position])
+                    room = room[start - position :]
+                part.append(memory)
+                position = start + memory.nbytes
+            if stop > position:
+                part.append(room[: stop - position])
+                room = room[stop - position :]
+                position = stop
+            buffers += part
+            parts.append(part)
+        self._store.read_into(call.key, call.starts[0], buffers)
+        return parts
+
+    def _received(self, call: Call) -> Iterator[list[memoryview]]:
+        """Read runs by one call whose answer is memory of its own; each run as it is taken from there."""
+        origin = call.starts[0]
+        data = memoryview(self._store.read(call.key, origin, call.stops[-1]))
+        for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
+            for start, memory in item.straight if isinstance(item, ByteRun) else ((first, flat_bytes(item)),):
+                memory[:] = data[start - origin : start - origin + memory.nbytes]
+            yield [data[first - origin : stop - origin]]
+
+    def _read_odd(
+        self,
+        stored: StoredSlot,
+        chunk: int,
+        segments: tuple[Segment, ...],
+        box: Box,
+        out: NDArray[np.generic],
+    ) -> None:
+        chunk_box = stored.chunk_box(chunk)
+        part = chunk_box.intersect(box)
+        if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
+            return
+        target = out[selection(part, box)]
+        if stored.compressor is None or not segments:
+            target[...] = np.zeros((), out.dtype)
+        else:
+            with self._room.take(2 * stored.whole_bytes()):
+                whole = self._decoded(stored, stored.compressor, chunk, segments[0])
+                target[...] = whole[selection(part, chunk_box)]
+
+    def _decoded(
+        self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment
+    ) -> NDArray[np.generic]:
+        key = stored.object_key(chunk, segment)
+        data = self._store.read(key, segment.offset, segment.offset + segment.covered)
+        if self._verify:
+            verify_blocks([memoryview(data)], segment.checksums, 0, key)
+        plain = not stored.part.packed
+        size = stored.whole_bytes() if plain else stored.raw_bytes(chunk)
+        shape = stored.grid.chunk_shape if plain else stored.chunk_shape(chunk)
+        decoded = decompress(compressor, data, size, at=stored.place(chunk))
+        return np.frombuffer(decoded, stored.dtype.numpy).reshape(shape)
+
+    def mapped(self, stored: StoredSlot) -> Iterator[tuple[Box, NDArray[np.generic]]]:
+        """The slot as it lies in storage: boxes, and arrays of their elements that cannot be written and own nothing.
+
+        Segments that lie one behind the other, as what they hold does in the slot, are one array.
+
+        Raises:
+            UcpError: ``UCP-E-STORE`` for what is compressed, or lies where nothing can be mapped; else as procedure
+                17.3 says.
+        """
+        kind = stored.dtype.numpy
+        for held in self._held(stored):
+            if held.key is None:
+                yield held.box, np.broadcast_to(np.zeros((), kind), held.box.shape)
+                continue
+            with naming(self._path):
+                data = self._store.mapped(held.key, held.start, held.stop)
+                self._check_held(held, data)
+            # The padding of an edge chunk lies behind what it has.
+            yield held.box, np.frombuffer(data, kind, held.box.size).reshape(held.box.shape)
+
+    def mapped_whole(self, stored: StoredSlot) -> NDArray[np.generic] | int:
+        """The slot as one array, its parts mapped one behind the other; how many parts where that cannot be.
+
+        Raises:
+            UcpError: as `mapped`.
+        """
+        parts = self._held(stored)
+        if len(parts) == 1:
+            return next(self.mapped(stored))[1]
+        item, position = stored.dtype.item_bytes, 0
+        ranges: list[StoredRange] = []
+        for held in parts:
+            run = contiguous_runs(held.box, stored.grid.shape)
+            if run.count != 1 or run.first != position:
+                return len(parts)
+            position += held.box.size
+            ranges.append(StoredRange(held.key, held.start, held.start + held.box.size * item))
+        with naming(self._path):
+            data = self._store.mapped_together(ranges)
+            if data is None:
+                return len(parts)
+            position = 0
+            for held, (key, start, stop) in zip(parts, ranges, strict=True):
+                if key is not None:
+                    is_padded = held.stop > stop
+                    part = data[position : position + stop - start]
+                    self._check_held(held, self._store.mapped(key, start, held.stop) if is_padded else part)
+                position += stop - start
+        return np.frombuffer(data, stored.dtype.numpy).reshape(stored.grid.shape)
+
+    @staticmethod
+    def _held(stored: StoredSlot) -> list[HeldBox]:
+        if stored.compressor is not None:
+            raise error("UCP-E-STORE", "a compressed slot cannot be mapped; read it", at=stored.label)
+        return held_together(stored)
+
+    def _check_held(self, held: HeldBox, data: memoryview) -> None:
+        for segment in held.segments if self._verify else ():
+            first = segment.offset - held.start
+            part = data[first : first + segment.covered]
+            verify_blocks([part], segment.checksums, 0, held.key or "")
+
+
+def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:
+    """What fills arrays with whole slots of a part, by their places among its single chunks."""
+    single = part.single_chunks
+    starts = single.offsets[places]
+    if part.packed:
+        keys, of = [pack.key for pack in part.packs], single.containers[places]
+    else:
+        keys = [f"{slot.prefix}/{slot.chunk_key(0)}" for slot in part.slots_at(single.slots[places].tolist())]
+        of = np.arange(places.size)
+    checksums = part.table.checksums[single.checksums[places]]
+    return Blocks(keys, of, starts, starts + single.covered(places), checksums, arrays)

@@ -1,0 +1,165 @@
+"""Runs of bytes of objects, and which of them go where (SPEC sections 17.2 and 17.3).
+
+What is dense on both sides goes straight into its destination; everything else is read into spare memory, a window at a
+time, and copied from there. Runs that share checksum blocks become one, so that no stored byte is read twice.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.storage.reading.stretch import stretches
+from ucpformat.storage.selection import selection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.geometry import Box
+    from ucpformat.model.table import Segment
+
+__all__ = ["CALL_BYTES", "ByteRun", "Destination", "byte_runs", "cut", "merged"]
+
+CALL_BYTES: Final = 1 << 22
+"""Of a call that throws nothing away: a multiple of a block, small enough to be verified while in cache."""
+
+
+class Destination(NamedTuple):
+    """An array to fill from bytes of an object that lie as those of an array do, in C order and with gaps.
+
+    Bytes ``[start, stop)`` of the object have its first element and its last; ``strides`` are in bytes.
+    """
+
+    array: NDArray[np.generic]
+    start: int
+    stop: int
+    strides: tuple[int, ...]
+
+    def fill(self, data: memoryview, first: int) -> None:
+        """Copy what there is of the array in the bytes of the object from ``first`` on."""
+        _fill(self.array, self.start, self.strides, data, first)
+
+
+def _fill(
+    array: NDArray[np.generic], start: int, strides: tuple[int, ...], data: memoryview, first: int
+) -> None:
+    last, step, rows = first + data.nbytes, strides[0], len(array)
+    inner = zip(array.shape[1:], strides[1:], strict=True)
+    row_bytes = array.itemsize + sum((extent - 1) * stride for extent, stride in inner)
+    low = max(0, -((start - first) // step))
+    high = min(rows, (last - start - row_bytes) // step + 1)
+    if low < high:
+        shape = (high - low, *array.shape[1:])
+        array[low:high] = np.ndarray(shape, array.dtype, data, start + low * step - first, strides)
+    if array.ndim > 1:
+        # Rows that the bytes begin or end within.
+        cut_low = max(0, (first - start - row_bytes) // step + 1)
+        cut_high = min(rows, -((start - last) // step))
+        for row in (*range(cut_low, min(low, cut_high)), *range(max(low, high), cut_high)):
+            _fill(array[row], start + row * step, strides[1:], data, first)
+
+
+class ByteRun(NamedTuple):
+    """Bytes ``[offset, stop)`` of an object, all of one segment, which begins at ``origin`` and has ``checksums``.
+
+    Either memory that they go ``straight`` into, in order, each with the byte of the object where it begins; or
+    destinations that they are copied to.
+    """
+
+    key: str
+    offset: int
+    stop: int
+    origin: int
+    checksums: bytes
+    straight: tuple[tuple[int, memoryview], ...]
+    copied: tuple[Destination, ...]
+
+    def pieces(self, nbytes: int) -> Iterator[ByteRun]:
+        """The run cut after each ``nbytes``."""
+        if self.stop - self.offset <= nbytes:
+            yield self
+            return
+        key, offset, stop, origin, checksums, straight, copied = self
+        for low in range(offset, stop, nbytes):
+            high = min(stop, low + nbytes)
+            yield ByteRun(
+                key,
+                low,
+                high,
+                origin,
+                checksums,
+                tuple(
+                    [
+                        (max(start, low), memory[max(0, low - start) : high - start])
+                        for start, memory in straight
+                        if start < high and low < start + memory.nbytes
+                    ]
+                ),
+                tuple([one for one in copied if one.start < high and low < one.stop]),
+            )
+
+
+def byte_runs(
+    key: str, segment: Segment, held: Box, part: Box, target: NDArray[np.generic], *, verify: bool
+) -> Iterator[ByteRun]:
+    """The runs that fill ``target`` with the box ``part``, not empty, of an uncompressed segment that holds ``held``.
+
+    With ``verify`` they are whole checksum blocks.
+    """
+    local, origin = part.relative_to(held), segment.offset
+    for stretch in stretches(local, held.shape, target.itemsize):
+        place = target if stretch.box is local else target[selection(stretch.box, local)]
+        start, stop = stretch.start, stretch.stop
+        straight: tuple[tuple[int, memoryview], ...] = ()
+        copied: tuple[Destination, ...] = ()
+        if place.flags.c_contiguous and stop - start == place.nbytes:
+            straight = ((origin + start, flat_bytes(place)),)
+        else:
+            copied = (Destination(place, origin + start, origin + stop, stretch.strides),)
+        if verify:
+            start, stop = stretch.in_blocks
+            stop = min(stop, segment.covered)
+        yield ByteRun(key, origin + start, origin + stop, origin, segment.checksums, straight, copied)
+
+
+def merged(runs: Iterable[ByteRun]) -> Iterator[ByteRun]:
+    """Runs in order of object and place; those of a segment that share bytes are one."""
+    group: list[ByteRun] = []
+    end = 0
+    for run in runs:
+        if group:
+            last = group[-1]
+            if not (
+                run.offset < end
+                and run.key == last.key
+                and run.origin == last.origin
+                and run.checksums == last.checksums
+            ):
+                yield last if len(group) == 1 else _as_one(group, end)
+                group, end = [], 0
+        group.append(run)
+        end = max(end, run.stop)
+    if group:
+        yield group[0] if len(group) == 1 else _as_one(group, end)
+
+
+def _as_one(runs: Sequence[ByteRun], stop: int) -> ByteRun:
+    straight = sorted((one for run in runs for one in run.straight), key=itemgetter(0))
+    copied = [one for run in runs for one in run.copied]
+    ends = [start + memory.nbytes for start, memory in straight]
+    if copied or any(start < end for end, (start, _) in zip(ends, straight[1:], strict=False)):
+        for end, (start, memory) in zip(ends, straight, strict=True):
+            copied.append(Destination(np.frombuffer(memory, np.uint8), start, end, (1,)))
+        straight = []
+    return runs[0]._replace(stop=stop, straight=tuple(straight), copied=tuple(copied))
+
+
+def cut(runs: Iterable[ByteRun], window: int) -> Iterator[ByteRun]:
+    """Runs in pieces that one call reads; ``window`` as `Calls` has it."""
+    for run in runs:
+        yield from run.pieces(window if run.copied else CALL_BYTES)

@@ -1,0 +1,421 @@
+"""Any fsspec file system: object stores, memory, HTTP for reading (SPEC section 8)."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import UcpError, error
+from ucpformat.model.names import check_key
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.stores.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.local_io import MISSING
+from ucpformat.storage.stores.remote_access import (
+    file_system,
+    has_directories,
+    protocols_of,
+    translated,
+    without_ranges,
+    writing,
+)
+from ucpformat.storage.stores.remote_pack import (
+    MultipartPackFile,
+    RemotePackFile,
+    StreamedPackFile,
+    UploadSlots,
+)
+from ucpformat.storage.stores.repetition import repeated, tell_repetitions
+from ucpformat.storage.stores.s3_uploads import S3Uploads
+from ucpformat.storage.stores.store import PREFIXES, Calls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from ucpformat.model.root import Storage
+    from ucpformat.storage.stores.store import StoredRange
+
+__all__ = ["RemoteStore"]
+
+_ONE_AT_A_TIME: Final = frozenset(("tar", "libarchive", "ftp"))
+"""Protocols that fsspec reads by one file or connection, at a place that its threads share."""
+
+_TURN: Final = threading.Lock()
+"""Of these file systems, which fsspec shares among all stores of a process."""
+
+_WEB: Final = frozenset(("http", "https"))
+"""Protocols whose servers may or may not send parts of objects."""
+
+_SILENCE: Final = 12 * 3600.0
+"""Seconds. An attempt of which nothing was seen for a day is dead to others; this one gives up long before."""
+
+_CLAIM: Final = "index/claim"
+"""The object that says, in storage plain, whose attempt has the keys that are the same in all attempts."""
+
+_STREAMS: Final = 4
+_BLOCK_BYTES: Final = 1 << 24
+"""What a stream to an object store gathers and sends at once; four of them hold, and copy, 128 MiB at most."""
+
+
+class RemoteStore:
+    """A checkpoint under an fsspec URL.
+
+    Objects become visible whole when they are written, and durable with that, as object stores promise.
+    """
+
+    # A call waits for tens of milliseconds, in which a connection carries about a megabyte: many wait at once, and
+    # hold 64 MiB together.
+    calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
+    writers_wait = True
+    packs_have_rooms = False
+    glimpse_bytes = 0
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._created: dict[str, None] = {}
+        self._debris: list[str] = []
+        self._name = uuid.uuid4().hex
+        self._has_claim = self._was_silent = self._is_withdrawn = False
+        self._offered = self._is_refused = False
+        self._seen = time.time()
+        self._directories: set[str] = set()
+        with translated(url):
+            self._filesystem, self._path = file_system(url)
+            protocols = protocols_of(self._filesystem)
+            is_shared = not _ONE_AT_A_TIME.isdisjoint(protocols)
+            self._turn: AbstractContextManager[object] = _TURN if is_shared else nullcontext()
+            self._is_web = not _WEB.isdisjoint(protocols)
+            self._has_ranges = not self._is_web
+            self._has_directories = has_directories(self._filesystem)
+            self._uploads = S3Uploads.by(self._filesystem)
+            self._puts = ConditionalPuts(self._filesystem, self._head)
+            tell_repetitions(self._filesystem)
+        self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
+        # Streams wait one for another, parts do not.
+        if self._uploads is None:
+            self.packs_at_once, self.upload_bytes = _STREAMS, 2 * _BLOCK_BYTES
+        else:
+            # What is gathered, beside the parts that are under way.
+            self.packs_at_once, self.upload_bytes = 1, (self._uploads.at_once + 1) * self._uploads.part_bytes
+
+    @property
+    def url(self) -> str:
+        """The URL as given."""
+        return self._url
+
+    def _full(self, key: str) -> str:
+        check_key(key, key or self.url)
+        return f"{self._path.rstrip('/')}/{key}"
+
+    def size(self, key: str) -> int | None:
+        """Length of an object in bytes, or None if there is none."""
+        try:
+            with translated(key), self._turn:
+                # Listings are kept, and shared by all stores of a process: what was not there may be by now.
+                self._filesystem.invalidate_cache(self._filesystem._parent(self._full(key)))
+                size = self._filesystem.size(self._full(key))
+        except UcpError as problem:
+            if problem.code == "UCP-E-MISSING":
+                return None
+            raise
+        return None if size is None else int(size)
+
+    def head(self, key: str, most: int) -> bytes | None:
+        """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
+        try:
+            with translated(key):
+                return self._head(self._full(key), most)
+        except UcpError as problem:
+            if problem.code == "UCP-E-MISSING":
+                return None
+        # Some media refuse a range that leaves the object.
+        size = self.size(key)
+        return None if size is None else self.read(key, 0, min(most, size))
+
+    def _head(self, path: str, most: int) -> bytes:
+        # A server may send all of it.
+        with self._turn:
+            return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
+
+    def read(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of an object."""
+        if start == stop:
+            return b""
+        with translated(key), self._turn:
+            self._require_ranges(key, start, stop)
+            data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
+        if len(data) > stop - start:
+            raise without_ranges(key)
+        if len(data) != stop - start:
+            raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
+        return data
+
+    def _require_ranges(self, key: str, start: int, stop: int) -> None:
+        """Ask a web server once whether it sends parts of objects: else each part would be fetched as a whole object.
+
+        The file of fsspec looks at the answer's status, and reads no more of it; `cat_file` takes all that comes.
+        """
+        if self._has_ranges or stop < 2:
+            return
+        place = max(start, 1)
+        path = self._full(key)
+        try:
+            with self._filesystem.open(path, "rb", block_size=1, size=place + 1, cache_type="none") as file:
+                file.seek(place)
+                file.read(1)
+        except ValueError as reason:
+            raise without_ranges(key) from reason
+        except Exception:  # what else is wrong, reading says better
+            return
+        self._has_ranges = True
+
+    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, one after another, from byte ``start`` on."""
+        data = memoryview(self.read(key, start, start + sum(buffer.nbytes for buffer in buffers)))
+        for buffer in buffers:
+            buffer[:] = data[: buffer.nbytes]
+            data = data[buffer.nbytes :]
+
+    def pieces(self, key: str) -> Iterator[bytes]:
+        """All bytes of an object, in order; from web servers by one request, since some send no parts of objects."""
+        if not self._is_web:
+            size = self.size(key)
+            if size is None:
+                raise error("UCP-E-MISSING", MISSING, at=key)
+            for start in range(0, size, _BLOCK_BYTES):
+                yield self.read(key, start, min(start + _BLOCK_BYTES, size))
+            return
+        with translated(key):
+            stream = self._filesystem.open(self._full(key), "rb", block_size=0)
+        with stream:
+            while True:
+                with translated(key):
+                    piece = stream.read(_BLOCK_BYTES)
+                if not piece:
+                    return
+                yield bytes(piece)
+
+    def mapped(self, key: str, start: int, stop: int) -> memoryview:
+        """Objects of a remote store are not mapped."""
+        del start, stop
+        raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
+
+    def mapped_together(self, parts: Sequence[StoredRange]) -> None:
+        """None: nothing of a remote store is mapped."""
+        del parts
+
+    def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[None]:
+        """None: objects of a remote store are read."""
+        del key, start, stop
+        return nullcontext()
+
+    def keys(self) -> Iterator[str]:
+        """All keys below the URL."""
+        with translated(self._url):
+            self._filesystem.invalidate_cache()
+            base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
+            found = self._filesystem.find(self._path) if self._filesystem.exists(self._path) else []
+        for path in found:
+            yield path.removeprefix(base)
+
+    def prepare(self, storage: Storage = "packed") -> None:
+        """Begin an attempt. What others have left, or are writing, is not touched before this one has committed."""
+        debris = self._begin()
+        if storage == "plain":
+            # A listing may still show what was removed.
+            left = next((key for key in debris if self.size(key) is not None), None)
+            if left is not None:
+                raise error(
+                    "UCP-E-EXISTS",
+                    f"another attempt is at work here, or has left {left!r}; storage plain needs a place of its "
+                    "own: remove what lies here, or choose another URL",
+                    at=self._url,
+                )
+            with writing(self._url):
+                self._puts.put(self._full(_CLAIM), self._name.encode())
+            self._has_claim = True
+        self._debris = debris
+
+    def resume(self, storage: Storage = "packed") -> None:
+        """Begin an attempt that goes on with what one has left, of which the caller knows that it is dead."""
+        self._begin()
+        if storage == "plain":
+            self.replace(_CLAIM, [memoryview(self._name.encode())])
+            self._has_claim = True
+
+    def _begin(self) -> list[str]:
+        found = self._require_no_other()
+        with writing(self._url):
+            self._puts.require(self._full(f"index/{self._name}.probe"), self._url)
+        self._seen = time.time()
+        return found
+
+    def _require_no_other(self) -> list[str]:
+        with translated(self._url):
+            keys = list(self.keys())
+            if ROOT_KEY in keys:
+                raise error(
+                    "UCP-E-EXISTS",
+                    "a committed checkpoint is there and is never overwritten; choose another URL or remove it",
+                    at=self._url,
+                )
+            foreign = [key for key in keys if not key.startswith(PREFIXES)]
+            if foreign:
+                raise error(
+                    "UCP-E-EXISTS",
+                    f"{foreign[0]!r} lies there, which is no part of a checkpoint",
+                    at=self._url,
+                )
+            return keys
+
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        with translated(key), suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._full(key))
+
+    def clear(self, keys: Iterable[str]) -> None:
+        """Remove what an earlier attempt has left: at once where its keys are needed, else behind the commit."""
+        if self._has_claim:
+            for key in keys:
+                if key != _CLAIM:
+                    self.remove(key)
+        else:
+            self._debris.extend(keys)
+
+    def join(self) -> None:
+        """Nothing: object stores have no directories that could be moved away."""
+
+    def _sign_of_life(self) -> None:
+        """Note that something was written; after a long silence others may think this attempt dead."""
+        now = time.time()
+        self._was_silent = self._was_silent or now - self._seen > _SILENCE
+        self._seen = now
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole new object, exclusively."""
+        with writing(key):
+            self._make_directory(key)
+            is_new = key not in self._created
+            self._created[key] = None
+            try:
+                self._puts.put(self._full(key), b"".join(buffers))
+            except FileExistsError:
+                if is_new:
+                    del self._created[key]
+                raise
+            self._sign_of_life()
+
+    def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole object, whatever lies there; a medium of files may show half of it meanwhile."""
+        with writing(key):
+            self._make_directory(key)
+            data = b"".join(buffers)
+            repeated(lambda: self._filesystem.pipe_file(self._full(key), data), key)
+
+    def _make_directory(self, key: str) -> None:
+        # File-like media (SFTP, HDFS, memory) have them.
+        directory = self._full(key).rpartition("/")[0]
+        if self._has_directories and directory not in self._directories:
+            self._filesystem.makedirs(directory, exist_ok=True)
+            self._directories.add(directory)
+
+    def create_pack(self, key: str) -> RemotePackFile:
+        """Begin a new pack: an upload of several parts at once where the medium is S3, else one stream."""
+        with writing(key):
+            self._make_directory(key)
+            if self._uploads is not None and self._slots is not None:
+                pack: RemotePackFile = MultipartPackFile(
+                    key, self._full(key), self._uploads, self._slots, writing
+                )
+            else:
+                # Media other than object stores know the size of their blocks.
+                block = {} if self._has_directories else {"block_size": _BLOCK_BYTES}
+                stream = self._filesystem.open(self._full(key), "wb", **block)
+                pack = StreamedPackFile(key, stream, writing)
+            self._created[key] = None
+            self._sign_of_life()
+            return pack
+
+    def flush(self, reached: Iterable[str] = ()) -> None:
+        """Objects are durable when their write returns; here it is made sure that nobody has removed them."""
+        unseen = {*self._created, *reached}.difference(self.keys())
+        # A listing may be late to show what was put last.
+        missing = [key for key in sorted(unseen) if self.size(key) is None]
+        if missing:
+            raise error(
+                "UCP-E-MISSING", "somebody else has cleared this place; choose another URL", at=missing[0]
+            )
+        self._sign_of_life()
+
+    def publish(self, data: bytes) -> None:
+        """Create the root document, under the condition that there is none, and then remove debris."""
+        self._sign_of_life()
+        if self._is_withdrawn:
+            raise error("UCP-E-STORE", "this attempt was given up; save again", at=self._url)
+        if self._was_silent:
+            message = "nothing was written for 12 hours, and others may think this attempt dead; save again"
+            raise error("UCP-E-STORE", message, at=self._url)
+        with writing(ROOT_KEY):
+            # A request that fails may have been done all the same, or be done later.
+            self._offered = True
+            try:
+                self._puts.put(self._full(ROOT_KEY), data)
+            except FileExistsError:
+                self._is_refused = True
+                raise
+        self._clear_debris()
+
+    def _clear_debris(self) -> None:
+        """Remove what other attempts have left here, which can commit no more: there is a root document."""
+        self._remove(key for key in self._debris if key not in self._created)
+        if self._has_claim:
+            self._remove([_CLAIM])
+        if self._uploads is not None:
+            # Parts of objects that never were, from attempts that ended with their processes.
+            self._uploads.abort_below(self._path)
+
+    def withdraw(self) -> bool:
+        """Give up the right to commit."""
+        if self._offered:
+            # Of two attempts with keys of their own, the one that was refused has no root document.
+            return self._is_refused and not self._has_claim
+        self._is_withdrawn = True
+        if not self._has_claim:
+            return True
+        try:
+            return self.size(ROOT_KEY) is None
+        except UcpError:
+            return False
+
+    def discard(self) -> bool:
+        """Remove the objects created through this store, unless a root document may reach them."""
+        created, self._created = self._created, {}
+        if not self.withdraw():
+            return False
+        # Where a removal is not answered it may be done later: nobody else may have the same keys then.
+        if self._remove(created) and self._has_claim:
+            self._remove([_CLAIM])
+        return True
+
+    def _remove(self, keys: Iterable[str]) -> bool:
+        """Remove objects; whether all removals were answered."""
+        for key in keys:
+            if self._has_claim:
+                self._sign_of_life()
+                if self._was_silent:  # somebody else may have these keys by now
+                    return False
+            try:
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(self._full(key))
+            except Exception:
+                # The client has repeated it for a while; of a store that is gone nothing else is asked.
+                return False
+        return True
+
+    def close(self) -> None:
+        """Release threads."""
+        if self._slots is not None:
+            self._slots.close()

@@ -1,0 +1,83 @@
+"""What file systems of fsspec are reached by, and what they raise as registered errors (SPEC section 8)."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import fsspec
+
+from ucpformat.errors import UcpError, error
+from ucpformat.storage.stores.local_io import MISSING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["file_system", "has_directories", "protocols_of", "translated", "without_ranges", "writing"]
+
+_WITHOUT_DIRECTORIES: Final = frozenset(
+    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
+)
+"""Protocols of object stores. Making a directory there asks for the bucket each time, and makes it where it is not."""
+
+
+@contextmanager
+def translated(at: str) -> Iterator[None]:
+    """Whatever a file system implementation raises, as registered errors."""
+    try:
+        yield
+    except UcpError:
+        raise
+    except FileNotFoundError as reason:
+        raise error("UCP-E-MISSING", MISSING, at=at) from reason
+    except FileExistsError as reason:
+        raise error("UCP-E-EXISTS", "the object exists and is never overwritten in place", at=at) from reason
+    except ImportError as reason:
+        message = f"reaching this URL takes a package that is not installed: {reason}"
+        raise error("UCP-E-STORE", message, at=at) from reason
+    except Exception as reason:
+        raise error("UCP-E-STORE", f"{type(reason).__name__}: {reason}", at=at) from reason
+
+
+@contextmanager
+def writing(at: str) -> Iterator[None]:
+    """As `translated`, where nothing has to be there but the place."""
+    with translated(at):
+        try:
+            yield
+        except FileNotFoundError as reason:
+            message = "there is no such bucket or container; make it, or choose another URL"
+            raise error("UCP-E-STORE", message, at=at) from reason
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system that ``url`` names, and the path in it."""
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except FileNotFoundError as reason:
+        # Archives and indexes are read when they are opened.
+        raise error("UCP-E-STORE", f"there is no such file: {reason.filename or reason}", at=url) from reason
+    except ValueError as reason:
+        raise error("UCP-E-STORE", f"fsspec cannot use this URL: {reason}; check it", at=url) from reason
+    return filesystem, path
+
+
+def has_directories(filesystem: Any) -> bool:
+    """Whether a file system has directories that are made and removed, as object stores have not."""
+    return _WITHOUT_DIRECTORIES.isdisjoint(protocols_of(filesystem))
+
+
+def protocols_of(filesystem: Any) -> set[str]:
+    """The names of a file system in URLs."""
+    protocol = filesystem.protocol
+    return {protocol} if isinstance(protocol, str) else set(protocol)
+
+
+def without_ranges(key: str) -> UcpError:
+    """What is wrong with a server that sends all of an object whatever it is asked for."""
+    return error(
+        "UCP-E-STORE",
+        "the server ignores range requests, and sends whole objects; copy the checkpoint with `ucp cp URL PATH`, "
+        "and use the copy",
+        at=key,
+    )

@@ -1,0 +1,226 @@
+"""Chunks to segments of packs (SPEC section 16.4)."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ucpformat.errors import error
+from ucpformat.geometry import runs
+from ucpformat.model.table import Segment
+from ucpformat.storage.checksum import RunChecksums, block_checksums, checksum_run
+from ucpformat.storage.compression import compress
+from ucpformat.storage.stores.store import PackFullError
+from ucpformat.storage.writing.chunk_writer import ChunkPiece, Room, StoredChunk, is_zero, segment_alignment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ucpformat.geometry import Box
+    from ucpformat.storage.stores.store import Look, PackFile, Store
+    from ucpformat.storage.writing.chunk_writer import SlotPlace
+
+__all__ = ["PackedChunkWriter"]
+
+_ZEROS: Final = memoryview(bytes(4096))
+_LARGE_BYTES: Final = 1 << 21
+_LARGE_RUN: Final = 1 << 26
+_LARGEST_PAGE: Final = 1 << 16
+"""Some systems map files by pages of 16 or 64 KiB; in much data a gap of that size is nothing."""
+
+
+_Encoded = tuple[memoryview, bytes, "Box | None", int, int, "bytes | None"]
+"""A segment that is ready to be stored: its bytes, none for a zero entry, checksums and box; then as `StoredChunk`."""
+
+
+def _encoded(place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> _Encoded:
+    start = place.logical_start(chunk) if chunk else 0
+    if box is not None:
+        return _encoded_box(place, chunk, box, data, start)
+    run = checksum_run(data, start)
+    if is_zero(run, data):
+        return (data[:0], b"", None, start, data.nbytes, run.cuts)
+    if place.compressor is None:
+        return (data, run.blocks, None, start, data.nbytes, run.cuts)
+    compressed = memoryview(compress(place.compressor, data))
+    return (compressed, block_checksums([compressed]), None, start, data.nbytes, run.cuts)
+
+
+def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start: int) -> _Encoded:
+    if place.compressor is not None:
+        message = "a compressed slot takes whole chunks only; save it without a compressor"
+        raise error("UCP-E-STORE", message, at=place.prefix())
+    first = _first_of_run(place, chunk, box)
+    if first is None:
+        return (data, block_checksums([data]), box, start, data.nbytes, None)
+    run = checksum_run(data, start + first)
+    return (data, run.blocks, box, start + first, data.nbytes, run.cuts)
+
+
+def _first_of_run(place: SlotPlace, chunk: int, box: Box) -> int | None:
+    """First byte, in the chunk, of a box that is one run of it, as rows and parts of flat buffers are; else None."""
+    lines = runs(box, place.grid.box_at(chunk).shape)
+    return lines.first * place.dtype.item_bytes if lines.count == 1 else None
+
+
+def _goes_through(piece: ChunkPiece) -> bool:
+    """Whether a piece is worth looking at as it is written, and certainly written: a chunk of zeros is not."""
+    data = piece.data
+    return (
+        data.nbytes >= _LARGE_BYTES
+        and piece.place.compressor is None
+        and (piece.box is not None or data[: _ZEROS.nbytes] != _ZEROS[: data.nbytes])
+    )
+
+
+class PackedChunkWriter:
+    """Storage packed: segments appended to the packs of this writer.
+
+    Each lane has one of ``packs`` files, so that threads do not wait for one file's lock; files are made when first
+    used, and others begun where one is full.
+    """
+
+    def __init__(self, store: Store, *, name: str, packs: int = 1) -> None:
+        self.lanes = packs
+        self._store = store
+        self._name = name
+        self._threads = 0
+        self._packs: list[tuple[str, PackFile]] = []
+        self._current: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def begin(self, places: Sequence[SlotPlace]) -> None:
+        """Nothing stands before segments."""
+
+    def lane(self) -> int:
+        """The lane of this thread, to whose pack it appends."""
+        lane: int | None = getattr(self._thread, "lane", None)
+        if lane is None:
+            with self._lock:
+                lane = self._thread.lane = self._threads % self.lanes
+                self._threads += 1
+        return lane
+
+    def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
+        """Keep room in the pack of a lane; None where the store takes the bytes of a pack in order alone."""
+        if not self._store.packs_have_rooms:
+            return None
+        container = self._pack_of(lane)
+        alignment = max(map(segment_alignment, lengths))
+        if sum(lengths) >= _LARGE_RUN:
+            alignment = _LARGEST_PAGE
+        offsets = self._packs[container][1].reserve(lengths, alignment)
+        return [Room(container, offset) for offset in offsets]
+
+    def _pack_of(self, lane: int, *, full: int | None = None) -> int:
+        """The pack that a lane appends to: not ``full``, of which its thread has heard that it takes no more."""
+        with self._lock:
+            container = self._current.get(lane)
+            if container is None or container == full:
+                container = self._current[lane] = len(self._packs)
+                key = f"packs/{self._name}-{container}.pack"
+                self._packs.append((key, self._store.create_pack(key)))
+            return container
+
+    def _stored(
+        self,
+        buffers: Sequence[memoryview],
+        alignment: int,
+        look: Look | None = None,
+        *,
+        keep: bool,
+    ) -> tuple[int, int]:
+        """Append to a pack that takes it; its number, and where in it."""
+        lane = self.lane()
+        container = self._pack_of(lane)
+        while True:
+            try:
+                return container, self._packs[container][1].append(buffers, alignment, look, keep=keep)
+            except PackFullError:
+                container = self._pack_of(lane, full=container)
+
+    def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
+        """Append the bytes of a chunk or of a box of it.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-045).
+        """
+        return self.write_many([ChunkPiece(place, chunk, box, data)])[0]
+
+    def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
+        """Append them all at once."""
+        if len(pieces) == 1 and (pieces[0].room is not None or _goes_through(pieces[0])):
+            return [self._pass_through(pieces[0], keep=keep)]
+        encoded = [_encoded(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
+        return self._append(pieces, encoded, keep=keep)
+
+    def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
+        """Append much that is stored as it is: its checksums are made as it is written."""
+        place, chunk, box, data, room = piece
+        start = place.logical_start(chunk)
+        first = 0 if box is None else _first_of_run(place, chunk, box)
+        checks = RunChecksums(0 if first is None else start + first)
+        if room is None:
+            container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add, keep=keep)
+        else:
+            container, offset = room
+            self._packs[container][1].write_at(offset, [data], checks.add, keep=keep)
+        run = checks.run()
+        segment = Segment(container, offset, data.nbytes, box, run.blocks)
+        if first is None:
+            return StoredChunk(segment, start, data.nbytes, None)
+        return StoredChunk(segment, start + first, data.nbytes, run.cuts)
+
+    def _append(
+        self, pieces: Sequence[ChunkPiece], encoded: Sequence[_Encoded], *, keep: bool
+    ) -> list[StoredChunk]:
+        """Append segments in one go, with zeros between them where their alignment wants it.
+
+        Those of one slot need none between them, but where they are compressed nobody would map them together.
+        """
+        buffers: list[memoryview] = []
+        offsets: list[int] = []
+        length, widest = 0, 1
+        before: SlotPlace | None = None
+        for piece, (data, *_) in zip(pieces, encoded, strict=True):
+            nbytes = data.nbytes
+            alignment = segment_alignment(nbytes)
+            follows = piece.place is before and piece.place.compressor is None
+            gap = 0 if follows or not nbytes else -length % alignment
+            if nbytes:
+                before = piece.place
+            if gap:
+                buffers.append(_ZEROS[:gap])
+            buffers.append(data)
+            offsets.append(length + gap)
+            length += gap + nbytes
+            widest = max(widest, alignment)
+        container, base = 0, 0
+        if length:
+            container, base = self._stored(buffers, widest, keep=keep)
+        return [
+            StoredChunk(
+                Segment(container, base + offset, data.nbytes, box, checksums) if data.nbytes else None,
+                start,
+                size,
+                cuts,
+            )
+            for (data, checksums, box, start, size, cuts), offset in zip(encoded, offsets, strict=True)
+        ]
+
+    def settle(self) -> None:
+        """Have packs write what they kept back."""
+        for _, pack in [*self._packs]:
+            pack.settle()
+
+    def finish(self) -> list[tuple[str, int]]:
+        """Close the packs."""
+        return [(key, pack.close()) for key, pack in self._packs]
+
+    def abort(self) -> None:
+        """Give up packs that are not closed."""
+        for _, pack in self._packs:
+            with suppress(Exception):
+                pack.abort()

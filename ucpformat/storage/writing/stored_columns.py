@@ -1,0 +1,163 @@
+"""What became of chunks, as columns: entries by the million take 80 bytes and their checksums, and no objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.geometry import Box
+from ucpformat.model.table import OWN_OBJECT, Segment, prefix_sums
+from ucpformat.storage.writing.chunk_writer import StoredChunk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ucpformat.storage.writing.ledger import Entry
+
+__all__ = [
+    "CHUNK",
+    "CONTAINER",
+    "CUTS",
+    "LENGTH",
+    "NDIM",
+    "NONE",
+    "OFFSET",
+    "SIZE",
+    "SLOT",
+    "START",
+    "SUMS",
+    "StoredColumns",
+]
+
+NONE: Final = -1
+"""In place of a container, a number of dims or of bytes: there is no segment, no box, and there are no cuts."""
+SLOT, CHUNK, START, SIZE, CUTS, CONTAINER, OFFSET, LENGTH, NDIM, SUMS = range(10)
+"""Columns. ``CUTS`` and ``SUMS`` count bytes, of cuts and of the segment's checksums."""
+_COLUMNS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredColumns:
+    """Entries of a ledger, in their order.
+
+    ``names`` are the slots that the column ``SLOT`` counts; ``rows`` (entries, 10) integers, by the columns of this
+    module; ``words`` the boxes one after another, each its offset and then its shape; ``checksums`` (bytes) those of
+    each segment and then its cuts.
+    """
+
+    names: Sequence[tuple[str, str]]
+    rows: NDArray[np.int64]
+    words: NDArray[np.int64]
+    checksums: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], names: Sequence[tuple[str, str]]) -> StoredColumns:
+        """Entries of slots that are all among ``names``."""
+        place = {name: index for index, name in enumerate(names)}
+        rows: list[tuple[int, ...]] = []
+        words: list[int] = []
+        checksums: list[bytes] = []
+        for name, chunk, (segment, start, size, cuts) in entries:
+            cut_bytes = NONE if cuts is None else len(cuts)
+            if segment is None:
+                rows.append((place[name], chunk, start, size, cut_bytes, NONE, 0, 0, NONE, 0))
+            else:
+                container, offset, length, box, sums = segment
+                ndim = NONE if box is None else box.ndim
+                row = (place[name], chunk, start, size, cut_bytes, container, offset, length, ndim, len(sums))
+                rows.append(row)
+                checksums.append(sums)
+                if box is not None:
+                    words += box.offset
+                    words += box.shape
+            checksums.append(cuts or b"")
+        return cls(
+            names,
+            np.array(rows, "<i8").reshape(-1, _COLUMNS),
+            np.array(words, "<i8"),
+            np.frombuffer(b"".join(checksums), np.uint8),
+        )
+
+    @classmethod
+    def seen(
+        cls, names: Sequence[tuple[str, str]], data: bytes, first: int, sizes: tuple[int, int, int]
+    ) -> StoredColumns:
+        """What `sent` has made, in ``data`` from byte ``first`` on: three columns of so many bytes, not copied."""
+        rows, words, checksums = sizes
+        second, third = first + rows, first + rows + words
+        return cls(
+            names,
+            np.frombuffer(data, "<i8", rows // 8, first).reshape(-1, _COLUMNS),
+            np.frombuffer(data, "<i8", words // 8, second),
+            np.frombuffer(data, np.uint8, checksums, third),
+        )
+
+    def sent(self) -> tuple[bytes, bytes, bytes]:
+        """The columns as bytes, integers in little-endian."""
+        return (
+            self.rows.astype("<i8", copy=False).tobytes(),
+            self.words.astype("<i8", copy=False).tobytes(),
+            self.checksums.tobytes(),
+        )
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[tuple[StoredColumns, int]], names: Sequence[tuple[str, str]]
+    ) -> StoredColumns:
+        """All entries of ``parts``, whose slots are among ``names``.
+
+        With each part comes the number of packs before its own.
+        """
+        rows = np.concatenate([part.rows for part, _ in parts])
+        lengths = [len(part.rows) for part, _ in parts]
+        container = rows[:, CONTAINER]
+        shifts = np.repeat(np.array([packs for _, packs in parts], np.int64), lengths)
+        shifts[(container == NONE) | (container == OWN_OBJECT)] = 0
+        container += shifts
+        place = {name: index for index, name in enumerate(names)}
+        last = 0
+        # Most often all parts count the same slots.
+        for _, some in groupby(zip(parts, lengths, strict=True), key=lambda one: id(one[0][0].names)):
+            same = list(some)
+            first, last = last, last + sum(length for _, length in same)
+            places = np.array([place[name] for name in same[0][0][0].names], np.int64)
+            rows[first:last, SLOT] = places[rows[first:last, SLOT]]
+        return cls(
+            names,
+            rows,
+            np.concatenate([part.words for part, _ in parts]),
+            np.concatenate([part.checksums for part, _ in parts]),
+        )
+
+    def first_words(self) -> NDArray[np.int64]:
+        """Where in ``words`` the box of each entry begins."""
+        return prefix_sums(2 * np.maximum(self.rows[:, NDIM], 0))[:-1]
+
+    def first_checksums(self) -> NDArray[np.int64]:
+        """Where in ``checksums`` those of each entry begin."""
+        return prefix_sums(self.rows[:, SUMS] + np.maximum(self.rows[:, CUTS], 0))[:-1]
+
+    def entries(self) -> Iterator[Entry]:
+        """As objects, one by one."""
+        where = zip(self.first_words().tolist(), self.first_checksums().tolist(), strict=True)
+        for row, (word, at) in zip(self.rows.tolist(), where, strict=True):
+            yield self.names[row[SLOT]], row[CHUNK], self.stored(row, word, at)
+
+    def stored(self, row: Sequence[int], word: int, at: int) -> StoredChunk:
+        """The object of a row whose box begins at ``word`` and whose checksums begin at ``at``."""
+        _, _, start, size, cuts, container, offset, length, ndim, sums = row
+        segment = None
+        if container != NONE:
+            box = None
+            if ndim != NONE:
+                values = self.words[word : word + 2 * ndim].tolist()
+                box = Box(tuple(values[:ndim]), tuple(values[ndim:]))
+            segment = Segment(container, offset, length, box, self.checksums[at : at + sums].tobytes())
+        at += sums
+        return StoredChunk(
+            segment, start, size, None if cuts == NONE else self.checksums[at : at + cuts].tobytes()
+        )

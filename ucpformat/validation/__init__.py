@@ -1,0 +1,211 @@
+"""The validator: all problems of a checkpoint in one pass, as data (SPEC section 18)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ucpformat.errors import Problem, error, naming
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.workers import worker_count
+from ucpformat.validation.documents import Documents
+from ucpformat.validation.expansion import passed_over
+from ucpformat.validation.findings import Findings
+from ucpformat.validation.integrity import check_integrity
+from ucpformat.validation.losses import Loss, Survey, UnreadPart, surveyed
+from ucpformat.validation.semantics import CheckedCheckpoint, check_semantics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ucpformat.model.state import StateDocument
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.validation.damage import Damage
+
+__all__ = [
+    "LEVELS",
+    "Examination",
+    "Level",
+    "Loss",
+    "Survey",
+    "UnreadPart",
+    "examine",
+    "examine_store",
+    "validate",
+    "validate_store",
+]
+
+Level = Literal["structure", "semantics", "integrity"]
+LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
+
+
+def _ignore(_: int) -> None:
+    """No progress wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What came of looking at a checkpoint: its problems, and what they mean for the tensors in it.
+
+    ``survey`` is None where that is not known: below the level *integrity*, and without a root document that can be
+    read, when nothing can.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> ucp.examine("run.ucp").survey.is_whole
+    True
+    """
+
+    problems: list[Problem]
+    survey: Survey | None
+
+
+def validate(
+    url: str | os.PathLike[str],
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> list[Problem]:
+    """Every problem of the checkpoint at ``url`` up to ``level``; none is an empty list.
+
+    Each level contains the ones before it. ``progress`` is told of every so many stored bytes checked.
+    Problems that can only be reached through a broken document are not found before it is mended.
+    ``layout_work`` bounds the ranges that layouts are taken apart into, in all; what would exceed it is a warning,
+    ``UCP-W-UNCHECKED``. Without one it is 2^18, some seconds, and one more for every 16 bytes of documents and tables.
+    ``expand`` bounds the bytes that are looked at: compressed chunks, zero entries and shared segments stand for more
+    than is stored, and slots that would exceed it are such a warning too. Without one it is 64 times what is stored,
+    and at least 256 MiB. Decoded chunks take 256 MiB at a time, or one alone what it has.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where the store itself fails.
+
+    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> ucp.validate("run.ucp")
+    []
+    >>> from pathlib import Path
+    >>> Path("run.ucp/ucp.json").write_text("{")
+    1
+    >>> [problem.code for problem in ucp.validate("run.ucp")]
+    ['UCP-E-JSON']
+    """
+    with naming(url):
+        store = open_store(url)
+        try:
+            return validate_store(
+                store, level, workers=workers, layout_work=layout_work, expand=expand, progress=progress
+            )
+        finally:
+            store.close()
+
+
+def examine(
+    url: str | os.PathLike[str],
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> Examination:
+    """As `validate`, and say which tensors, and which of their elements, are lost by the problems, and what survives.
+
+    An element is lost where a reader that verifies refuses to read it: its block of 1 MiB, or its compressed chunk, is
+    damaged or missing.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where the store itself fails.
+
+    >>> digest = ucp.save("run.ucp", {"fc1.weight": np.ones((256, 64), "float32"), "fc1.bias": np.ones(256)})
+    >>> from pathlib import Path
+    >>> next(Path("run.ucp/packs").iterdir()).unlink()
+    >>> survey = ucp.examine("run.ucp").survey
+    >>> for loss in survey.losses:
+    ...     print(loss)
+    fc1.bias value all of [256]
+    fc1.weight value all of [256, 64]
+    >>> survey.tensors, survey.gone, survey.partly
+    (2, 2, 0)
+    """
+    with naming(url):
+        store = open_store(url)
+        try:
+            examined, _, _ = examine_store(store, level, workers, layout_work, expand, progress)
+        finally:
+            store.close()
+    return examined
+
+
+def validate_store(
+    store: Store,
+    level: Level = "integrity",
+    *,
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> list[Problem]:
+    """As `validate`, of the checkpoint in an open store."""
+    return examine_store(store, level, workers, layout_work, expand, progress)[0].problems
+
+
+def examine_store(
+    store: Store,
+    level: Level = "integrity",
+    workers: int | None = None,
+    layout_work: int | None = None,
+    expand: int | None = None,
+    progress: Callable[[int], None] = _ignore,
+) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
+    """As `examine`, of the checkpoint in an open store; also what of it could be looked at, and the damage to it."""
+    if level not in LEVELS:
+        raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
+    findings = Findings()
+    documents = Documents(store, findings)
+    if level == "structure":
+        return Examination(findings.told(), None), None, findings.damage
+    checked = check_semantics(store, documents, findings, layout_work)
+    if checked is None:
+        return Examination(findings.told(), None), None, findings.damage
+    survey: Survey | None = None
+    if level == "integrity":
+        passed = passed_over(store, checked, findings, documents.nbytes, expand)
+        with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
+            check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
+        reference = checked.root.state
+        has_state = reference is None or (
+            checked.state is not None and reference.key not in findings.damage.documents
+        )
+        survey = surveyed(checked, findings.damage, has_state=has_state)
+    if checked.complete and checked.state is not None:
+        _report_unreferenced(store, checked, checked.state, findings)
+    return Examination(findings.told(), survey), checked, findings.damage
+
+
+def _report_unreferenced(
+    store: Store, checked: CheckedCheckpoint, state: StateDocument, findings: Findings
+) -> None:
+    """Objects that the root does not reach (UCP-V-002)."""
+    root = checked.root
+    reached = {ROOT_KEY, *(reference.key for _, reference in root.references())}
+    reached.update(pack.key for pack in checked.packs or ())
+    reached.update(blob.object.key for blob in state.blobs.values())
+    plain = root.storage == "plain"
+    if plain:
+        reached.add("atoms/zarr.json")
+        for stored in checked.slots():
+            reached.add(f"atoms/{stored.atom.key}/zarr.json")
+            reached.add(f"{stored.prefix}/zarr.json")
+    chunks = {stored.prefix: stored for stored in checked.slots()} if plain else {}
+    for key in sorted(store.keys()):
+        if key in reached:
+            continue
+        stored_slot = chunks.get("/".join(key.split("/")[:3]))
+        if stored_slot is not None and stored_slot.has_object(key):
+            continue
+        message = "the root document does not reach this object: debris of an attempt that failed"
+        findings.add(Problem("UCP-W-UNREFERENCED", key, message))

@@ -1,0 +1,118 @@
+"""The JSON documents of a checkpoint as far as they can be read; level *structure* (SPEC section 18)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from ucpformat.errors import UcpError, error
+from ucpformat.jsonio import loads
+from ucpformat.model.envelope import FORMAT_VERSION, check_envelope
+from ucpformat.model.index_part import IndexPart
+from ucpformat.model.reference import DocumentRef
+from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
+from ucpformat.model.state import StateDocument
+from ucpformat.model.values import decode
+from ucpformat.schema import problems
+from ucpformat.storage.stores.fetch import read_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.validation.findings import Findings
+
+__all__ = ["Documents"]
+
+
+class Documents:
+    """Reads the root and what it refers to, applies the schemas, and remembers which documents are sound.
+
+    ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
+    schema; each is None before. ``values`` holds the documents that meet the schema by which they are referred to, by
+    that and their key; ``parts`` and ``states`` hold, by key, those index parts and state documents among them that
+    have no problems of their own either. ``nbytes`` is how long the documents are that were read.
+    """
+
+    def __init__(self, store: Store, findings: Findings) -> None:
+        self._store = store
+        self._findings = findings
+        self.root_data: bytes = b""
+        self.envelope: dict[str, JsonValue] | None = None
+        self.root: dict[str, JsonValue] | None = None
+        self.values: dict[tuple[str, str], JsonValue] = {}
+        self.parts: dict[str, IndexPart] = {}
+        self.states: dict[str, StateDocument] = {}
+        self.nbytes = 0
+        with findings.collecting():
+            self._read()
+
+    def _read(self) -> None:
+        self.root_data = read_root(self._store)
+        self.nbytes += len(self.root_data)
+        value = loads(self.root_data, at=ROOT_KEY)
+        check_envelope(value, at=ROOT_KEY)
+        root = cast("dict[str, JsonValue]", value)
+        if root["format_version"] != FORMAT_VERSION:
+            raise error(
+                "UCP-E-VERSION",
+                f"this software validates version {FORMAT_VERSION}, not {root['format_version']}",
+                at=f"{ROOT_KEY}#/format_version",
+            )
+        self.envelope = root
+        found = list(problems("root", value, ROOT_KEY))
+        self._findings.extend(found)
+        if found:
+            return
+        self.root = root
+        for schema, reference in self._references(root):
+            with self._findings.collecting():
+                self._read_document(schema, reference)
+
+    @staticmethod
+    def _references(root: dict[str, JsonValue]) -> Iterator[tuple[str, DocumentRef]]:
+        """JSON documents that the root refers to, each with the name of its schema."""
+        for member in ("packs", "state"):
+            if member in root:
+                yield member, DocumentRef.from_json(root[member], at=f"{ROOT_KEY}#/{member}")
+        for number, part in enumerate(cast("list[dict[str, JsonValue]]", root["parts"])):
+            yield "index", DocumentRef.from_json(part["index"], at=f"{ROOT_KEY}#/parts/{number}/index")
+
+    def _read_document(self, schema: str, reference: DocumentRef) -> None:
+        from ucpformat.model.names import check_key
+
+        check_key(reference.key, ROOT_KEY)
+        size = self._store.size(reference.key)
+        if size is None:
+            raise error("UCP-E-MISSING", "the object is missing", at=reference.key)
+        if size > MAX_DOCUMENT_BYTES:
+            raise error("UCP-E-LIMIT", f"{size} bytes exceed {MAX_DOCUMENT_BYTES}", at=reference.key)
+        self.nbytes += size
+        value = loads(self._store.read(reference.key, 0, size), at=reference.key)
+        # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
+        # times as long: it is asked where there is something to say.
+        is_sound = False
+        with suppress(UcpError):
+            if schema == "index":
+                self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
+                is_sound = True
+            elif schema == "state":
+                self.states[reference.key] = _sound_state(value, at=reference.key)
+                is_sound = True
+        found = [] if is_sound else list(problems(schema, value, reference.key))
+        self._findings.extend(found)
+        if not found:
+            self.values[schema, reference.key] = value
+
+    def is_sound(self, schema: str, reference: DocumentRef) -> bool:
+        """Whether the document was read and meets the schema that it is referred to by."""
+        return (schema, reference.key) in self.values
+
+
+def _sound_state(value: JsonValue, *, at: str) -> StateDocument:
+    """Read a state document and each of its tagged values; raises what the first problem is."""
+    state = StateDocument.from_json(value, at=at)
+    for place, tagged in state.tagged_values(at=at):
+        decode(tagged, at=place)
+    return state
