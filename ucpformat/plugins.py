@@ -13,11 +13,11 @@ from ucpformat.convert.contract.foreign import (
     Setting,
 )
 from ucpformat.convert.contract.job import Job, SlotSource
-from ucpformat.convert.contract.out_files import OutFile, OutFiles
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.values import decode, encode
+from ucpformat.tensor_files.out_files import OutFile, OutFiles
 from ucpformat.writer import AtomSpec, SlotSpec
 
 __all__ = [

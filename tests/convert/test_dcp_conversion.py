@@ -23,10 +23,11 @@ from tests.convert.formats.dcp.cases import ALL_CASES, Case, DcpCase
 from tests.convert.formats.dcp.stand_ins import spelled, stand_in
 from tests.convert.stock_torch import fingerprint, flat, loaded
 from ucpformat.comparison import compare
-from ucpformat.convert.contract.job import run_job
+from ucpformat.convert.contract.foreign import PICKLE
 from ucpformat.convert.conversion import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.convert.engine.writing import run_job
 from ucpformat.convert.formats.dcp import DcpDirectory
-from ucpformat.convert.formats.dcp.importer import PICKLE, import_dcp
+from ucpformat.convert.formats.dcp.importer import import_dcp
 from ucpformat.errors import REGISTRY, UcpError
 from ucpformat.model.root import Storage
 

@@ -12,8 +12,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpformat
+from ucpformat.convert.contract.foreign import PICKLE
 from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.formats.dcp.importer import PICKLE, import_dcp
+from ucpformat.convert.formats.dcp.importer import import_dcp
 from ucpformat.errors import UcpError
 
 

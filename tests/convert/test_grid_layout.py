@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from tests.convert.formats.dcp.strategies import Box, shapes, tilings
-from ucpformat.convert.formats.dcp.importer import grid_layout
+from ucpformat.convert.dcp_files.tensors import grid_layout
 from ucpformat.geometry import lower
 
 

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from ucpformat.convert.contract.foreign import ImportOptions
-from ucpformat.convert.contract.source_files import watched
 from ucpformat.convert.conversion import detect_kind
 from ucpformat.convert.engine.work_order import Recipe, url_of
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.source_files import watched
 
 __all__ = ["OUTCOMES", "Outcome", "Sweep", "counterpart", "sweep", "take_figures"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ucpformat.convert.contract.content import Content
 from ucpformat.convert.contract.foreign import ExportOptions, ImportOptions, Lost
+from ucpformat.convert.contract.registry import UCP, check_settings, registry
 from ucpformat.convert.contract.weights import beside_weights
 from ucpformat.convert.direction import require_local
 from ucpformat.convert.engine.dropped_items import parts_of, remedy, told
@@ -18,7 +19,6 @@ from ucpformat.convert.engine.out_directory import refuse_unfinished, storing
 from ucpformat.convert.engine.ranks import RankExecutor, together
 from ucpformat.convert.engine.work_order import Recipe, url_of
 from ucpformat.convert.engine.writing import Engine
-from ucpformat.convert.registry import UCP, check_settings, registry
 from ucpformat.errors import error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.state_dict.torch_group import group_of
@@ -27,8 +27,8 @@ from ucpformat.storage.stores.store import open_store
 from ucpformat.storage.stores.urls import local_path, refuse_target
 
 if TYPE_CHECKING:
+    from ucpformat.convert.contract.foreign import ForeignObjects
     from ucpformat.convert.contract.job import Job
-    from ucpformat.convert.formats.dcp.importer import ForeignObjects
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
@@ -159,10 +159,10 @@ def convert_checkpoint(
         expect(job.nbytes if plan.files is None else plan.files.nbytes)
         if dry_run:
             pass
-        elif plan.files is None:
+        elif plan.write is not None:
             with storing(destination):
                 plan.write()
-        else:
+        elif plan.files is not None:
             Export(
                 plan.files,
                 destination,

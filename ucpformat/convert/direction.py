@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
-from ucpformat.convert.registry import UCP, registry
+from ucpformat.convert.contract.registry import UCP, registry
 from ucpformat.errors import error
 from ucpformat.storage.stores.urls import local_path, name_of
 

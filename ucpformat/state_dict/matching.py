@@ -23,8 +23,8 @@ from ucpformat.state_dict.keys.paths import StatePath, dotted, flatten
 from ucpformat.state_dict.load_options import Fits, LoadOptions, Named, fits
 from ucpformat.state_dict.objects import WITH_TORCH, WITHOUT_TORCH, refusal_of
 from ucpformat.state_dict.per_rank import PerRank, own_value
+from ucpformat.state_dict.tensor_parts import DESCRIPTION, taken_apart, told
 from ucpformat.state_dict.tensors.local_tensors import LocalTensor, local_tensor
-from ucpformat.state_dict.tensors.tensor_parts import DESCRIPTION, taken_apart, told
 from ucpformat.state_dict.tensors.values import destination_of, is_tensor, to_torch
 
 if TYPE_CHECKING:

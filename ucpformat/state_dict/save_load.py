@@ -23,8 +23,8 @@ from ucpformat.state_dict.per_rank import AskEach
 from ucpformat.state_dict.reading import LoadReport
 from ucpformat.state_dict.state import live_state
 from ucpformat.state_dict.stateful import Unwrapped, state_to_save, unwrapped
+from ucpformat.state_dict.tensor_parts import allowed_types, put_together, restore_with
 from ucpformat.state_dict.tensors.local_tensors import Held
-from ucpformat.state_dict.tensors.tensor_parts import allowed_types, put_together, restore_with
 from ucpformat.state_dict.tensors.values import to_torch
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.storage.stores.store import is_remote

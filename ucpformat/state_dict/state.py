@@ -14,9 +14,9 @@ from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_
 from ucpformat.state_dict.keys.paths import KeyPath, StatePath, dotted, flatten
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
+from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
 from ucpformat.state_dict.tensors.device_digests import digests_on_device
 from ucpformat.state_dict.tensors.local_tensors import Held, LocalTensor, local_tensor
-from ucpformat.state_dict.tensors.tensor_parts import LiveTensor, taken_apart
 from ucpformat.state_dict.tensors.values import is_tensor
 from ucpformat.writer import AtomSpec, SlotSpec
 

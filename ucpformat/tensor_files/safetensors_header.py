@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
 
 __all__ = ["SafetensorsEntry", "SafetensorsHeader", "read_header"]

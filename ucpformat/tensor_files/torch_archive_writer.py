@@ -20,8 +20,8 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ucpformat.convert.contract.out_files import OutFile
 from ucpformat.errors import error
+from ucpformat.tensor_files.out_files import OutFile
 from ucpformat.tensor_files.stand_ins import (
     TORCH_DTYPES,
     DefaultDict,

@@ -20,12 +20,12 @@ from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_valida
 from tests.convert.jobs import job_of
 from ucpformat.convert.contract.admission import stored_bytes
 from ucpformat.convert.contract.content import Content
-from ucpformat.convert.contract.source_files import SourceFiles, is_component
 from ucpformat.convert.formats.orbax.arrays import array_spec
 from ucpformat.convert.formats.orbax.documents import read_tree
 from ucpformat.convert.formats.orbax.exporter import export_orbax
 from ucpformat.convert.formats.orbax.importer import import_orbax
 from ucpformat.errors import UcpError
+from ucpformat.tensor_files.source_files import SourceFiles, is_component
 
 KINDS = ("dcp", "deepspeed", "safetensors", "torch-save", "ucp")
 

@@ -15,9 +15,9 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.power.disk import State
 from tests.campaigns.power.operations import Operation, content
+from ucpformat.convert.contract.registry import UCP
 from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.convert.engine.options import EngineOptions
-from ucpformat.convert.registry import UCP
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
 

@@ -15,9 +15,9 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.power.recording import mark
+from ucpformat.convert.contract.registry import UCP
 from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.convert.engine.options import EngineOptions
-from ucpformat.convert.registry import UCP
 from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads

@@ -19,7 +19,7 @@ import ucpformat
 from tests.documentation.markdown import page
 from tests.documentation.running import commands_of
 from ucpformat.convert.contract.foreign import ForeignKind
-from ucpformat.convert.registry import BUILT_IN, GROUP, Registered, Registry, registry
+from ucpformat.convert.contract.registry import BUILT_IN, GROUP, Registered, Registry, registry
 from ucpformat.errors import UcpError
 
 ROOT = Path(__file__).resolve().parents[3]

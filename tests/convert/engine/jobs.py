@@ -11,10 +11,10 @@ import numpy as np
 
 import ucpformat
 from ucpformat.comparison import compare
-from ucpformat.convert.contract.job import run_job
 from ucpformat.convert.conversion import ConversionReport, convert_checkpoint
 from ucpformat.convert.engine.options import EngineOptions
 from ucpformat.convert.engine.rewriting import rewrite_job
+from ucpformat.convert.engine.writing import run_job
 
 CHUNK = 4096
 BATCH = 8192

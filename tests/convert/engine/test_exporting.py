@@ -24,7 +24,6 @@ from tests.convert.formats.deepspeed.made import make_checkpoint
 from tests.convert.jobs import job_of
 from ucpformat.convert.contract.content import Content
 from ucpformat.convert.contract.foreign import ImportOptions
-from ucpformat.convert.contract.out_files import OutFile, OutFiles, text_file
 from ucpformat.convert.conversion import ConversionReport, convert_checkpoint, detect_kind
 from ucpformat.convert.engine import batches, exporting
 from ucpformat.convert.engine.exporting import write_files
@@ -34,6 +33,7 @@ from ucpformat.convert.engine.out_directory import JOURNAL, OutDirectory, new_fi
 from ucpformat.convert.engine.work_order import Recipe
 from ucpformat.convert.formats.safetensors.exporter import export_safetensors
 from ucpformat.errors import StoreError, UcpError
+from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,15 +11,14 @@ import pytest
 
 import ucpformat
 from tests.convert.formats.deepspeed.made import make_checkpoint
-from ucpformat.convert.contract.foreign import ExportPlan, Lost
+from ucpformat.convert.contract.foreign import PICKLE, ExportPlan, Lost
 from ucpformat.convert.contract.job import Job, SlotSource
+from ucpformat.convert.contract.registry import registry
 from ucpformat.convert.contract.weights import beside_weights
 from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.convert.engine.dropped_items import grouped, remedy, told, without
 from ucpformat.convert.engine.options import EngineOptions
 from ucpformat.convert.engine.writing import Engine
-from ucpformat.convert.formats.dcp.importer import PICKLE
-from ucpformat.convert.registry import registry
 from ucpformat.errors import UcpError
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.values import NamedValue
@@ -100,7 +99,7 @@ def test_what_no_job_would_miss_is_reported_and_refuses_nothing() -> None:
 def test_minor_losses_of_an_export_are_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
     minor, major = Lost("values/scale", "none is used", matters=False), Lost("values/data", "no place")
-    plan, kinds = ExportPlan(0, lambda: None, dropped=[minor]), registry()
+    plan, kinds = ExportPlan(0, write=lambda: None, dropped=[minor]), registry()
     found = replace(kinds.kind("deepspeed"), export=lambda content, path, options: plan)
     monkeypatch.setattr(kinds, "kind", lambda name: found)
     report = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed")
@@ -158,8 +157,8 @@ def test_members_of_flat_buffers_can_be_dropped(tmp_path: Path) -> None:
 
 def test_deepspeed_refuses_what_its_files_cannot_hold(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
-    from ucpformat.convert.contract.job import run_job
     from ucpformat.convert.engine.rewriting import rewrite_job
+    from ucpformat.convert.engine.writing import run_job
 
     with ucpformat.open(source) as checkpoint:
         whole = rewrite_job(checkpoint)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.convert.jobs import Array, job_of, whole
 from tests.patterns.documents import ENVELOPE
 from ucpformat.convert.contract.map_choice import apply_maps
-from ucpformat.convert.engine.mapped import mapped_job
+from ucpformat.convert.contract.mapped import mapped_job
 from ucpformat.errors import UcpError
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.patterns import apply_atom_map, carried, load_atom_map

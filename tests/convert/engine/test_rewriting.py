@@ -14,9 +14,10 @@ import ucpformat
 from tests.builders import BLOSC, GZIP, ZSTD, Forgery, State, read_everything, states
 from tests.builders import save as write
 from ucpformat.comparison import compare
-from ucpformat.convert.contract.job import Job, SlotSource, run_job
+from ucpformat.convert.contract.job import Job, SlotSource
 from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.convert.engine.rewriting import rewrite_job
+from ucpformat.convert.engine.writing import run_job
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.compressor import Compressor

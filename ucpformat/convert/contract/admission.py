@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.convert.contract.job import Job, SlotSource
-from ucpformat.convert.contract.source_files import held_bytes
 from ucpformat.errors import error, naming
 from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.source_files import held_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

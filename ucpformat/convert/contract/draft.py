@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from ucpformat.convert.contract.foreign import Lost
 from ucpformat.convert.contract.job import SlotSource
 from ucpformat.convert.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
-from ucpformat.convert.formats.deepspeed.flat_groups import Scalar, partition_source
-from ucpformat.convert.formats.deepspeed.states import ModelStates
-from ucpformat.convert.formats.deepspeed.zero import Placed
-from ucpformat.geometry import Box
+from ucpformat.geometry import Box, BufferPlace, Layout
 from ucpformat.model.dtype import dtype
 from ucpformat.state_dict.keys.origins import SOURCE
 from ucpformat.tensor_files.fields import refused
@@ -28,8 +23,9 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Draft"]
+__all__ = ["Draft", "joined_drafts"]
 
+_Draft = TypeVar("_Draft", bound="Draft")
 _SCALAR_DTYPES: Final = {int: "int64", float: "float64"}
 
 
@@ -54,7 +50,7 @@ class Draft:
         shape: tuple[int, ...],
         read: ReadBox,
         *,
-        placed: Placed | None = None,
+        placed: tuple[Layout, BufferPlace] | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Take a slot; ``placed`` is where the saving job had it."""
@@ -85,7 +81,7 @@ class Draft:
         if (first := self.sources.get((name, "value"))) is not None:
             self.sources[name, "value"] = EqualSources(first, Whole(file, stored), f"{name}/value", file.name)
 
-    def add_scalar(self, name: str, state: str, scalar: Scalar, file: TorchFile) -> None:
+    def add_scalar(self, name: str, state: str, scalar: float | StoredTensor, file: TorchFile) -> None:
         """Take a state that is one number: a 0-d tensor of ``file``, or a number of Python's."""
         if isinstance(scalar, StoredTensor):
             self.add(name, state, scalar.dtype, (), Whole(file, scalar))
@@ -95,68 +91,6 @@ class Draft:
             kind = _SCALAR_DTYPES[type(scalar)]
             note: dict[str, JsonValue] = {SOURCE: {"number": type(scalar).__name__}}
             self.add(name, state, kind, (), _Constant(scalar), annotations=note)
-
-    def derive_values(self, model: ModelStates) -> None:
-        """Take for values that no file of ``model`` holds the optimizer's copies, rounded, or give the atoms up."""
-        for name in sorted(model.derived):
-            held = self.slots.get(name, {})
-            if master := held.get("master"):
-                kind = model.module[name].dtype
-                read = CastSource(self.sources[name, "master"], dtype(master.dtype).numpy)
-                self.add(name, "value", kind, master.shape, read)
-                continue
-            self.lost.append(name)
-            for slot in self.slots.pop(name, {}):
-                del self.sources[name, slot]
-
-    def lost_atoms(self, absent: Sequence[str]) -> list[Lost]:
-        """The losses that `lost` atoms are; ``absent`` are the layers' files that are not there."""
-        why = (
-            f"a stage trains it apart from what is tied, and its layer has no file ({', '.join(absent)}): one that is "
-            "called through a function has none, and without ZeRO nothing else holds float32 weights; use ZeRO-1"
-        )
-        return [Lost(name, why) for name in self.lost]
-
-    def add_frozen(self, models: Sequence[ModelStates], is_partitioned: bool) -> None:
-        """Parameters that the optimizer does not own, and that lie outside the module's state dict."""
-        first = models[0]
-        for name, shape in first.frozen.items():
-            if not is_partitioned and name in first.module:
-                continue
-            held = []
-            for model in models:
-                if name not in model.fragments:
-                    raise refused(f"the frozen parameter {name!r} has a shape and no data", model.file.name)
-                held.append((model.file, model.fragments[name]))
-            read = partition_source(shape, held) if is_partitioned else Whole(*held[0])
-            self.add(name, "value", held[0][1].dtype, shape, read)
-            self.roles[name] = "frozen"
-
-    def add_rest(self, model: ModelStates, is_partitioned: bool) -> None:
-        """Buffers, frozen parameters of the state dict, and tied names."""
-        first_of: dict[tuple[str, StoredTensor], str] = {}
-        for name, held in model.module.items():
-            owner = _owner(name, model)
-            if math.prod(held.shape) and name not in model.buffers:
-                owner = first_of.setdefault((model.home(name).name, held), owner)
-            if name in self.lost or (name in self.slots and "value" in self.slots[name]):
-                continue
-            if owner != name and _is_same(name, owner, model):
-                self.aliases.setdefault(owner, []).append(name)
-            elif is_partitioned and name not in model.buffers and math.prod(held.shape) == 0:
-                raise refused(
-                    f"{name!r} is empty, and neither a parameter of a group nor frozen", model.file.name
-                )
-            else:
-                if name in model.buffers or name not in self.slots:
-                    self.roles[name] = "buffer" if name in model.buffers else "frozen"
-                self.add(name, "value", held.dtype, held.shape, Whole(model.home(name), held))
-
-    def check_tied(self, model: ModelStates) -> None:
-        """Refuse a tied name whose owner was not found."""
-        for alias, owner in model.shared.items():
-            if _owner(alias, model) not in self.slots:
-                raise refused(f"{alias!r} is tied to {owner!r}, which is not there", model.file.name)
 
     def check_masters(self, at: str) -> None:
         """Compare values with the optimizer's copies, rounded, whose names order and shapes have told (``at``)."""
@@ -179,18 +113,27 @@ class _Constant:
         out[...] = self.number
 
 
-def _owner(name: str, model: ModelStates) -> str:
-    """The name that a tied parameter is kept under."""
-    seen = {name}
-    while name in model.shared and model.shared[name] not in seen:
-        name = model.shared[name]
-        seen.add(name)
-    return name
+def joined_drafts(drafts: Sequence[tuple[_Draft, str]]) -> _Draft:
+    """One draft of those of several files, which are named; what several hold must be equal, bit by bit.
 
-
-def _is_same(name: str, owner: str, model: ModelStates) -> bool:
-    """Whether two tensors of one file are one, or both were left out (ZeRO-3)."""
-    one, other = model.module[name], model.module.get(owner)
-    if other is None or model.home(name) is not model.home(owner):
-        return False
-    return one == other or (math.prod(one.shape) == 0 == math.prod(other.shape))
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` where they have other shapes or data types of one slot.
+    """
+    joined = type(drafts[0][0])()
+    for draft, at in drafts:
+        for (atom, slot), source in draft.sources.items():
+            spec = draft.slots[atom][slot]
+            known = joined.sources.get((atom, slot))
+            if known is None:
+                joined.add(atom, slot, spec.dtype, spec.shape, source, annotations=spec.annotations)
+                continue
+            other = joined.slots[atom][slot]
+            if (other.dtype, other.shape) != (spec.dtype, spec.shape):
+                raise refused(f"{atom!r} has another shape or data type elsewhere", at)
+            joined.sources[atom, slot] = EqualSources(known, source, f"{atom}/{slot}", at)
+        for atom, names in draft.aliases.items():
+            held = joined.aliases.setdefault(atom, [])
+            held += [name for name in names if name not in held]
+        joined.roles |= draft.roles
+        joined.lost += [name for name in draft.lost if name not in joined.lost]
+    return joined

@@ -8,18 +8,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from ucpformat.convert.contract.content import Content
     from ucpformat.convert.contract.job import Job
-    from ucpformat.convert.contract.out_files import OutFiles
-    from ucpformat.convert.formats.dcp.importer import ForeignObjects
+    from ucpformat.tensor_files.out_files import OutFiles
 
-__all__ = ["ExportOptions", "ExportPlan", "ForeignKind", "ImportOptions", "Lost", "Path", "Setting"]
+__all__ = [
+    "PICKLE",
+    "ExportOptions",
+    "ExportPlan",
+    "ForeignKind",
+    "ForeignObjects",
+    "ImportOptions",
+    "Lost",
+    "Path",
+    "Setting",
+]
 
 Path = str | os.PathLike[str]
+
+PICKLE: Final = "application/x-pytorch-dcp-object"
+"""Media type of blobs that hold an object's stored bytes."""
+
+ForeignObjects = Literal["refuse", "opaque"]
+"""What becomes of objects that tagged values cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +84,24 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """An export that was thought through: nothing is written before ``write`` is called, once.
+    """An export that was thought through, and of which nothing is written yet.
 
-    Where it consists of files, ``files`` describes them, and they are written in parallel and can be resumed
-    (`of_files`); ``write`` writes them one after another.
+    Either ``files`` describes the files that it consists of, which are written in parallel and can be resumed, or
+    ``write`` writes it all when it is called, once.
     ``objects`` counts what is written beside tensors. ``renamed`` has ``atom/slot`` and the name at the destination
     where that is another one. ``dropped`` names everything that the destination cannot hold: unless the caller
-    allows each loss that matters (``--drop``), ``write`` is never called. ``cast`` has ``atom/slot`` and the data
+    allows each loss that matters (``--drop``), nothing is written. ``cast`` has ``atom/slot`` and the data
     type that its elements are rounded to, because a setting asks for that. ``warnings`` are sentences about what is
     written and the destination's own software will not take up.
     """
 
     objects: int
-    write: Callable[[], None]
     renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: Sequence[Lost] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
     files: OutFiles | None = None
+    write: Callable[[], None] | None = None
     warnings: Sequence[str] = ()
-
-    @classmethod
-    def of_files(
-        cls,
-        objects: int,
-        files: OutFiles,
-        path: Path,
-        renamed: Mapping[str, str] | None = None,
-        dropped: Sequence[Lost] = (),
-        cast: Mapping[str, str] | None = None,
-    ) -> ExportPlan:
-        """An export into ``files`` below ``path``; the rest as the members say."""
-        from ucpformat.convert.engine.exporting import write_files
-
-        write = partial(write_files, files, path)
-        return cls(objects, write, renamed or {}, dropped, cast or {}, files)
 
 
 @dataclass(frozen=True, slots=True)

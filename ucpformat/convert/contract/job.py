@@ -1,18 +1,16 @@
 """Conversion jobs: a foreign checkpoint, described and readable box by box, written as a universal one.
 
-`converting` runs them: memory is bounded whatever the size of the model, and nothing is staged on disk.
+`ucpformat.convert.engine` runs them: memory is bounded whatever the size of the model, and nothing is staged on disk.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ucpformat.convert.engine.memory import DEFAULT_MEMORY
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 from ucpformat.model.envelope import Extension
@@ -24,10 +22,8 @@ if TYPE_CHECKING:
 
     from ucpformat.convert.contract.foreign import Lost
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compression_rule import Compression
-    from ucpformat.model.root import Storage
 
-__all__ = ["Job", "SlotSource", "run_job"]
+__all__ = ["Job", "SlotSource"]
 
 ReadBox = Callable[[Box, "NDArray[np.generic]"], None]
 
@@ -71,26 +67,3 @@ class Job:
             for atom in self.atoms
             for slot in atom.slots.values()
         )
-
-
-def run_job(
-    job: Job,
-    url: str | os.PathLike[str],
-    *,
-    storage: Storage = "packed",
-    compressor: Compression | None = None,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-    memory: int = DEFAULT_MEMORY,
-) -> str:
-    """Write the checkpoint in threads, and commit it; returns the root digest. ``progress`` is told of logical bytes.
-
-    Raises:
-        UcpError: what the source, the writer and the store raise; nothing is visible then.
-    """
-    from ucpformat.convert.engine.options import EngineOptions
-    from ucpformat.convert.engine.work_order import compressed
-    from ucpformat.convert.engine.writing import Engine
-
-    options = EngineOptions(storage=storage, workers=workers, memory=memory)
-    return Engine(compressed(job, compressor), url, options, progress=progress).run()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
+from ucpformat.convert.contract.mapped import mapped_job
 from ucpformat.convert.contract.setting_values import named_document, named_integers
-from ucpformat.convert.engine.mapped import mapped_job
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.patterns import atom_map_names, load_atom_map, parse_atom_map

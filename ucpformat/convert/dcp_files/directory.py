@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.fragment_reader import FragmentReader
 from ucpformat.convert.dcp_files.hugging_face import SHARDING_INFO, is_shard, is_whole, read_hugging_face
 from ucpformat.convert.dcp_files.items import Catalogue, DcpObject, DcpTensor, check_covers
@@ -24,6 +23,7 @@ from ucpformat.tensor_files.cover import intersection
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.safetensors_header import read_header
 from ucpformat.tensor_files.shared_check import SharedChecks, Step
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
 from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_zip import StoredTensor

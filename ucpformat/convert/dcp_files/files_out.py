@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.convert.contract.blocks import slot_blocks
-from ucpformat.convert.contract.out_files import OutFile, OutFiles
 from ucpformat.convert.dcp_files.items import KeyPath
 from ucpformat.convert.dcp_files.metadata_out import ListedBox, ListedTensor, metadata_pickle
 from ucpformat.convert.engine.batches import batch_size
 from ucpformat.convert.engine.exporting import write_files
 from ucpformat.errors import error
 from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.out_files import OutFile, OutFiles
 from ucpformat.tensor_files.revive import revive
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
 from ucpformat.tensor_files.strided import slabs

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.items import Fragment
 from ucpformat.errors import error
 from ucpformat.tensor_files.byte_source import ByteSource, Location, decompressed
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.shared_check import Step
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
 from ucpformat.tensor_files.strided import contiguous_strides, read_strided
 from ucpformat.tensor_files.torch_zip import StoredTensor, TorchArchive, swap_bytes

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.items import Catalogue, DcpTensor, Fragment, check_covers
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.safetensors_header import (
@@ -25,6 +24,7 @@ from ucpformat.tensor_files.safetensors_header import (
     read_header,
     sizes,
 )
+from ucpformat.tensor_files.source_files import SourceFiles
 
 __all__ = ["SHARDING_INFO", "is_shard", "is_whole", "read_hugging_face"]
 

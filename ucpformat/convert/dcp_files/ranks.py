@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.fragment_reader import FragmentReader
 from ucpformat.convert.dcp_files.items import Catalogue, DcpObject, DcpTensor, Fragment, check_covers
 from ucpformat.convert.dcp_files.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.object_tree import Limits, spelled
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
 from ucpformat.tensor_files.strided import element_view, slabs
 

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ucpformat.convert.contract.blocks import BLOCK_BYTES
 from ucpformat.convert.contract.content import Content
-from ucpformat.convert.contract.out_files import OutFile, OutFiles
 from ucpformat.convert.engine.batches import batch_size
 from ucpformat.convert.engine.journal import source_state
 from ucpformat.convert.engine.memory import workers_within
@@ -36,6 +35,7 @@ from ucpformat.convert.engine.pool import Pool, open_pool, run_tasks
 from ucpformat.convert.engine.work_order import job_digest, require_same
 from ucpformat.errors import error
 from ucpformat.storage.workers import task_groups
+from ucpformat.tensor_files.out_files import OutFile, OutFiles
 
 if TYPE_CHECKING:
     from ucpformat.convert.contract.job import Job
@@ -190,7 +190,7 @@ def write_parts(order: ExportOrder, numbers: Sequence[int]) -> list[Written]:
 
 def _open(order: ExportOrder, stack: ExitStack) -> OutFiles:
     from ucpformat.convert.contract.foreign import ExportOptions
-    from ucpformat.convert.registry import registry
+    from ucpformat.convert.contract.registry import registry
 
     job = stack.enter_context(order.recipe.open()).job
     kind = registry().kind(order.kind)

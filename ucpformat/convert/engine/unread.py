@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.convert.contract.foreign import Lost
 
 if TYPE_CHECKING:
-    from ucpformat.convert.contract.source_files import Watched
+    from ucpformat.tensor_files.source_files import Watched
 
 __all__ = ["unread_files"]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from ucpformat.convert.contract.admission import admitted
 from ucpformat.convert.contract.foreign import ImportOptions, Lost
-from ucpformat.convert.contract.source_files import watched
+from ucpformat.convert.contract.registry import UCP, check_settings, registry
 from ucpformat.convert.contract.weights import Weights, weights_of
 from ucpformat.convert.engine.dropped_items import without
 from ucpformat.convert.engine.out_directory import refuse_unfinished
 from ucpformat.convert.engine.rewriting import checkpoint_job, rewrite_job
 from ucpformat.convert.engine.unread import unread_files
-from ucpformat.convert.registry import UCP, check_settings, registry
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.model.compression_rule import compressor_of
 from ucpformat.reader import open_checkpoint
+from ucpformat.tensor_files.source_files import watched
 
 if TYPE_CHECKING:
     from ucpformat.convert.contract.job import Job

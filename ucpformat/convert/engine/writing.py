@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.convert.engine import journal
 from ucpformat.convert.engine.batches import Batch, batch_size, batches, cut_job
-from ucpformat.convert.engine.memory import workers_within
+from ucpformat.convert.engine.memory import DEFAULT_MEMORY, workers_within
 from ucpformat.convert.engine.options import EngineOptions
 from ucpformat.convert.engine.pool import Pool, open_pool, run_tasks
-from ucpformat.convert.engine.work_order import Order, job_digest, url_of
+from ucpformat.convert.engine.work_order import Order, compressed, job_digest, url_of
 from ucpformat.convert.engine.worker import Workshop, convert_batch, copy_batch
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
@@ -29,9 +29,11 @@ from ucpformat.writer import CheckpointWriter
 if TYPE_CHECKING:
     from ucpformat.convert.contract.job import Job
     from ucpformat.convert.engine.work_order import Recipe
+    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.root import Storage
     from ucpformat.storage.stores.store import Store
 
-__all__ = ["Engine", "EngineOptions"]
+__all__ = ["Engine", "EngineOptions", "run_job"]
 
 _SLOT_SECONDS: Final = 3e-4  # of Python, which threads share, for a chunk
 _BYTES_PER_SECOND: Final = 1e9  # of everything else, which they do not
@@ -187,3 +189,22 @@ class Engine:
         receipt = Receipt.unpack(data, self._names)
         writer.admit(receipt.packs, receipt.stored)
         self._packs.update(pack.key for pack in receipt.packs)
+
+
+def run_job(
+    job: Job,
+    url: str | os.PathLike[str],
+    *,
+    storage: Storage = "packed",
+    compressor: Compression | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> str:
+    """Write the checkpoint in threads, and commit it; returns the root digest. ``progress`` is told of logical bytes.
+
+    Raises:
+        UcpError: what the source, the writer and the store raise; nothing is visible then.
+    """
+    options = EngineOptions(storage=storage, workers=workers, memory=memory)
+    return Engine(compressed(job, compressor), url, options, progress=progress).run()

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.convert.formats.dcp.test_torch_zip import saved
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.byte_source import ByteSource, MemoryRange
 from ucpformat.tensor_files.shared_check import (
@@ -30,6 +29,7 @@ from ucpformat.tensor_files.shared_check import (
     Step,
     record_steps,
 )
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor, TorchArchive

@@ -25,12 +25,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from tests.convert.formats.dcp.strategies import shapes, tilings
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.items import check_covers
 from ucpformat.convert.dcp_files.metadata import read_metadata
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.byte_source import MemoryRange, decompressed
 from ucpformat.tensor_files.safetensors_header import read_header
+from ucpformat.tensor_files.source_files import SourceFiles
 
 CODES = ("UCP-E-SOURCE", "UCP-E-PICKLE", "UCP-E-LIMIT", "UCP-E-DTYPE")
 

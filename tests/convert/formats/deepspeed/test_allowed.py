@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.deepspeed_globals import DEEPSPEED_GLOBALS
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 from ucpformat.tensor_files.unpickle import Constructor

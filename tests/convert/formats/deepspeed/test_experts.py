@@ -12,10 +12,10 @@ import torch
 
 import ucpformat
 from tests.convert.formats.deepspeed.made import make_checkpoint, saved_as
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.conversion import convert_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.revive import tensor_from_bytes
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.megatron.enums import EnumMember, NamingPickle
 from ucpformat.convert.formats.megatron.torch_dist import COMMON_GLOBALS
 from ucpformat.errors import UcpError
 from ucpformat.model.values import NamedValue
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.torch_file import TorchFile
 
 BACKEND = "megatron.core.transformer.enums.AttnBackend"

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 import ucpformat as ucp
 from tests.convert.jobs import job_of, whole
 from ucpformat.convert.contract.content import Content
-from ucpformat.convert.contract.job import run_job
 from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.convert.engine.writing import run_job
 from ucpformat.convert.formats.safetensors.exporter import export_safetensors
 from ucpformat.convert.formats.safetensors.importer import import_safetensors
 from ucpformat.errors import UcpError

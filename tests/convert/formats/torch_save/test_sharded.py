@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.torch_save.sharded import Sharded, joined
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.tensor_files.object_tree import Instance
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import TorchDtype
 from ucpformat.tensor_files.torch_file import TorchFile
 

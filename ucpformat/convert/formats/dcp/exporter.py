@@ -8,43 +8,25 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ucpformat.convert.contract.content import Content
-from ucpformat.convert.contract.foreign import ExportPlan, Lost
+from ucpformat.convert.contract.foreign import PICKLE, ExportPlan, Lost
 from ucpformat.convert.contract.master_copies import with_one_copy
 from ucpformat.convert.dcp_files.files_out import ExportTensor, dcp_files
 from ucpformat.convert.dcp_files.items import KeyPath
-from ucpformat.convert.formats.dcp.importer import PICKLE
+from ucpformat.convert.dcp_files.tensors import SlotReader
 from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import error
-from ucpformat.geometry import Box
 from ucpformat.state_dict.keys.groups import expand_groups
 from ucpformat.state_dict.keys.origins import alias_paths, group_origin, key_path, slot_path, value_paths
 from ucpformat.tensor_files.tagged import decode, foreign_type
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ucpformat.convert.contract.content import AtomContent, SlotContent
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["SlotReader", "export_dcp"]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReader:
-    """A slot as `ExportTensor` reads it."""
-
-    slot: SlotContent
-
-    def __call__(self, offset: tuple[int, ...], shape: tuple[int, ...], out: NDArray[np.uint8]) -> None:
-        """Fill ``out`` with the bytes of a box."""
-        target = out.view(self.slot.dtype.numpy).reshape(shape)
-        self.slot.read_box(Box(offset, shape), target)
+__all__ = ["export_dcp"]
 
 
 def export_dcp(
@@ -97,7 +79,7 @@ def export_dcp(
         else:
             objects[key] = io.BytesIO(data) if media_type == OPAQUE_MEDIA else data
     files = dcp_files(tensors, objects, paths, stored=stored)
-    return ExportPlan.of_files(len(objects) + len(stored), files, path, renamed, dropped)
+    return ExportPlan(len(objects) + len(stored), files=files, renamed=renamed, dropped=dropped)
 
 
 def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:

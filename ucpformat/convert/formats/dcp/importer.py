@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from ucpformat.convert.contract.foreign import PICKLE, ForeignObjects
 from ucpformat.convert.contract.job import Job, SlotSource
 from ucpformat.convert.dcp_files.directory import DcpDirectory
+from ucpformat.convert.dcp_files.tensors import TensorSource, grid_layout
 from ucpformat.distributed.opaque import OPAQUE_MEDIA
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.state_dict.keys.documents import state_document
 from ucpformat.state_dict.keys.names import recognise
 from ucpformat.state_dict.keys.origins import slot_annotations
@@ -25,34 +20,12 @@ from ucpformat.tensor_files.tagged import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ucpformat.convert.dcp_files.items import DcpTensor
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["PICKLE", "ForeignObjects", "TensorSource", "grid_layout", "import_dcp"]
+__all__ = ["import_dcp"]
 
 _SHARDED_OBJECT: Final = re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 """The key of an object of one rank as Megatron-core writes it; torch itself writes none."""
-
-PICKLE: Final = "application/x-pytorch-dcp-object"
-"""Media type of blobs that hold an object's stored bytes."""
-
-ForeignObjects = Literal["refuse", "opaque"]
-"""What becomes of objects that tagged values cannot express."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSource:
-    """A DCP tensor as a source of boxes."""
-
-    directory: DcpDirectory
-    tensor: DcpTensor
-
-    def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
-        """Fill ``out``, contiguous, with a box; the first call checks what torch never does, its CRC-32."""
-        self.directory.verify(self.tensor.key)
-        self.directory.read_box(self.tensor.key, box.offset, box.shape, out.reshape(-1).view(np.uint8))
 
 
 def import_dcp(
@@ -104,30 +77,6 @@ def import_dcp(
         state=state,
         blobs=blobs,
     )
-
-
-def grid_layout(
-    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
-) -> Layout | None:
-    """The layout of fragments (offset, shape) that form a grid: one axis ``dim<d>`` for every split dimension.
-
-    DCP records boxes and neither mesh nor ranks, so that this is all that is known. None for a single fragment,
-    or where the fragments form no grid.
-    """
-    if len(boxes) < 2 or 0 in shape:
-        return None
-    edges = [
-        sorted({offset[dim] for offset, extent in boxes if 0 not in extent}) for dim in range(len(shape))
-    ]
-    if math.prod(map(len, edges)) != sum(0 not in extent for _, extent in boxes):
-        return None
-    split = [dim for dim in range(len(shape)) if len(edges[dim]) > 1]
-    if not split:
-        return None
-    # Boxes cover exactly, so that as many of them as the edges have cells must be the cells.
-    sizes = {dim: tuple(stop - start for start, stop in pairwise((*edges[dim], shape[dim]))) for dim in split}
-    mesh = Mesh(tuple(MeshAxis(f"dim{dim}", len(sizes[dim])) for dim in split))
-    return Layout(mesh, tuple(Shard(f"dim{dim}", dim, sizes[dim]) for dim in split))
 
 
 def _objects(

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.source_files import SourceFiles
-from ucpformat.convert.formats.dcp.importer import PICKLE
+from ucpformat.convert.contract.foreign import PICKLE, Lost
 from ucpformat.errors import error
 from ucpformat.tensor_files.byte_source import open_range
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.torch_file import require_saved_name
 from ucpformat.tensor_files.torch_zip import TorchArchive
 

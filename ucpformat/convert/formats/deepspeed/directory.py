@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.source_files import SourceFiles, is_component
 from ucpformat.convert.formats.deepspeed.companions import TAG_FILES, Blobs, companions
 from ucpformat.convert.formats.deepspeed.stated_counts import (
     DATA,
@@ -27,6 +26,7 @@ from ucpformat.convert.formats.deepspeed.stated_counts import (
     stated_by_optimizer,
 )
 from ucpformat.errors import UcpError, error
+from ucpformat.tensor_files.source_files import SourceFiles, is_component
 
 if TYPE_CHECKING:
     from ucpformat.convert.formats.deepspeed.states import ModelStates, OptimizerStates

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.deepspeed.expert_names import expert_name
 from ucpformat.convert.formats.deepspeed.states import Shapes
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor

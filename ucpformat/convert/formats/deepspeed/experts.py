@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ucpformat.convert.contract.draft import Draft
 from ucpformat.convert.contract.sources import EqualSources
 from ucpformat.convert.formats.deepspeed.expert_names import expert_name
+from ucpformat.convert.formats.deepspeed.model_draft import ModelDraft
 from ucpformat.convert.formats.deepspeed.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.convert.formats.deepspeed.unpartitioned import unpartitioned_states
 from ucpformat.tensor_files.fields import mapping, member, refused, tensors
@@ -168,7 +168,7 @@ class ExpertRanks:
 def add_unpartitioned_experts(
     directory: DeepSpeedDirectory,
     model: ModelStates,
-    draft: Draft,
+    draft: ModelDraft,
     groups: list[tuple[list[str], Mapping[str, Any]]],
     position: int = 0,
 ) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.convert.contract.foreign import ExportPlan
-from ucpformat.convert.contract.out_files import OutFile, OutFiles, text_file
 from ucpformat.convert.formats.deepspeed.expert_names import expert_name
 from ucpformat.convert.formats.deepspeed.experts_out import ExpertLayers, SharedGroup, shared_groups
 from ucpformat.convert.formats.deepspeed.export_settings import DeepSpeedSettings
@@ -30,6 +29,7 @@ from ucpformat.convert.formats.deepspeed.stage_outlines import StageOutline, sta
 from ucpformat.convert.formats.deepspeed.tied_layers import own_parts
 from ucpformat.convert.formats.deepspeed.unpartitioned_out import unpartitioned_optimizer
 from ucpformat.errors import error
+from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
 from ucpformat.tensor_files.stand_ins import TorchSize
 from ucpformat.tensor_files.torch_archive_writer import OutTensor, archive_file, later_file
 
@@ -66,7 +66,7 @@ def export_deepspeed(
     parts += outline.companions(chosen.tag)
     files = OutFiles(parts, lambda _: [text_file("latest", chosen.tag)])
     ranks = chosen.world_size if chosen.stage == 3 else 1
-    return ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(ranks))
+    return ExportPlan(len(outline.values), files=files, dropped=outline.left_out(ranks))
 
 
 class _Stage:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.convert.contract.draft import Draft
 from ucpformat.convert.contract.job import Job
 from ucpformat.convert.contract.shard_patterns import ShardPatterns
 from ucpformat.convert.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
@@ -27,6 +26,7 @@ from ucpformat.convert.formats.deepspeed.experts import (
 )
 from ucpformat.convert.formats.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
 from ucpformat.convert.formats.deepspeed.layer_files import read_layers
+from ucpformat.convert.formats.deepspeed.model_draft import ModelDraft
 from ucpformat.convert.formats.deepspeed.one_save import check_one_save, check_step
 from ucpformat.convert.formats.deepspeed.parts import Part, Position, joined_stages
 from ucpformat.convert.formats.deepspeed.state_values import state_document, step_of
@@ -222,7 +222,7 @@ def _part(
     ``names`` are those of its optimizer's numbers, where they are known; ``frozen`` globs of what it does not have.
     """
     is_partitioned = directory.is_partitioned
-    draft = Draft()
+    draft = ModelDraft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
     first, ranks = position.model, position.ranks
     if ranks:
@@ -357,7 +357,7 @@ def _in_order(group: FlatGroup, model: ModelStates) -> list[str]:
     return [name for _, name in sorted(zip(order, names, strict=True))]
 
 
-def _add_group(draft: Draft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:
+def _add_group(draft: ModelDraft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:
     """Slots of all parameters of a flat group; of one that few ranks share it is not said where it was."""
     for name, shape in group.shapes.items():
         master_kind = group.masters[0].dtype

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.out_files import OutFile, text_file
 from ucpformat.convert.formats.deepspeed.companions import blob_files
 from ucpformat.errors import error
 from ucpformat.geometry import decompose_flat_range
@@ -19,6 +18,7 @@ from ucpformat.model.dtype import dtype
 from ucpformat.model.values import NamedValue, decode
 from ucpformat.state_dict.keys.origins import SOURCE, slot_path
 from ucpformat.state_dict.keys.paths import StatePath, build, dotted
+from ucpformat.tensor_files.out_files import OutFile, text_file
 from ucpformat.tensor_files.tagged import RESTORE
 from ucpformat.tensor_files.torch_archive_writer import Call, OutTensor
 

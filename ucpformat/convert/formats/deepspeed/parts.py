@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ucpformat.convert.contract.draft import Draft
-from ucpformat.convert.contract.sources import EqualSources
+from ucpformat.convert.contract.draft import joined_drafts
 from ucpformat.convert.formats.deepspeed.flat_groups import FlatGroup
+from ucpformat.convert.formats.deepspeed.model_draft import ModelDraft
 from ucpformat.convert.formats.deepspeed.states import ModelStates, OptimizerStates
-from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.object_tree import spelled
 
-__all__ = ["ParameterGroups", "Part", "Position", "joined_drafts", "joined_stages"]
+__all__ = ["ParameterGroups", "Part", "Position", "joined_stages"]
 
 ParameterGroups = list[tuple[list[str], Mapping[str, Any]]]
 
@@ -41,12 +40,12 @@ class Part:
     """
 
     position: Position
-    draft: Draft
+    draft: ModelDraft
     groups: ParameterGroups
     unseen: int = 0
 
 
-def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
+def joined_stages(parts: Sequence[Part]) -> tuple[ModelDraft, ParameterGroups]:
     """One draft and the parameter groups of all stages; what several hold must be equal, bit by bit.
 
     The layouts in which the stages held their buffers are not carried: each is over ranks of its own.
@@ -58,32 +57,6 @@ def joined_stages(parts: Sequence[Part]) -> tuple[Draft, ParameterGroups]:
     for part in parts:
         _join_groups(groups, part.groups)
     return joined_drafts([(part.draft, part.position.model.file.name) for part in parts]), groups
-
-
-def joined_drafts(drafts: Sequence[tuple[Draft, str]]) -> Draft:
-    """One draft of those of several files, which are named; what several hold must be equal, bit by bit.
-
-    Raises:
-        ImportRefusedError: ``UCP-E-SOURCE`` where they have other shapes or data types of one slot.
-    """
-    joined = Draft()
-    for draft, at in drafts:
-        for (atom, slot), source in draft.sources.items():
-            spec = draft.slots[atom][slot]
-            known = joined.sources.get((atom, slot))
-            if known is None:
-                joined.add(atom, slot, spec.dtype, spec.shape, source, annotations=spec.annotations)
-                continue
-            other = joined.slots[atom][slot]
-            if (other.dtype, other.shape) != (spec.dtype, spec.shape):
-                raise refused(f"{atom!r} has another shape or data type elsewhere", at)
-            joined.sources[atom, slot] = EqualSources(known, source, f"{atom}/{slot}", at)
-        for atom, names in draft.aliases.items():
-            held = joined.aliases.setdefault(atom, [])
-            held += [name for name in names if name not in held]
-        joined.roles |= draft.roles
-        joined.lost += [name for name in draft.lost if name not in joined.lost]
-    return joined
 
 
 def _join_groups(groups: ParameterGroups, others: ParameterGroups) -> None:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.convert.contract.foreign import ExportPlan
-from ucpformat.convert.contract.out_files import OutFiles, text_file
-from ucpformat.convert.contract.source_files import SourceFiles, is_component
 from ucpformat.convert.formats.deepspeed.directory import LATEST_UNIVERSAL
 from ucpformat.convert.formats.deepspeed.experts_out import SharedGroup, shared_groups
 from ucpformat.convert.formats.deepspeed.export_settings import DeepSpeedSettings
@@ -32,6 +30,8 @@ from ucpformat.convert.formats.deepspeed.out_values import (
 )
 from ucpformat.convert.formats.deepspeed.outlines import Outline, Range
 from ucpformat.errors import error
+from ucpformat.tensor_files.out_files import OutFiles, text_file
+from ucpformat.tensor_files.source_files import SourceFiles, is_component
 from ucpformat.tensor_files.stand_ins import TorchSize
 from ucpformat.tensor_files.torch_archive_writer import archive_file
 
@@ -82,7 +82,7 @@ def export_universal(
         text_file(LATEST_UNIVERSAL, chosen.tag),
     ]
     files = OutFiles(parts, lambda _: last)
-    plan = ExportPlan.of_files(len(outline.values), files, path, dropped=outline.left_out(1))
+    plan = ExportPlan(len(outline.values), files=files, dropped=outline.left_out(1))
     return replace(plan, warnings=_limits(outline))
 
 

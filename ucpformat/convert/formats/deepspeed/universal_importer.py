@@ -14,21 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ucpformat.convert.contract.draft import Draft
 from ucpformat.convert.contract.job import Job
-from ucpformat.convert.contract.source_files import SourceFiles
+from ucpformat.convert.contract.shard_sources import shard_source
 from ucpformat.convert.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
 from ucpformat.convert.formats.deepspeed.directory import DeepSpeedDirectory
 from ucpformat.convert.formats.deepspeed.expert_stacks import ExpertStacks, parts_of
+from ucpformat.convert.formats.deepspeed.model_draft import ModelDraft
 from ucpformat.convert.formats.deepspeed.state_values import Groups, state_document, step_of
 from ucpformat.convert.formats.deepspeed.states import ModelStates, Shapes
-from ucpformat.convert.formats.deepspeed.tensor_parallel import affine_maps, check_shards, shard_source
+from ucpformat.convert.formats.deepspeed.tensor_parallel import affine_maps, check_shards
 from ucpformat.convert.formats.deepspeed.universal import universal_folder
 from ucpformat.convert.formats.deepspeed.universal_stages import UniversalStages, low_dtype
 from ucpformat.convert.formats.deepspeed.unnamed_stages import StageSettings
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile, rank_file
 from ucpformat.tensor_files.torch_zip import StoredTensor
@@ -65,7 +66,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     shapes = {
         name: shape for model in models for group in model.groups or () for name, shape in group.items()
     }
-    draft = Draft()
+    draft = ModelDraft()
     folders = [name for name in files.names("zero") if not name.endswith(_SUFFIX)]
     for name in sorted(trained - set(folders)):
         raise refused(f"the states of {name!r} are missing", f"zero/{name}/{_MASTER}{_SUFFIX}")
@@ -122,7 +123,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     )
 
 
-def _all_names(draft: Draft) -> set[str]:
+def _all_names(draft: ModelDraft) -> set[str]:
     return set(draft.slots) | {tied for held in draft.aliases.values() for tied in held}
 
 
@@ -208,7 +209,7 @@ def _has_elements(value: object) -> bool:
 
 
 def _add_parameter(
-    draft: Draft,
+    draft: ModelDraft,
     files: SourceFiles,
     name: str,
     shape: tuple[int, ...] | None,
@@ -238,7 +239,7 @@ def _add_parameter(
             _add_step(draft, atom, number, TorchFile(files, "zero/optimizer_state.pt"))
 
 
-def _add_whole(draft: Draft, models: Sequence[ModelStates], trained: set[str]) -> None:
+def _add_whole(draft: ModelDraft, models: Sequence[ModelStates], trained: set[str]) -> None:
     """Values of what is not trained, of tensor-parallel ranks: merged as their affine maps say, else equal.
 
     DeepSpeed's converter merges what is trained alone; of the rest ``zero`` has rank 0's shard.
@@ -289,13 +290,15 @@ def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:
     return replace(tree, shape=shape, strides=contiguous_strides(shape))
 
 
-def _add_step(draft: Draft, name: str, value: object, file: TorchFile) -> None:
+def _add_step(draft: ModelDraft, name: str, value: object, file: TorchFile) -> None:
     if not isinstance(value, StoredTensor | int | float) or isinstance(value, bool):
         raise refused(f"the step is a {type(value).__name__}", file.name)
     draft.add_scalar(name, "step", value, file)
 
 
-def _add_value(draft: Draft, name: str, stored: StoredTensor, file: TorchFile, model: ModelStates) -> None:
+def _add_value(
+    draft: ModelDraft, name: str, stored: StoredTensor, file: TorchFile, model: ModelStates
+) -> None:
     """``value`` and ``master``: the module's weights where the model file has them whole, else these, rounded."""
     held = model.module.get(name)
     kind = (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.errors import error
+from ucpformat.tensor_files.source_files import SourceFiles
 
 __all__ = ["MODEL", "OPTIMIZER", "ClassicDirectory", "detect", "directory_name"]
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.convert.contract.draft import Draft
+from ucpformat.convert.contract.draft import Draft, joined_drafts
 from ucpformat.convert.contract.job import Job
 from ucpformat.convert.contract.shard_patterns import ShardPatterns
+from ucpformat.convert.contract.shard_sources import shard_source
 from ucpformat.convert.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
-from ucpformat.convert.formats.deepspeed.parts import joined_drafts
-from ucpformat.convert.formats.deepspeed.tensor_parallel import shard_source
 from ucpformat.convert.formats.megatron.classic_directory import (
     MODEL,
     OPTIMIZER,

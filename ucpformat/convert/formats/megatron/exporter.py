@@ -13,12 +13,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final
 
-from ucpformat.convert.contract.foreign import ExportPlan, Lost
+from ucpformat.convert.contract.foreign import PICKLE, ExportPlan, Lost
 from ucpformat.convert.contract.map_choice import apply_maps
-from ucpformat.convert.contract.out_files import OutFile, OutFiles, text_file
 from ucpformat.convert.dcp_files.files_out import ExportTensor, dcp_files
-from ucpformat.convert.formats.dcp.exporter import SlotReader
-from ucpformat.convert.formats.dcp.importer import PICKLE
+from ucpformat.convert.dcp_files.tensors import SlotReader
 from ucpformat.convert.formats.megatron.distributed_optimizer import (
     OPTIMIZER_ENTRY,
     DistributedOptimizer,
@@ -41,6 +39,7 @@ from ucpformat.errors import error
 from ucpformat.model import values
 from ucpformat.state_dict.keys.groups import expand_groups
 from ucpformat.state_dict.keys.origins import SOURCE, group_origin, key_path, slot_path
+from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
 from ucpformat.tensor_files.revive import revive
 from ucpformat.tensor_files.tagged import RESTORE, foreign_type
 
@@ -124,7 +123,7 @@ def export_torch_dist(
         text_file(CONFIG, json.dumps(dict(CONFIGURATION))),
     ]
     files = OutFiles(dcp.parts, lambda notes: [*dcp.closing(notes), *last])
-    return ExportPlan.of_files(len(objects) + len(common) + len(stored), files, path, renamed, dropped)
+    return ExportPlan(len(objects) + len(common) + len(stored), files=files, renamed=renamed, dropped=dropped)
 
 
 def _optimizer(content: Content, settings: Mapping[str, str]) -> DistributedOptimizer | str:

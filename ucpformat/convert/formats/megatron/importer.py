@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.convert.contract.foreign import Lost
+from ucpformat.convert.contract.foreign import PICKLE, ForeignObjects, Lost
 from ucpformat.convert.contract.job import Job, SlotSource
 from ucpformat.convert.contract.map_choice import apply_maps
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.contract.sources import AgreeingSources, CastSource, EqualSources
 from ucpformat.convert.dcp_files.directory import DcpDirectory
-from ucpformat.convert.formats.dcp.importer import PICKLE, ForeignObjects, TensorSource, grid_layout
+from ucpformat.convert.dcp_files.tensors import TensorSource, grid_layout
 from ucpformat.convert.formats.megatron.classic_run import bucket_sizes
 from ucpformat.convert.formats.megatron.flat_states import (
     PARAM,
@@ -47,6 +46,7 @@ from ucpformat.model.dtype import dtype
 from ucpformat.model.state import StateDocument
 from ucpformat.state_dict.keys.origins import slot_annotations, state_annotations
 from ucpformat.tensor_files.object_tree import Instance
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.streams import STREAM_GLOBALS
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile

@@ -13,13 +13,13 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.megatron.enums import enum_globals, is_enum
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.model.values import NamedValue
 from ucpformat.state_dict.keys.names import Assignment
 from ucpformat.tensor_files.object_tree import Instance
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.unpickle import Constructor, Globals
 
 __all__ = [

@@ -20,8 +20,8 @@ from ucpformat.geometry import Layout, Mesh, MeshAxis, lower, named_sharding_ste
 from ucpformat.tensor_files.safetensors_header import parse_object
 
 if TYPE_CHECKING:
-    from ucpformat.convert.contract.source_files import SourceFiles
     from ucpformat.state_dict.keys.paths import StatePath
+    from ucpformat.tensor_files.source_files import SourceFiles
 
 __all__ = [
     "ARRAYS",

@@ -123,7 +123,7 @@ def export_orbax(
         with empty_directory(path) as root:
             _write(root, tree, keys, progress, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
 
-    return ExportPlan(len(tree.numbers) + len(tree.texts), write, renamed, dropped)
+    return ExportPlan(len(tree.numbers) + len(tree.texts), renamed, dropped, write=write)
 
 
 def _choice(settings: Mapping[str, str], name: str, choices: Mapping[str, bool], default: str) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ucpformat.convert.contract.foreign import Lost
 from ucpformat.convert.contract.job import Job, SlotSource
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.orbax.arrays import Arrays
 from ucpformat.convert.formats.orbax.documents import (
     ARRAY_TYPES,
@@ -38,6 +37,7 @@ from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.origins import SOURCE, state_annotations
 from ucpformat.state_dict.keys.paths import dotted, path_to_json
 from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:

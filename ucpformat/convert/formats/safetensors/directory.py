@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.dcp_files.hugging_face import SHARDING_INFO
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.safetensors_header import parse_object, read_header
+from ucpformat.tensor_files.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue

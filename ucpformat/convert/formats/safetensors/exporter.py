@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.convert.contract.casting import cast_job
 from ucpformat.convert.contract.foreign import ExportPlan, Lost
 from ucpformat.convert.contract.map_choice import apply_maps
-from ucpformat.convert.contract.out_files import OutFile, OutFiles, text_file
 from ucpformat.convert.contract.weights import weights_alone
 from ucpformat.convert.formats.safetensors.directory import SUFFIX
 from ucpformat.convert.formats.safetensors.importer import INDEX_METADATA, KIND, METADATA, STEP
-from ucpformat.convert.formats.safetensors.tensors import FOUR_BITS, STORED_NAMES
 from ucpformat.convert.formats.safetensors.write import OutTensor, index_document, shards, write_file
 from ucpformat.errors import UcpError, error
 from ucpformat.model.values import decode
 from ucpformat.state_dict.keys.origins import SOURCE
+from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
+from ucpformat.tensor_files.safetensors_tensors import FOUR_BITS, STORED_NAMES
 
 if TYPE_CHECKING:
     from ucpformat.convert.contract.content import Content
@@ -79,7 +79,7 @@ def export_safetensors(
     else:
         files = _directory(tensors, limit, metadata, index_metadata, beside)
     told = dict.fromkeys(cast, settings.get("dtype", ""))
-    return ExportPlan.of_files(len(beside) + len(metadata), files, path, dropped=dropped, cast=told)
+    return ExportPlan(len(beside) + len(metadata), files=files, dropped=dropped, cast=told)
 
 
 def _file(name: str, tensors: Sequence[OutTensor], metadata: Mapping[str, str]) -> OutFile:

@@ -13,11 +13,11 @@ from ucpformat.convert.contract.foreign import Lost
 from ucpformat.convert.contract.job import Job, SlotSource
 from ucpformat.convert.contract.map_choice import apply_maps
 from ucpformat.convert.formats.safetensors.directory import companions, find_weights
-from ucpformat.convert.formats.safetensors.tensors import StoredTensor
 from ucpformat.errors import error
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.origins import SOURCE, state_annotations
+from ucpformat.tensor_files.safetensors_tensors import StoredTensor
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:

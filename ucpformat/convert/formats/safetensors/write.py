@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from ucpformat.convert.contract.blocks import slot_blocks
-from ucpformat.convert.formats.safetensors.tensors import FOUR_BITS, packed_nibbles
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.safetensors_tensors import FOUR_BITS, packed_nibbles
 
 if TYPE_CHECKING:
     from ucpformat.convert.contract.job import ReadBox

@@ -13,23 +13,23 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.source_files import SourceFiles
+from ucpformat.convert.contract.foreign import PICKLE, Lost
 from ucpformat.convert.dcp_files.directory import DcpDirectory
-from ucpformat.convert.formats.dcp.importer import PICKLE, TensorSource
-from ucpformat.convert.formats.safetensors.tensors import StoredTensor as RawTensor
+from ucpformat.convert.dcp_files.tensors import TensorSource
 from ucpformat.convert.formats.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.convert.formats.torch_save.leaves import Leaves, TensorLeaf
 from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.safetensors_header import read_header
+from ucpformat.tensor_files.safetensors_tensors import StoredTensor as RawTensor
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile, require_saved_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ucpformat.convert.contract.foreign import ForeignObjects
     from ucpformat.convert.contract.job import Job
-    from ucpformat.convert.formats.dcp.importer import ForeignObjects
     from ucpformat.state_dict.keys.paths import StatePath
 
 __all__ = ["KIND", "detect", "import_directory"]

@@ -12,16 +12,15 @@ import numpy as np
 
 from ucpformat.convert.contract.blocks import slot_blocks
 from ucpformat.convert.contract.content import Content
-from ucpformat.convert.contract.foreign import ExportPlan, Lost
+from ucpformat.convert.contract.foreign import PICKLE, ExportPlan, Lost
 from ucpformat.convert.contract.master_copies import with_one_copy
-from ucpformat.convert.contract.out_files import OutFiles
-from ucpformat.convert.formats.dcp.importer import PICKLE
 from ucpformat.convert.formats.torch_save.leaves import NUMBERED
 from ucpformat.convert.formats.torch_save.numbering import PARAMS, STATE
 from ucpformat.errors import error
 from ucpformat.state_dict.keys.groups import expand_groups
 from ucpformat.state_dict.keys.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
 from ucpformat.state_dict.keys.paths import NumberKey, StatePath, build, dotted
+from ucpformat.tensor_files.out_files import OutFiles
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
 from ucpformat.tensor_files.tagged import decode, foreign_type
 from ucpformat.tensor_files.torch_archive_writer import OutTensor, archive_file
@@ -95,7 +94,7 @@ def export_torch_save(
 
     file = archive_file(Path(path).name, tree)
     count = sum(not isinstance(leaf, OutTensor) for leaf in leaves.values())
-    return ExportPlan.of_files(count, OutFiles([file], is_single=True), path, renamed, dropped)
+    return ExportPlan(count, files=OutFiles([file], is_single=True), renamed=renamed, dropped=dropped)
 
 
 def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, dict[str, int]]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.formats.torch_save.leaves import Leaves
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.byte_source import open_range
@@ -19,6 +18,7 @@ from ucpformat.tensor_files.configurations import CONFIGURATIONS, INERT, Configu
 from ucpformat.tensor_files.deepspeed_globals import DEEPSPEED_GLOBALS
 from ucpformat.tensor_files.legacy_archive import LEGACY
 from ucpformat.tensor_files.object_tree import Instance
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.unpickle import Constructor, Globals
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.convert.contract.foreign import Lost
-from ucpformat.convert.contract.source_files import SourceFiles
 from ucpformat.convert.contract.sources import EqualSources, ReadBox, Whole
 from ucpformat.convert.formats.torch_save.leaves import Leaves, TensorLeaf
 from ucpformat.convert.formats.torch_save.sharded import RANK_GLOBALS, SHARDED, Sharded, joined, refusal
@@ -23,6 +22,7 @@ from ucpformat.model.values import PerRankValues
 from ucpformat.state_dict.keys.paths import StatePath, dotted, flatten
 from ucpformat.tensor_files.byte_source import open_range
 from ucpformat.tensor_files.object_tree import Instance
+from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor

@@ -18,8 +18,8 @@ from ucpformat.tensor_files.strided import contiguous_strides, element_view, rea
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.convert.contract.source_files import SourceFiles
     from ucpformat.tensor_files.byte_source import FileRange
+    from ucpformat.tensor_files.source_files import SourceFiles
 
 __all__ = ["FOUR_BITS", "STORED_NAMES", "StoredTensor", "packed_nibbles"]
 
