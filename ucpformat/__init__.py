@@ -121,19 +121,6 @@ _HOMES: typing.Final = {
 _OTHER_NAMES: typing.Final = {"open": "open_checkpoint"}
 
 
-class _Package(types.ModuleType):
-    """Keeps what a public name means where a subpackage is called so too: `validate`.
-
-    Importing a subpackage sets that attribute of its parent, whenever that happens to be.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
 if not typing.TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> object:
