@@ -9,8 +9,6 @@ SPEC.md is the format.
 Names are loaded when they are first used (PEP 562), so that a command waits for nothing that it does not need.
 """
 
-import sys
-import types
 import typing
 
 from ucpformat.storage.reading import zarr_arrival

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ucpformat.convert.contract.content import AtomContent, Content, SlotContent
-from ucpformat.convert.contract.foreign import (
+from ucpformat.conversion.contract.content import AtomContent, Content, SlotContent
+from ucpformat.conversion.contract.foreign import (
     ExportOptions,
     ExportPlan,
     ForeignKind,
@@ -12,7 +12,7 @@ from ucpformat.convert.contract.foreign import (
     Path,
     Setting,
 )
-from ucpformat.convert.contract.job import Job, SlotSource
+from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument

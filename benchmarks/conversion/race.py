@@ -32,8 +32,8 @@ from benchmarks.facts import machine_facts
 
 _INTERVAL: Final = 0.05
 _BASELINE: Final = (
-    "import ucpformat.cli.convert, ucpformat.convert.formats.training_formats, time\n"
-    "import ucpformat.convert.formats.deepspeed.importer\n"
+    "import ucpformat.cli.convert, ucpformat.conversion.formats.training_formats, time\n"
+    "import ucpformat.conversion.formats.deepspeed.importer\n"
     "print([l for l in open('/proc/self/status') if l.startswith('RssAnon')][0].split()[1])"
 )
 

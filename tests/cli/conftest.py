@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.convert.formats.dcp.cases import dcp_case
+from tests.conversion.formats.dcp.cases import dcp_case
 from ucpformat.cli import main
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec

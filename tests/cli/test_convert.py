@@ -7,9 +7,9 @@ import pytest
 
 import ucpformat
 from tests.cli.conftest import Make, Ucp
-from tests.convert.formats.dcp.cases import DcpCase
-from ucpformat.convert.conversion import detect_kind
-from ucpformat.convert.formats.dcp import DcpDirectory
+from tests.conversion.formats.dcp.cases import DcpCase
+from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.formats.dcp import DcpDirectory
 
 pytestmark = pytest.mark.distributed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.cli.conftest import Make, Ucp
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 

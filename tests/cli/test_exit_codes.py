@@ -80,7 +80,7 @@ def test_ctrl_c_in_a_conversion_leaves_nothing_visible(
     """And both ways that are named then work: to begin anew, and to go on."""
     where = "ucpformat.writer.CheckpointWriter.commit"
     if name == "a.dcp":
-        where = "ucpformat.convert.engine.out_directory.OutDirectory.finish"
+        where = "ucpformat.conversion.engine.out_directory.OutDirectory.finish"
     for options in ((), ("--resume",)):
         with patch(where, side_effect=KeyboardInterrupt):
             result = ucp("convert", checkpoint, tmp_path / name)

@@ -223,7 +223,7 @@ def arguments() -> frozenset[str]:
     names = [getattr(ucp, name) for name in ucp.__all__]
     plugin = import_module("ucpformat.integrations.torch_dcp")
     stock = import_module("torch.distributed.checkpoint")
-    engine = import_module("ucpformat.convert.engine.options")
+    engine = import_module("ucpformat.conversion.engine.options")
     names += [getattr(plugin, name) for name in plugin.__all__] + [engine, stock.save]
     found: set[str] = set()
     for each in names:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ucpformat.convert.conversion import Kind, convert_checkpoint
+from ucpformat.conversion.convert import Kind, convert_checkpoint
 from ucpformat.errors import UcpError
 
 __all__ = ["Evil", "Harm", "flip", "is_found", "poison", "remove", "replace_pickle", "truncate"]

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 
-from ucpformat.convert.conversion import Kind, convert_checkpoint
+from ucpformat.conversion.convert import Kind, convert_checkpoint
 from ucpformat.errors import UcpError
 
 GONE = object()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.builders import STORAGES, State, Tensor, save
-from tests.convert.engine.jobs import assert_same, make, rewrite
+from tests.conversion.engine.jobs import assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
 from tests.test_racing_writers import begin, finish
 from ucpformat.copying import copy_checkpoint

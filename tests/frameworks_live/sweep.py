@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from ucpformat.convert.contract.foreign import ImportOptions
-from ucpformat.convert.conversion import detect_kind
-from ucpformat.convert.engine.work_order import Recipe, url_of
+from ucpformat.conversion.contract.foreign import ImportOptions
+from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.engine.work_order import Recipe, url_of
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype

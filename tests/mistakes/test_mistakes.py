@@ -21,8 +21,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ucpformat
 from tests.mistakes import repairs
 from tests.mistakes.making import MISTAKES, STATE, mistake, refusing, run, said, ucp
-from ucpformat.convert.engine import exporting
-from ucpformat.convert.engine.out_directory import OutDirectory
+from ucpformat.conversion.engine import exporting
+from ucpformat.conversion.engine.out_directory import OutDirectory
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.storage.stores import remote
 

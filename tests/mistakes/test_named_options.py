@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import ucpformat
 from ucpformat.cli import main
-from ucpformat.convert.contract.registry import BUILT_IN, registry
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.contract.registry import BUILT_IN, registry
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.patterns.library import __file__ as library
 
 PACKAGE = Path(ucpformat.__file__).parent

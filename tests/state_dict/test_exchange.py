@@ -11,4 +11,4 @@ from tests.processes import launch
 
 @pytest.mark.distributed
 def test_redistribution_and_shared_chunks_of_real_tensors(tmp_path: Path) -> None:
-    launch("tests.convert.exchange_worker", [str(tmp_path)], 4)
+    launch("tests.conversion.exchange_worker", [str(tmp_path)], 4)

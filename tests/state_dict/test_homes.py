@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ucpformat
-from tests.convert.composites import Recipe, Rounding, Scaled, Twice, alike, scaled
+from tests.conversion.composites import Recipe, Rounding, Scaled, Twice, alike, scaled
 from tests.processes import launch
 from ucpformat import UcpError, validate
 
@@ -247,8 +247,8 @@ def test_a_subclass_is_made_anew_only_where_its_class_is_allowed(tmp_path: Path)
     [
         (lambda: scaled(1, rounding=Rounding.STOCHASTIC), "STOCHASTIC"),
         (lambda: scaled(1, Twice), "composites.Twice"),
-        (lambda: torch.zeros(6, 4), "is a tensor, the checkpoint has a tests.convert.composites.Scaled"),
-        (lambda: 1, "is no tensor, the checkpoint has a tests.convert.composites.Scaled"),
+        (lambda: torch.zeros(6, 4), "is a tensor, the checkpoint has a tests.conversion.composites.Scaled"),
+        (lambda: 1, "is no tensor, the checkpoint has a tests.conversion.composites.Scaled"),
     ],
     ids=["context", "class", "plain", "value"],
 )
@@ -322,7 +322,7 @@ def test_tied_parameters_are_one_atom(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_shards_of_fsdp1_divided_subclasses_and_data_parallelism(tmp_path: Path) -> None:
-    launch("tests.convert.homes_worker", [str(tmp_path)], 2)
+    launch("tests.conversion.homes_worker", [str(tmp_path)], 2)
     checkpoints = sorted(path.parent for path in tmp_path.glob("*.ucp/ucp.json"))
     assert len(checkpoints) == 4
     for path in checkpoints:

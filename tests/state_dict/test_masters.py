@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ucpformat
-from tests.convert.formats.deepspeed.made import SHAPES, make_checkpoint
+from tests.conversion.formats.deepspeed.made import SHAPES, make_checkpoint
 from ucpformat import UcpError
 
 

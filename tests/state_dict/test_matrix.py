@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.convert.training_jobs import WORLDS
+from tests.conversion.training_jobs import WORLDS
 from tests.processes import Ranks, launch_in_turn
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
@@ -50,7 +50,7 @@ def test_every_job_fills_every_other(tmp_path: Path) -> None:
         go(world, jobs(world))
     for world in worlds[:-1] if FULL else ():
         go(world, [])
-    launch_in_turn("tests.convert.matrix_worker", launches, timeout=1200 if FULL else 300)
+    launch_in_turn("tests.conversion.matrix_worker", launches, timeout=1200 if FULL else 300)
     every = {(source, target) for source in saved for target in saved}
     assert set(done) == every if FULL else len(done) == 46
     for name in saved:

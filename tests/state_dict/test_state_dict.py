@@ -20,8 +20,8 @@ import ucpformat
 from tests.builders import GZIP, Forgery, Tensor, bits
 from tests.builders import save as write
 from tests.geometry.strategies import shapes
-from ucpformat.convert.engine.rewriting import rewrite_job
-from ucpformat.convert.engine.writing import run_job
+from ucpformat.conversion.engine.rewriting import rewrite_job
+from ucpformat.conversion.engine.writing import run_job
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage

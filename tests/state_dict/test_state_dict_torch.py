@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ucpformat
-from tests.convert.formats.dcp.make import odd_state
-from tests.convert.formats.dcp.stand_ins import spelled, stand_in
-from tests.convert.stock_torch import fingerprint, loaded
-from ucpformat.convert.conversion import convert_checkpoint
+from tests.conversion.formats.dcp.make import odd_state
+from tests.conversion.formats.dcp.stand_ins import spelled, stand_in
+from tests.conversion.stock_torch import fingerprint, loaded
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.integrations.torch_dcp import (
     UcpLoadPlanner,

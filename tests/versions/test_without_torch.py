@@ -90,7 +90,7 @@ def test_zarr_knows_every_data_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["zarr", "ucpformat"])
 def test_imports_do_not_warn(first: str) -> None:
     second = {"zarr": "ucpformat", "ucpformat": "zarr"}[first]
-    program = f"import {first}, {second}, ucpformat.cli, ucpformat.zarr_view, ucpformat.validate"
+    program = f"import {first}, {second}, ucpformat.cli, ucpformat.zarr_view, ucpformat.validation"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
 
 

@@ -12,21 +12,21 @@ import click
 
 from ucpformat.cli.places import refuse_swapped
 from ucpformat.cli.report import SIZE, format_option, human_bytes, printable, progress_bar
-from ucpformat.convert.contract.registry import UCP, registry
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
-from ucpformat.convert.direction import destination_kind as kind_to_write
-from ucpformat.convert.engine.dropped_items import grouped
-from ucpformat.convert.engine.options import EngineOptions
-from ucpformat.convert.engine.ranks import together
+from ucpformat.conversion.contract.registry import UCP, registry
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.direction import destination_kind as kind_to_write
+from ucpformat.conversion.engine.dropped_items import grouped
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.ranks import together
 from ucpformat.model.compression_rule import AUTO, Compression
 from ucpformat.model.compressor import Compressor
 from ucpformat.state_dict.torchrun import job_group, started_by_torchrun
 
 if TYPE_CHECKING:
-    from ucpformat.convert.contract.foreign import ForeignObjects
-    from ucpformat.convert.conversion import ConversionReport
-    from ucpformat.convert.engine.pool import PoolKind
-    from ucpformat.convert.engine.ranks import RankExecutor
+    from ucpformat.conversion.contract.foreign import ForeignObjects
+    from ucpformat.conversion.convert import ConversionReport
+    from ucpformat.conversion.engine.pool import PoolKind
+    from ucpformat.conversion.engine.ranks import RankExecutor
     from ucpformat.model.root import Storage
 
 __all__ = ["convert"]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ucpformat.cli.report import format_option, printable
-from ucpformat.convert.contract.registry import registry
+from ucpformat.conversion.contract.registry import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ucpformat.convert.contract.foreign import Setting
-    from ucpformat.convert.contract.registry import Registered
+    from ucpformat.conversion.contract.foreign import Setting
+    from ucpformat.conversion.contract.registry import Registered
 
 __all__ = ["kinds"]
 

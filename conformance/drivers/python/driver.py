@@ -15,7 +15,7 @@ import numpy as np
 import ucpformat as ucp
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.geometry import Box, BufferPlace, Layout, Partial, Piece, Scale, Strided, lower
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES

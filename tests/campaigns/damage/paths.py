@@ -25,9 +25,9 @@ import zarr
 import ucpformat as ucp
 from tests.campaigns.damage.drawing import Drawn
 from ucpformat.comparison import compare
-from ucpformat.convert.contract.registry import UCP
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.copying import copy_checkpoint
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint

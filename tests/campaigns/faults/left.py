@@ -9,9 +9,9 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.faults.state import state
-from ucpformat.convert.contract.registry import UCP
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
 

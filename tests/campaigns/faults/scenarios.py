@@ -10,8 +10,8 @@ from typing import Any
 import ucpformat as ucp
 from tests.campaigns.faults.ranks import saves_as_rank
 from tests.campaigns.faults.state import state
-from ucpformat.convert.contract.registry import UCP
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import error

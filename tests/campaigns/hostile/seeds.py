@@ -10,18 +10,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from tests.convert.formats.deepspeed.made import make_checkpoint
-from tests.convert.formats.megatron.test_classic import saved as classic
-from tests.convert.formats.megatron.test_torch_dist import WEIGHT
-from tests.convert.formats.megatron.test_torch_dist import write as torch_dist
-from tests.convert.formats.torch_save.test_directories import saved as accelerate
-from tests.convert.jobs import job_of
-from tests.convert.test_sweeps import model
+from tests.conversion.formats.deepspeed.made import make_checkpoint
+from tests.conversion.formats.megatron.test_classic import saved as classic
+from tests.conversion.formats.megatron.test_torch_dist import WEIGHT
+from tests.conversion.formats.megatron.test_torch_dist import write as torch_dist
+from tests.conversion.formats.torch_save.test_directories import saved as accelerate
+from tests.conversion.jobs import job_of
+from tests.conversion.test_sweeps import model
 from tests.documentation.rooms import stock_dcp
 from tests.forgeries import make
-from ucpformat.convert.contract.content import Content
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.formats.orbax.exporter import export_orbax
+from ucpformat.conversion.contract.content import Content
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.formats.orbax.exporter import export_orbax
 
 __all__ = ["SEEDS", "SUFFIXES", "Document", "document_of", "seeds_of", "written"]
 

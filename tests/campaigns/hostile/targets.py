@@ -14,12 +14,12 @@ from tests.builders import read_all
 from tests.campaigns.hostile.mutations import mutated
 from tests.campaigns.hostile.sealing import sealed
 from tests.campaigns.hostile.seeds import SEEDS, SUFFIXES, Document, seeds_of, written
-from tests.convert.jobs import whole
+from tests.conversion.jobs import whole
 from ucpformat import schema
-from ucpformat.convert.contract.foreign import ImportOptions
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
-from ucpformat.convert.dcp_files.metadata import read_metadata
-from ucpformat.convert.engine.work_order import Recipe
+from ucpformat.conversion.contract.foreign import ImportOptions
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.dcp_files.metadata import read_metadata
+from ucpformat.conversion.engine.work_order import Recipe
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import loads

@@ -17,13 +17,13 @@ from tests.builders import result_or_refusal
 from tests.campaigns.hostile.malicious import cases_of
 from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
-from tests.convert.jobs import job_of
-from ucpformat.convert.contract.admission import stored_bytes
-from ucpformat.convert.contract.content import Content
-from ucpformat.convert.formats.orbax.arrays import array_spec
-from ucpformat.convert.formats.orbax.documents import read_tree
-from ucpformat.convert.formats.orbax.exporter import export_orbax
-from ucpformat.convert.formats.orbax.importer import import_orbax
+from tests.conversion.jobs import job_of
+from ucpformat.conversion.contract.admission import stored_bytes
+from ucpformat.conversion.contract.content import Content
+from ucpformat.conversion.formats.orbax.arrays import array_spec
+from ucpformat.conversion.formats.orbax.documents import read_tree
+from ucpformat.conversion.formats.orbax.exporter import export_orbax
+from ucpformat.conversion.formats.orbax.importer import import_orbax
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.source_files import SourceFiles, is_component
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.campaigns.power.operations import OPERATIONS, Operation, main
-from ucpformat.convert.engine import out_directory
+from ucpformat.conversion.engine import out_directory
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.storage.stores import local, local_io
 from ucpformat.storage.stores.directory_claim import DirectoryClaim

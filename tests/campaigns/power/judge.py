@@ -15,9 +15,9 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.power.disk import State
 from tests.campaigns.power.operations import Operation, content
-from ucpformat.convert.contract.registry import UCP
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
 
@@ -111,7 +111,7 @@ class Judge:
 
 def _detected(path: Path, kind: str) -> str:
     """A user names the kind, or has it found out: whatever is said here comes of either."""
-    from ucpformat.convert.conversion import detect_kind
+    from ucpformat.conversion.convert import detect_kind
 
     return detect_kind(path) if path.exists() else kind
 

@@ -15,9 +15,9 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.power.recording import mark
-from ucpformat.convert.contract.registry import UCP
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads

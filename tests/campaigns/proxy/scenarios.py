@@ -16,8 +16,8 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.faults.scenarios import save_together
 from tests.campaigns.faults.state import state
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.copying import copy_checkpoint
 from ucpformat.geometry import Box
 from ucpformat.manager.collection import collect

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.convert.engine.jobs import BATCH, assert_same, make
-from tests.convert.engine.test_exporting import content
-from tests.convert.formats.deepspeed.made import make_checkpoint
+from tests.conversion.engine.jobs import BATCH, assert_same, make
+from tests.conversion.engine.test_exporting import content
+from tests.conversion.formats.deepspeed.made import make_checkpoint
 from ucpformat.cli import main
-from ucpformat.convert.conversion import convert_checkpoint
-from ucpformat.convert.engine.options import EngineOptions
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
 

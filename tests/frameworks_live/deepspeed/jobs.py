@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 
 __all__ = ["converted", "made_by"]
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.frameworks_live.deepspeed.crossing_worker import MORE, STEPS
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

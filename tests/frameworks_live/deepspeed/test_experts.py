@@ -14,14 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ucpformat
-from tests.convert.formats.deepspeed.made import saved_as
+from tests.conversion.formats.deepspeed.made import saved_as
 from tests.frameworks_live.deepspeed.jobs import converted, made_by
 from tests.frameworks_live.deepspeed.make_moe import EXPERTS, MOES, TARGETS
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import Ranks, launch_in_turn
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

@@ -12,7 +12,7 @@ import torch
 from tests.frameworks_live.deepspeed.cases import ALL_CASES, CASES
 from tests.frameworks_live.deepspeed.conftest import Library
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -14,7 +14,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed.cases import CASES
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.model import Net, groups_of
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 from ucpformat.model.values import decode
 from ucpformat.state_dict.objects import WITH_TORCH
 

@@ -22,7 +22,7 @@ from tests.frameworks_live.deepspeed.test_experts import MARK, named
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_tensor_parallel import rules, split
 from tests.processes import Ranks, launch_in_turn
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

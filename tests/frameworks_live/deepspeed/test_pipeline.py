@@ -22,7 +22,7 @@ from tests.frameworks_live.deepspeed.test_pipeline_universal import by_stock
 from tests.frameworks_live.harm import flip, poison, remove, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.processes import Ranks, launch_in_turn
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

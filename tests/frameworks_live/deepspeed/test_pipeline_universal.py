@@ -13,7 +13,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed import jobs
 from tests.frameworks_live.deepspeed.test_universal import stock_universal
 from tests.frameworks_live.harm import flip, is_found, poison, remove
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

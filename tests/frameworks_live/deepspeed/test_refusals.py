@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.frameworks_live.deepspeed.conftest import Library
 from tests.frameworks_live.harm import Harm, flip, is_found, poison, remove, replace_pickle, truncate
 from tests.frameworks_live.mutations import is_read_or_refused
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

@@ -16,7 +16,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed.make_tp import DEGREE, STAGES
 from tests.frameworks_live.deepspeed.test_tensor_parallel import PATTERNS, rules
 from tests.processes import Ranks, launch, launch_in_turn
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

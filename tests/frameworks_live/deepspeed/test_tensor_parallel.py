@@ -17,7 +17,7 @@ from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_universal import stock_universal
 from tests.patterns.documents import document
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed

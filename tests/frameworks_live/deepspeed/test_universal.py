@@ -13,7 +13,7 @@ import torch
 import ucpformat
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.test_import import array_of
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 
 pytestmark = pytest.mark.distributed
 

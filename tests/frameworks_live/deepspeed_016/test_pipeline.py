@@ -12,7 +12,7 @@ from tests.frameworks_live.deepspeed.make_pipe import PIPES
 from tests.frameworks_live.deepspeed.test_import import array_of
 from tests.frameworks_live.deepspeed.test_pipeline import reference
 from tests.processes import Ranks, launch, launch_in_turn
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 
 WORKER = "tests.frameworks_live.deepspeed.make_pipe"
 SOURCE = "pipe2-z0-bf16"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ucpformat as ucp
-from tests.convert.damage import damaged, outcome, replaced
-from tests.convert.jobs import whole
+from tests.conversion.damage import damaged, outcome, replaced
+from tests.conversion.jobs import whole
 from tests.frameworks_live.sweep import sweep
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
-from ucpformat.convert.formats.orbax.importer import import_orbax
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.formats.orbax.importer import import_orbax
 from ucpformat.model.values import decode
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tests.frameworks_live.megatron.worlds import array, world
 from tests.geometry import model
-from ucpformat.convert.formats.megatron.buffers import BufferParameter, assign_buckets, bucket_steps
-from ucpformat.convert.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of, sharded_map
+from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets, bucket_steps
+from ucpformat.conversion.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of, sharded_map
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, exact_cover, lower
 

@@ -20,7 +20,7 @@ from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 from ucpformat.errors import UcpError
 from ucpformat.model.values import decode
 

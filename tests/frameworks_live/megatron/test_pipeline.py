@@ -14,8 +14,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from tests.frameworks_live.megatron.worlds import configuration, world
 from tests.geometry import model
-from ucpformat.convert.formats.megatron.meshes import dense_mesh
-from ucpformat.convert.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
+from ucpformat.conversion.formats.megatron.meshes import dense_mesh
+from ucpformat.conversion.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, lower
 

@@ -26,9 +26,9 @@ from torch.nn.functional import silu
 
 from tests.frameworks_live.megatron.worlds import array, configuration, every_rank, shards
 from tests.geometry import model
-from ucpformat.convert.formats.megatron.attention import qkv_map
-from ucpformat.convert.formats.megatron.meshes import dense_mesh, expert_mesh
-from ucpformat.convert.formats.megatron.placements import (
+from ucpformat.conversion.formats.megatron.attention import qkv_map
+from ucpformat.conversion.formats.megatron.meshes import dense_mesh, expert_mesh
+from ucpformat.conversion.formats.megatron.placements import (
     column_parallel_steps,
     gated_steps,
     grouped_expert_steps,
@@ -36,7 +36,7 @@ from ucpformat.convert.formats.megatron.placements import (
     sequential_expert_steps,
     vocabulary_steps,
 )
-from ucpformat.convert.formats.megatron.sharded_tensor import (
+from ucpformat.conversion.formats.megatron.sharded_tensor import (
     ShardedTensorFacts,
     fused_map,
     is_main_replica,

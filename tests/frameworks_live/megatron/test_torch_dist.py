@@ -30,10 +30,10 @@ from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
-from ucpformat.convert.dcp_files.directory import DcpDirectory
-from ucpformat.convert.formats.megatron.buffers import BufferParameter, assign_buckets
-from ucpformat.convert.formats.megatron.parameter_groups import is_expert_name, stacked_dims
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.dcp_files.directory import DcpDirectory
+from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets
+from ucpformat.conversion.formats.megatron.parameter_groups import is_expert_name, stacked_dims
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.tagged import decode
 

@@ -14,7 +14,7 @@ from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.cases import CASES
 from tests.frameworks_live.megatron_015.cases import NAMES
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 from ucpformat.errors import UcpError
 
 WORKER = "tests.frameworks_live.megatron_015.make"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.convert.engine.jobs import assert_same, make
+from tests.conversion.engine.jobs import assert_same, make
 
 ROOT = Path(__file__).resolve().parents[3]
 

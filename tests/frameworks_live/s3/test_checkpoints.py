@@ -25,7 +25,7 @@ from s3fs import S3FileSystem
 
 from benchmarks.s3_server import BUCKET, S3Server, served
 from tests.builders import STORAGES, State, Tensor, read_everything, save
-from tests.convert.engine.jobs import Breaks, assert_same, make, rewrite
+from tests.conversion.engine.jobs import Breaks, assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
 from tests.test_racing_writers import begin, finish
 from ucpformat.cli import main as cli

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 import ucpformat as ucp
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

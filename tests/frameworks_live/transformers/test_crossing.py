@@ -9,7 +9,7 @@ import torch
 
 from tests.frameworks_live.transformers.equivalence_worker import TOKENS
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 
 pytestmark = pytest.mark.distributed
 

@@ -18,7 +18,7 @@ from tests.frameworks_live.transformers.equivalence_cases import EQUIVALENTS
 from tests.frameworks_live.transformers.equivalence_worker import TOKENS
 from tests.processes import launch
 from ucpformat.cli import main
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.frameworks_live.transformers.cases import model
-from ucpformat.convert.conversion import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_kind
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import torch
 import ucpformat as ucp
 from tests.frameworks_live.transformers.training_worker import AFTER, BEFORE
 from tests.processes import launch
-from ucpformat.convert.conversion import convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("megatron")]
 

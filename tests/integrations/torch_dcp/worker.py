@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ucpformat
-from tests.convert.training_jobs import differences, make_job
+from tests.conversion.training_jobs import differences, make_job
 from tests.processes import join, leave
 from ucpformat.geometry import extract, lower
 from ucpformat.integrations.torch_dcp import (

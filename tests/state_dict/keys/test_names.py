@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from tests.convert.formats.dcp.cases import DcpCase
-from ucpformat.convert.formats.dcp import DcpDirectory, KeyPath
+from tests.conversion.formats.dcp.cases import DcpCase
+from ucpformat.conversion.formats.dcp import DcpDirectory, KeyPath
 from ucpformat.state_dict.keys.names import Assignment, Names, recognise
 
 Paths = dict[str, KeyPath | None]

@@ -1,6 +1,6 @@
 """Other vocabularies as steps (SPEC appendix A): what integers can say of them.
 
-Reading a framework's own objects is the business of `ucpformat.state_dict` and `ucpformat.convert`.
+Reading a framework's own objects is the business of `ucpformat.state_dict` and `ucpformat.conversion`.
 """
 
 from ucpformat.geometry.vocabulary.dtensor import (

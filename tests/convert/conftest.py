@@ -1,5 +1,0 @@
-"""Fixtures of the framework tests."""
-
-from tests.convert.formats.dcp.cases import dcp_case
-
-__all__ = ["dcp_case"]

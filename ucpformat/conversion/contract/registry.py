@@ -1,0 +1,163 @@
+"""All kinds of checkpoints: those that come with ucpformat, and those of other distributions, by one door.
+
+A kind is an entry point of the group ``ucpformat.kinds``: its name is the kind's, its value a `ForeignKind`. One that
+cannot be loaded is remembered with the reason, and takes no other with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from ucpformat.conversion.contract.foreign import ForeignKind, Setting
+from ucpformat.errors import error
+
+__all__ = ["BUILT_IN", "GROUP", "UCP", "Registered", "Registry", "check_settings", "registry"]
+
+GROUP: Final = "ucpformat.kinds"
+"""The entry point group."""
+
+UCP: Final = "ucp"
+"""The kind of universal checkpoints, which is no plug-in."""
+
+_OURS: Final = "ucpformat"
+
+# As in pyproject.toml (a test compares them): a source tree has its kinds without being installed again.
+BUILT_IN: Final[Mapping[str, str]] = {
+    "accelerate": "ucpformat.conversion.formats.file_formats:ACCELERATE",
+    "dcp": "ucpformat.conversion.formats.training_formats:DCP",
+    "deepspeed": "ucpformat.conversion.formats.training_formats:DEEPSPEED",
+    "ds-universal": "ucpformat.conversion.formats.training_formats:DEEPSPEED_UNIVERSAL",
+    "megatron": "ucpformat.conversion.formats.training_formats:MEGATRON",
+    "megatron-classic": "ucpformat.conversion.formats.training_formats:MEGATRON_CLASSIC",
+    "orbax": "ucpformat.conversion.formats.file_formats:ORBAX",
+    "safetensors": "ucpformat.conversion.formats.file_formats:SAFETENSORS",
+    "torch-ranks": "ucpformat.conversion.formats.file_formats:TORCH_RANKS",
+    "torch-save": "ucpformat.conversion.formats.file_formats:TORCH_SAVE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An entry point and the distribution that it came with; ``broken`` says why it cannot be used."""
+
+    entry: EntryPoint
+    distribution: str
+    kind: ForeignKind | None
+    broken: str = ""
+
+    @property
+    def name(self) -> str:
+        """The kind's name."""
+        return self.entry.name
+
+
+class Registry:
+    """Kinds by name. Those of other distributions cannot take the name of one that comes with ucpformat."""
+
+    def __init__(self, found: Mapping[str, tuple[str, EntryPoint]], taken: tuple[Registered, ...]) -> None:
+        self._found = dict(sorted(found.items()))
+        self._taken = taken
+        self._loaded: dict[str, Registered] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, broken ones too, ``ucp`` first; nothing is loaded for this."""
+        return (UCP, *self._found)
+
+    def entry(self, name: str) -> Registered:
+        """What is registered under a name, loaded on first use; KeyError if nothing is."""
+        if name not in self._loaded:
+            distribution, entry = self._found[name]
+            self._loaded[name] = _load(entry, distribution)
+        return self._loaded[name]
+
+    def entries(self) -> list[Registered]:
+        """Everything registered, in order of name, and then what another one has the name of."""
+        return [*(self.entry(name) for name in self._found), *self._taken]
+
+    def broken(self) -> list[Registered]:
+        """What cannot be used."""
+        return [entry for entry in self.entries() if entry.broken]
+
+    def kind(self, name: str) -> ForeignKind:
+        """The kind of a name.
+
+        Raises:
+            UcpError: ``UCP-E-SOURCE`` if there is none, or it cannot be loaded.
+        """
+        if name not in self._found:
+            raise error("UCP-E-SOURCE", f"the kind {name!r} is none of {', '.join(self.names)}")
+        entry = self.entry(name)
+        if entry.kind is None:
+            raise error(
+                "UCP-E-SOURCE",
+                f"the kind {name!r} of the distribution {entry.distribution!r} cannot be used: {entry.broken}; "
+                "repair or remove that distribution",
+            )
+        return entry.kind
+
+    def in_order(self) -> list[ForeignKind]:
+        """All kinds that work, in the order in which a path is shown to them."""
+        left = {entry.name: entry.kind for entry in self.entries() if entry.kind is not None}
+        ordered: list[ForeignKind] = []
+        while left:
+            free = [
+                name
+                for name in left
+                if not any(name in kind.before for other, kind in left.items() if other != name)
+            ]
+            # Plug-ins that each want to come before the other do so in order of name.
+            ordered.append(left.pop(min(free or left)))
+        return ordered
+
+
+def _load(entry: EntryPoint, distribution: str) -> Registered:
+    try:
+        kind = entry.load()
+    except BaseException as problem:
+        if isinstance(problem, KeyboardInterrupt):
+            raise
+        return Registered(entry, distribution, None, f"{type(problem).__name__}: {problem}")
+    if not isinstance(kind, ForeignKind):
+        return Registered(entry, distribution, None, f"{entry.value} is no ForeignKind")
+    if kind.name != entry.name:
+        return Registered(entry, distribution, None, f"{entry.value} is named {kind.name!r}")
+    return Registered(entry, distribution, kind)
+
+
+@cache
+def registry() -> Registry:
+    """The kinds of this environment."""
+    found = {name: (_OURS, EntryPoint(name, value, GROUP)) for name, value in BUILT_IN.items()}
+    taken: list[Registered] = []
+    others = sorted(
+        (entry.dist.name if entry.dist is not None else "", entry.name, entry)
+        for entry in entry_points(group=GROUP)
+        if entry.dist is None or entry.dist.name != _OURS
+    )
+    for distribution, name, entry in others:
+        if name == UCP or name in found:
+            owner = _OURS if name == UCP else found[name][0]
+            taken.append(Registered(entry, distribution, None, f"{owner!r} has the name already"))
+        else:
+            found[name] = (distribution, entry)
+    return Registry(found, tuple(taken))
+
+
+def check_settings(kind: str, declared: tuple[Setting, ...], given: Mapping[str, str], side: str) -> None:
+    """Refuse a setting that a kind does not have; ``side`` is ``read`` or ``written``.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH``, naming those that there are.
+    """
+    known = [setting.name for setting in declared]
+    for name in given:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "it has none"
+            raise error(
+                "UCP-E-MISMATCH", f"there is no setting {name!r} of {kind} where that is {side}; {there}"
+            )

@@ -1,0 +1,74 @@
+"""What a conversion is to write: what the destination's name says, or ``--to``, and never a guess against either."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+
+from ucpformat.conversion.contract.registry import UCP, registry
+from ucpformat.errors import error
+from ucpformat.storage.stores.urls import local_path, name_of
+
+__all__ = ["destination_kind", "require_local"]
+
+_OWN_SUFFIX = ".ucp"
+
+
+def destination_kind(destination: str | os.PathLike[str], wanted: str | None, source_kind: str) -> str:
+    """The kind to write: ``wanted`` where that is given, else what the destination's suffix says.
+
+    A destination whose suffix says nothing becomes a universal checkpoint, unless the source is one.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where ``wanted`` and the suffix contradict each other, and where nothing says
+            what is wanted.
+    """
+    name = name_of(destination)
+    suffix = PurePosixPath(name).suffix.lower()
+    told = _kinds_of(suffix)
+    if wanted is not None:
+        if told and wanted not in told:
+            raise error(
+                "UCP-E-MISMATCH",
+                f"the suffix {suffix} is that of {' or '.join(told)}, and --to says {wanted}; leave --to out, or name "
+                "the destination otherwise",
+                at=os.fspath(destination),
+            )
+        return wanted
+    if told:
+        return told[0]
+    if source_kind != UCP:
+        return UCP
+    suffixes = ", ".join(f"{suffix} ({kind})" for suffix, kind in _all_suffixes())
+    raise error(
+        "UCP-E-MISMATCH",
+        f"nothing says what to write: give the destination a suffix, such as {suffixes}, or say --to KIND; "
+        "`ucp cp` copies a universal checkpoint as it is",
+        at=os.fspath(destination),
+    )
+
+
+def require_local(path: str | os.PathLike[str], kind: str, *, is_source: bool) -> str:
+    """A local path of a checkpoint that is not universal.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a URL, which only universal checkpoints have.
+    """
+    found = local_path(path)
+    if found is not None:
+        return found
+    how = "read from local paths alone; copy it first" if is_source else "written to local paths alone"
+    raise error("UCP-E-MISMATCH", f"{kind} is {how}; only ucp lies behind URLs", at=os.fspath(path))
+
+
+def _kinds_of(suffix: str) -> list[str]:
+    """The kinds whose destinations have this suffix."""
+    if suffix == _OWN_SUFFIX:
+        return [UCP]
+    return [kind.name for kind in registry().in_order() if suffix and suffix in kind.suffixes]
+
+
+def _all_suffixes() -> list[tuple[str, str]]:
+    """The first suffix of each kind that has any, and of universal checkpoints."""
+    found = [(kind.suffixes[0], kind.name) for kind in registry().in_order() if kind.suffixes]
+    return [*sorted(found), (_OWN_SUFFIX, UCP)]

@@ -1,0 +1,166 @@
+"""Leaving out of a conversion what its caller says may be lost, and nothing else; and saying what was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import translate
+from glob import escape
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ucpformat.conversion.contract.foreign import Lost
+from ucpformat.errors import error
+from ucpformat.model.state import Optimizer, ParameterGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ucpformat.conversion.contract.job import Job
+
+__all__ = ["LostGroup", "grouped", "parts_of", "remedy", "told", "without"]
+
+_T = TypeVar("_T")
+_SCOPES: Final = ("values", "optimizers", "blobs", "files", "items")
+_TOLD: Final = 5
+
+
+class _Globs:
+    def __init__(self, globs: Sequence[str]) -> None:
+        self._globs = [(glob, re.compile(translate(glob)), [False]) for glob in globs]
+        self.lost: list[Lost] = []
+        self.seen: list[str] = []
+
+    def drops(self, what: str) -> bool:
+        found = False
+        self.seen.append(what)
+        for glob, pattern, used in self._globs:
+            if pattern.match(what):
+                used[0] = True
+                if not found:
+                    self.lost.append(Lost(what, f"--drop {glob}"))
+                found = True
+        return found
+
+    def kept(self, scope: str, items: Mapping[str, _T]) -> dict[str, _T]:
+        return {name: item for name, item in items.items() if not self.drops(f"{scope}/{name}")}
+
+    def unused(self) -> list[str]:
+        return [glob for glob, _, used in self._globs if not used[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class LostGroup:
+    """Losses of one reason: a glob that names them all and nothing else, how many there are, and the reason."""
+
+    glob: str
+    count: int
+    why: str
+
+    def __str__(self) -> str:
+        """The group on one line."""
+        return f"{self.glob} ({self.why})" if self.count == 1 else f"{self.glob} ({self.count}: {self.why})"
+
+
+def parts_of(job: Job) -> Iterator[str]:
+    """The name that ``--drop`` knows each part of a job by."""
+    for atom in job.atoms:
+        for slot in atom.slots:
+            yield f"{atom.name}/{slot}"
+    yield from (f"values/{name}" for name in job.state.values)
+    yield from (f"optimizers/{name}" for name in job.state.optimizers)
+    yield from (f"blobs/{name}" for name in job.blobs)
+
+
+def grouped(lost: Sequence[Lost], parts: Iterable[str] = ()) -> list[LostGroup]:
+    """``lost`` in groups of one reason and one slot or scope; ``parts`` are all names, of which no other is matched."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in lost:
+        scope, _, name = one.what.partition("/")
+        pattern = f"{scope}/*" if scope in _SCOPES else f"*/{one.what.rpartition('/')[2] if name else scope}"
+        groups.setdefault((pattern, one.why), []).append(one.what)
+    gone = {one.what for one in lost}
+    kept = [part for part in parts if part not in gone]
+    found = []
+    for (pattern, why), names in groups.items():
+        is_exact = re.compile(translate(pattern)).match
+        if len(names) > 1 and not any(map(is_exact, kept)):
+            found.append(LostGroup(pattern, len(names), why))
+        else:
+            found += [LostGroup(escape(name), 1, why) for name in names]
+    return found
+
+
+def told(lost: Sequence[Lost], parts: Iterable[str] = ()) -> str:
+    """What is lost and why, in a phrase of bounded length."""
+    groups = grouped(lost, parts)
+    rest = f"; and {len(groups) - _TOLD} more" if len(groups) > _TOLD else ""
+    return "; ".join(map(str, groups[:_TOLD])) + rest
+
+
+def remedy(lost: Sequence[Lost], parts: Iterable[str] = ()) -> str:
+    """How to allow the losses."""
+    globs = list(dict.fromkeys(group.glob for group in grouped(lost, parts)))
+    more = f", and {len(globs) - _TOLD} more" if len(globs) > _TOLD else ""
+    return "allow it with " + " ".join(f"--drop '{one}'" for one in globs[:_TOLD]) + more
+
+
+def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
+    """The job without what the globs match, and what that is; ``*`` matches any characters, ``/`` too.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a glob that matches nothing, and for something that matters, that the
+            importer itself has to leave out, and that no glob allows.
+    """
+    if not globs and not job.dropped:
+        return job, ()
+    found = _Globs(globs)
+    refused = []
+    for loss in job.dropped:
+        if found.drops(loss.what):
+            continue
+        if loss.matters:
+            refused.append(loss)
+        found.lost.append(loss)
+    if refused:
+        parts = list(parts_of(job))
+        raise error("UCP-E-MISMATCH", f"{told(refused, parts)} would be lost; {remedy(refused, parts)}")
+    atoms = []
+    for atom in job.atoms:
+        slots = {name: slot for name, slot in atom.slots.items() if not found.drops(f"{atom.name}/{name}")}
+        if slots:
+            atoms.append(replace(atom, slots=slots, aliases=atom.aliases if "value" in slots else ()))
+    left = {(atom.name, slot) for atom in atoms for slot in atom.slots}
+    names = {atom.name for atom in atoms}
+    optimizers = {
+        name: Optimizer(
+            tuple(
+                ParameterGroup(tuple(atom for atom in group.atoms if atom in names), group.options)
+                for group in optimizer.groups
+            )
+        )
+        for name, optimizer in found.kept("optimizers", job.state.optimizers).items()
+    }
+    state = replace(
+        job.state,
+        values=found.kept("values", job.state.values),
+        optimizers=optimizers,
+    )
+    blobs = found.kept("blobs", job.blobs)
+    if unused := found.unused():
+        near = get_close_matches(unused[0], found.seen, n=1, cutoff=0.4)
+        hint = f"; there is {near[0]!r}" if near else ""
+        raise error(
+            "UCP-E-MISMATCH",
+            f"--drop {unused[0]!r} matches nothing: names are ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME and "
+            f"files/NAME{hint}",
+        )
+    kept = replace(
+        job,
+        atoms=atoms,
+        sources=[source for source in job.sources if (source.atom, source.slot) in left],
+        state=state,
+        blobs=blobs,
+    )
+    return kept, tuple(found.lost)

@@ -1,0 +1,230 @@
+"""One task: a batch of chunks copied into a pack of its own, durably; its receipt says where each lies.
+
+A task may be run again, by another worker too: what it stores has a name of its own, and a receipt that is there
+already is the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ucpformat.conversion.engine.batches import Cut, cut_job
+from ucpformat.conversion.engine.memory import MemoryBudget, needed_for
+from ucpformat.conversion.engine.open_sources import Kept
+from ucpformat.conversion.engine.work_order import job_digest, require_same
+from ucpformat.distributed.receipts import Receipt
+from ucpformat.errors import UcpError
+from ucpformat.model.packs import Pack
+from ucpformat.storage.scratch import Scratch
+from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter
+from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
+from ucpformat.storage.writing.slot_writer import raw_bytes
+from ucpformat.storage.writing.stored_columns import StoredColumns
+
+if TYPE_CHECKING:
+    from ucpformat.conversion.contract.job import Job
+    from ucpformat.conversion.engine.batches import Batch
+    from ucpformat.conversion.engine.work_order import Order
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.writing.chunk_writer import ChunkWriter, StoredChunk
+
+__all__ = ["Workshop", "convert_batch", "copy_batch", "objects_of", "sealed", "unsealed"]
+
+_SMALL: Final = 1 << 20
+_GATHERED_BYTES: Final = 4 << 20
+_GATHERED_PIECES: Final = 256
+_SEAL: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all tasks of a process share."""
+
+    cut: Cut
+    names: Sequence[tuple[str, str]]
+    budget: MemoryBudget
+    chunk_bytes: int
+    scratch: Scratch
+
+    @classmethod
+    def of(cls, job: Job, memory: int) -> Workshop:
+        """For a job that is open."""
+        cut = cut_job(job)
+        names = [(source.atom, source.slot) for source in cut.sources]
+        # Kept from task to task: fresh memory costs as much as filling it.
+        return cls(cut, names, MemoryBudget(memory), job.chunk_bytes, Scratch(2 * job.chunk_bytes))
+
+
+_KEPT: Final[Kept[Workshop]] = Kept()
+
+
+def _open(order: Order, stack: ExitStack) -> Workshop:
+    if order.recipe is None:
+        raise AssertionError("an order for other processes has a recipe")
+    job = stack.enter_context(order.recipe.open()).job
+    require_same(order.recipe, job_digest(job), order.digest)
+    return Workshop.of(job, order.memory)
+
+
+def convert_batch(order: Order, batch: Batch) -> bytes:
+    """Copy a batch in whatever process this is; returns the receipt.
+
+    Raises:
+        UcpError: what opening and reading the source and writing raise.
+    """
+    workshop = _KEPT.get(f"{order.attempt} {order.digest}", partial(_open, order))
+    return copy_batch(workshop, order, batch)
+
+
+def copy_batch(
+    workshop: Workshop, order: Order, batch: Batch, progress: Callable[[int], None] | None = None
+) -> bytes:
+    """Copy a batch of a job that is open here; returns the receipt (`Receipt.pack`)."""
+    store = open_store(order.url, durability=order.durability)
+    try:
+        store.join()
+        if order.is_journaled and (found := _earlier(workshop, store, order, batch)) is not None:
+            return found
+        try:
+            receipt = _copy(workshop, order, batch, store, progress)
+            store.flush()  # before the receipt, which promises it
+        except Exception:
+            # Objects of storage plain have the same name whoever writes them: they are the next worker's to replace.
+            if order.storage == "packed":
+                with suppress(Exception):
+                    store.discard()
+            raise
+        if order.is_journaled:
+            # Another worker that did the same, thought dead or not, may have been quicker: both are right, and the
+            # pack that is not admitted goes when all is done. Without any receipt the batch would be done again.
+            with suppress(UcpError):
+                store.replace(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
+        return receipt
+    finally:
+        store.close()
+
+
+def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> bytes | None:
+    """The receipt of a worker that has done this batch before.
+
+    One that was thought dead may have written it when its objects were removed, for want of a receipt.
+    """
+    key = order.receipt_key(batch.number)
+    size = store.size(key)
+    data = None if size is None else unsealed(store.read(key, 0, size))
+    if data is None:
+        return None
+    objects = objects_of(Receipt.unpack(data, workshop.names), workshop.cut)
+    return data if all(store.size(name) == length for name, length in objects.items()) else None
+
+
+def objects_of(receipt: Receipt, cut: Cut) -> dict[str, int]:
+    """The objects that a receipt speaks of, with their lengths."""
+    found = {pack.key: pack.length for pack in receipt.packs}
+    if not receipt.packs:
+        places = {
+            (source.atom, source.slot): place for source, place in zip(cut.sources, cut.places, strict=True)
+        }
+        for name, chunk, stored in receipt.stored.entries():
+            if stored.segment is not None:
+                place = places[name]
+                key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
+                found[key] = stored.segment.length
+    return found
+
+
+def _copy(
+    workshop: Workshop,
+    order: Order,
+    batch: Batch,
+    store: Store,
+    progress: Callable[[int], None] | None,
+) -> bytes:
+    writer: ChunkWriter
+    if order.storage == "plain":
+        # Another worker, thought dead or not, may have left half an object, or be at work on it.
+        writer = PlainChunkWriter(store.replace)
+    else:
+        name = f"{order.attempt}-{batch.number}-{secrets.token_hex(4)}"
+        writer = PackedChunkWriter(store, name=name, packs=1)
+    try:
+        with workshop.budget.hold(needed_for(workshop.chunk_bytes, store.upload_bytes)):
+            copying = _Copying(workshop, writer, progress)
+            for run in batch.runs:
+                for chunk in range(run.first, run.stop):
+                    copying.copy(run.slot, chunk)
+            copying.send()
+    except BaseException:
+        with suppress(Exception):
+            writer.abort()
+        raise
+    packs = [Pack(key, length) for key, length in writer.finish()]
+    return Receipt(packs, StoredColumns.of(copying.stored, workshop.names), {}).pack()
+
+
+class _Copying:
+    """Copies chunks one by one through one buffer; small ones are gathered, since a call for each costs more."""
+
+    def __init__(
+        self, workshop: Workshop, writer: ChunkWriter, progress: Callable[[int], None] | None
+    ) -> None:
+        self._workshop = workshop
+        self._writer = writer
+        self._progress = progress
+        self._names: list[tuple[str, str]] = []
+        self._pieces: list[ChunkPiece] = []
+        self._waiting = 0
+        self.stored: list[tuple[tuple[str, str], int, StoredChunk]] = []
+
+    def copy(self, slot: int, chunk: int) -> None:
+        source, place = self._workshop.cut.sources[slot], self._workshop.cut.places[slot]
+        box = place.grid.box_at(chunk)
+        nbytes = box.size * place.dtype.item_bytes
+        # Small ones wait to be written together.
+        memory = np.empty(nbytes, np.uint8) if nbytes < _SMALL else self._workshop.scratch.take(nbytes)
+        data = memory[:nbytes].view(place.dtype.numpy).reshape(box.shape)
+        source.read(box, data)
+        piece = ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
+        if nbytes < _SMALL:
+            self._gather((source.atom, source.slot), piece)
+            return
+        self._done((source.atom, source.slot), piece, self._writer.write_many([piece])[0])
+
+    def _gather(self, name: tuple[str, str], piece: ChunkPiece) -> None:
+        self._names.append(name)
+        self._pieces.append(piece)
+        self._waiting += piece.data.nbytes
+        if self._waiting >= _GATHERED_BYTES or len(self._pieces) == _GATHERED_PIECES:
+            self.send()
+
+    def send(self) -> None:
+        """Write what waits."""
+        names, pieces = self._names, self._pieces
+        self._names, self._pieces, self._waiting = [], [], 0
+        if pieces:
+            for name, piece, stored in zip(names, pieces, self._writer.write_many(pieces), strict=True):
+                self._done(name, piece, stored)
+
+    def _done(self, name: tuple[str, str], piece: ChunkPiece, stored: StoredChunk) -> None:
+        self.stored.append((name, piece.chunk, stored))
+        if self._progress is not None:
+            self._progress(piece.data.nbytes)
+
+
+def sealed(receipt: bytes) -> bytes:
+    """A receipt as it is kept: a power cut may leave half of one."""
+    return hashlib.sha256(receipt).digest() + receipt
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The receipt, None if it is not whole."""
+    return data[_SEAL:] if hashlib.sha256(data[_SEAL:]).digest() == data[:_SEAL] else None

@@ -1,0 +1,390 @@
+"""DeepSpeed's own checkpoints to universal ones (SPEC appendix A): no DeepSpeed, no torch, nothing executed.
+
+A parameter's slots are ``value``, what the module holds; ``master``, the optimizer's copy where that has another data
+type; and the optimizer's states under their own names. ZeRO-3 stores no values: they are the master copies, rounded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ucpformat.conversion.contract.job import Job
+from ucpformat.conversion.contract.shard_patterns import ShardPatterns
+from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
+from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
+from ucpformat.conversion.formats.deepspeed.experts import (
+    ExpertRanks,
+    add_unpartitioned_experts,
+    are_shared,
+    expert_layers,
+    with_experts,
+    without_experts,
+)
+from ucpformat.conversion.formats.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
+from ucpformat.conversion.formats.deepspeed.layer_files import read_layers
+from ucpformat.conversion.formats.deepspeed.model_draft import ModelDraft
+from ucpformat.conversion.formats.deepspeed.one_save import check_one_save, check_step
+from ucpformat.conversion.formats.deepspeed.parts import Part, Position, joined_stages
+from ucpformat.conversion.formats.deepspeed.state_values import state_document, step_of
+from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates
+from ucpformat.conversion.formats.deepspeed.tensor_parallel import merged_draft
+from ucpformat.conversion.formats.deepspeed.tied_layers import Stage, own_name
+from ucpformat.conversion.formats.deepspeed.unnamed_stages import StageSettings, named_slices, named_stages
+from ucpformat.conversion.formats.deepspeed.unpartitioned import unpartitioned_states
+from ucpformat.conversion.formats.deepspeed.zero import round_robin_order
+from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.fields import refused
+from ucpformat.tensor_files.torch_file import rank_file
+
+if TYPE_CHECKING:
+    from ucpformat.jsonio import JsonValue
+
+__all__ = ["KIND", "import_deepspeed"]
+
+
+KIND: Final = "deepspeed"
+
+
+def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] | None = None) -> Job:
+    """Plan the conversion of a directory that DeepSpeed saved into, or of one tag in it; no tensor is read yet.
+
+    ``settings`` may name patterns (`shard_patterns`), by which tensor-parallel shards without affine maps are merged,
+    and say of a pipeline without ZeRO what its files do not (`unnamed_stages`).
+
+    Raises:
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete, of two saves or of a kind that is not
+            read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
+    """
+    directory = DeepSpeedDirectory.open(path)
+    has_shared = are_shared(directory)
+    positions = [
+        _position(directory, number, has_shared=has_shared) for number in range(directory.model_degree)
+    ]
+    if not directory.layers:
+        positions = _with_tied_names(positions)
+    note: dict[str, JsonValue] = {
+        "kind": KIND,
+        "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
+        "world_size": len(positions[0].ranks) or _world_size(positions[0].model),
+    }
+    if not has_shared:
+        positions = _with_all_counts(positions)
+    if directory.layers or (directory.experts and _degrees(positions[0].model)[0] > 1):
+        parts = _pipeline_parts(directory, positions, note, settings or {})
+    else:
+        frozen = StageSettings.read(settings or {}).frozen
+        parts = [_part(position, directory, frozen=frozen) for position in positions]
+        if len(parts) > 1:
+            parts = [_tensor_parallel(parts, len(parts), settings or {})]
+    if has_shared:
+        parts.append(_shared_experts(directory, positions))
+    models = [part.position.model for part in parts]
+    if prefixes := dict.fromkeys(prefix for model in models for prefix in expert_layers(model)):
+        note["expert_layers"] = list(prefixes)
+    blobs, lost = directory.companions()
+    behind = max((part.unseen for part in parts), default=0)
+    absent = [directory.layer_name(layer, 0) for layer in directory.layers_without_files]
+    first = parts[0]
+    draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
+    wrapper = _wrapper(first.position.ranks, first.position.model)
+    file = (first.position.ranks or first.position.models)[0].file
+    return Job(
+        atoms=draft.atoms(),
+        sources=draft.slot_sources(),
+        state=state_document(
+            first.position.models,
+            wrapper,
+            groups,
+            file,
+            note,
+            [position.model for position in positions[1:]],
+        ),
+        blobs=blobs,
+        step=step_of(first.position.model),
+        dropped=[*lost, *draft.lost_atoms(absent), *directory.layers_in_doubt(behind)],
+    )
+
+
+def _with_tied_names(positions: Sequence[Position]) -> list[Position]:
+    """Positions that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
+    shared = positions[0].model.shared
+    return [
+        replace(
+            position,
+            models=[
+                replace(model, shared={name: owner for name, owner in shared.items() if name in model.module})
+                if not model.shared
+                else model
+                for model in position.models
+            ],
+        )
+        for position in positions
+    ]
+
+
+def _with_all_counts(positions: Sequence[Position]) -> list[Position]:
+    """Positions whose models list the experts of all stages; each saved those of its own."""
+    step = max(_degrees(positions[0].model)[1], 1)
+    counts = [
+        count for position in positions[::step] for count in position.model.values.get("num_experts", [])
+    ]
+    return [
+        replace(
+            position,
+            models=[
+                replace(model, values={**model.values, "num_experts": counts})
+                if "num_experts" in model.values
+                else model
+                for model in position.models
+            ],
+        )
+        for position in positions
+    ]
+
+
+def _world_size(model: ModelStates) -> int:
+    """How many data-parallel ranks there were without ZeRO, where one saves for all."""
+    found = model.values.get("dp_world_size")
+    return found if type(found) is int and found > 0 else 1
+
+
+def _degrees(model: ModelStates) -> tuple[int, int]:
+    """Pipeline stages and tensor-parallel ranks, as a model file has them; 0 where it does not say."""
+    dims = model.values.get("checkpoint_parallel_dimensions")
+    found = [dims.get(name) for name in ("pp_degree", "tp_degree")] if isinstance(dims, dict) else [0, 0]
+    stages, ranks = (degree if type(degree) is int else 0 for degree in found)
+    return stages, ranks
+
+
+def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> Position:
+    """What the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
+    models = [
+        ModelStates.read(rank_file(directory.files, name))
+        for (_, model), name in sorted(directory.model.items())
+        if model == number
+    ]
+    ranks = [
+        OptimizerStates.read(rank_file(directory.files, name))
+        for (_, model), name in sorted(directory.optimizer.items())
+        if model == number
+    ]
+    check_one_save(models, ranks, directory)
+    first = models[0]
+    is_clear = directory.experts and first.groups is not None and not has_shared
+    if first.values.get("num_experts") and not is_clear:
+        # What is missing would show elsewhere, too, but without its name.
+        with_experts(directory, first, None if has_shared else number)
+    if ranks and first.groups is None:
+        tensor_degree = 1 + max((rank for _, rank in directory.layers), default=0)
+        models[0] = first = named_slices(directory, ranks, first, number % tensor_degree)
+    sharers: Sharers | None = None
+    if has_shared:
+        if not ranks:
+            with_experts(directory, first)  # which refuses where files of experts are missing
+            raise refused(
+                "whole experts under tensor parallelism are read with ZeRO alone; save with ZeRO-1",
+                first.file.name,
+            )
+        sharers = partial(without_experts, ranks)
+    elif "num_experts" in first.values or (directory.experts and directory.model_degree == 1):
+        models[0] = first = with_experts(directory, first, number)
+        sharers = ExpertRanks(first, ranks)
+    flat = list(flat_groups(ranks, first.groups or (), first.file.name, sharers)) if ranks else []
+    return Position(models, ranks, flat, number)
+
+
+def _shared_experts(directory: DeepSpeedDirectory, positions: Sequence[Position]) -> Part:
+    """The experts where tensor-parallel ranks, which are next to each other, have whole ones."""
+    for position in positions[1:]:
+        if len(position.ranks) != len(positions[0].ranks):
+            raise refused("there are files of other data-parallel ranks here", position.model.file.name)
+    ranks = [rank for held in zip(*(position.ranks for position in positions), strict=True) for rank in held]
+    model = with_experts(directory, positions[0].model)
+    sharers = ExpertRanks(model, ranks, has_others=False)
+    flat = list(flat_groups(ranks, model.groups or (), model.file.name, sharers))
+    experts = {name: held for name, held in model.module.items() if name in model.homes}
+    model = replace(model, module=experts, frozen={}, fragments={}, shared={})
+    return _part(Position([model], ranks, flat), directory)
+
+
+def _part(
+    position: Position,
+    directory: DeepSpeedDirectory,
+    names: Mapping[int, str] | None = None,
+    frozen: Sequence[str] = (),
+) -> Part:
+    """The atoms of one model-parallel rank.
+
+    ``names`` are those of its optimizer's numbers, where they are known; ``frozen`` globs of what it does not have.
+    """
+    is_partitioned = directory.is_partitioned
+    draft = ModelDraft()
+    groups: list[tuple[list[str], Mapping[str, Any]]] = []
+    first, ranks = position.model, position.ranks
+    if ranks:
+        groups = [([], options) for options in ranks[0].options]
+        for group in position.flat:
+            groups[group.options][0].extend(_in_order(group, first))
+            _add_group(draft, group, first, is_shared_by_all=len(group.ranks) == len(ranks))
+    elif directory.expert_optimizer:
+        add_unpartitioned_experts(directory, first, draft, groups, position.number)
+    elif first.optimizer is not None:
+        for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names, frozen=frozen):
+            draft.add(name, slot, kind, shape, read)
+        draft.derive_values(first)
+    draft.add_frozen(position.models, is_partitioned)
+    draft.add_rest(first, is_partitioned)
+    draft.check_tied(first)
+    if not ranks:
+        draft.check_masters(first.file.name)
+        groups = [([name for name in names if name not in draft.lost], options) for names, options in groups]
+    return Part(position, draft, groups)
+
+
+def _pipeline_parts(
+    directory: DeepSpeedDirectory,
+    positions: Sequence[Position],
+    note: dict[str, JsonValue],
+    settings: Mapping[str, str],
+) -> list[Part]:
+    """One part of each stage, of whole tensors."""
+    first = positions[0].model
+    said = _degrees(first)[1]
+    tensor_degree = 1 + max(rank for _, rank in directory.layers) if directory.layers else max(said, 1)
+    stages, rest = divmod(len(positions), tensor_degree)
+    if rest:
+        raise refused(
+            f"{len(positions)} model-parallel ranks, whose layers are of {tensor_degree} tensor-parallel ones",
+            first.file.name,
+        )
+    chosen = StageSettings.read(settings)
+    parts: list[list[Part]] = [[] for _ in range(stages)]
+    for tensor_rank in range(tensor_degree):
+        mine = positions[tensor_rank::tensor_degree]
+        models = [position.model for position in mine]
+        names: list[Mapping[int, str] | None] = [None] * stages
+        if not any(position.ranks for position in mine) and not directory.expert_optimizer:
+            named = named_stages(directory, models, tensor_rank, chosen)
+            models, names = [stage.model for stage in named], [stage.names for stage in named]
+        held = [
+            Stage.of_groups(model, position.flat) if known is None else Stage.of_numbers(model, known)
+            for model, position, known in zip(models, mine, names, strict=True)
+        ]
+        found = read_layers(directory, held, tensor_rank, chosen.ties, chosen.first)
+        for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
+            own = {name: own_name(name, stage) for name in found.own.get(stage, ())}
+            derived = replace(model, derived=frozenset(found.derived.get(stage, ())))
+            held_here = _with_own_names(replace(position, models=[derived]), own)
+            if (known := names[stage]) is not None:
+                names[stage] = {number: own.get(name, name) for number, name in known.items()}
+            part = replace(_part(held_here, directory, names[stage]), unseen=found.unseen)
+            for name, file, stored in found.copies:
+                part.draft.add_copy(name, file, stored)
+            parts[stage].append(part)
+        if tensor_rank == 0:
+            note |= found.note()
+            if chosen.first:
+                note["first_layers"] = list(chosen.first)
+    for others in parts:
+        check_step(first, others[0].position.model)
+    return [_tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in parts]
+
+
+def _with_own_names(position: Position, own: Mapping[str, str]) -> Position:
+    """A stage of which some parameters are its own, under ``own`` names, where others have theirs (`tied_layers`)."""
+    if not own:
+        return position
+
+    def renamed(items: Mapping[str, Any]) -> dict[str, Any]:
+        return {own.get(name, name): item for name, item in items.items()}
+
+    model = position.model
+    groups = None if model.groups is None else [renamed(group) for group in model.groups]
+    buffers = frozenset(own.get(name, name) for name in model.buffers)
+    model = replace(
+        model, module=renamed(model.module), homes=renamed(model.homes), groups=groups, buffers=buffers
+    )
+    flat = [
+        replace(group, shapes=renamed(group.shapes), places=renamed(group.places)) for group in position.flat
+    ]
+    return replace(position, models=[model], flat=flat)
+
+
+def _tensor_parallel(parts: Sequence[Part], degree: int, settings: Mapping[str, str]) -> Part:
+    """One part of those of all tensor-parallel ranks of a stage."""
+    _check_tensor_parallel(parts)
+    models = [part.position.model for part in parts]
+    patterns = ShardPatterns.of_settings(settings, degree, list(parts[0].draft.slots))
+    return replace(parts[0], draft=merged_draft([part.draft for part in parts], models, patterns))
+
+
+def _check_tensor_parallel(parts: Sequence[Part]) -> None:
+    """Refuse tensor-parallel ranks that are not of one save."""
+    first = parts[0].position.model
+    for part in parts[1:]:
+        model = part.position.model
+        check_step(first, model)
+        if [names for names, _ in part.groups] != [names for names, _ in parts[0].groups]:
+            raise refused(f"other parameters than {first.file.name}: from two saves", model.file.name)
+
+
+def _wrapper(ranks: Sequence[OptimizerStates], model: ModelStates) -> Mapping[str, Any] | None:
+    """What DeepSpeed's optimizer keeps around torch's, beside the tensors."""
+    if ranks:
+        return ranks[0].values
+    if model.optimizer is None or "optimizer_state_dict" not in model.optimizer:
+        return None
+    tensors = ("optimizer_state_dict", "fp32_groups")
+    return {key: value for key, value in model.optimizer.items() if key not in tensors}
+
+
+def _in_order(group: FlatGroup, model: ModelStates) -> list[str]:
+    """Names of a group as the optimizer was given them: ``round_robin_gradients`` reorders the buffer alone."""
+    names = list(group.shapes)
+    config = model.values.get("ds_config")
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    if (
+        group.ranks[0].stage == 3
+        or not isinstance(zero, dict)
+        or zero.get("round_robin_gradients") is not True
+    ):
+        return names
+    order = round_robin_order(len(names), len(group.ranks))
+    return [name for _, name in sorted(zip(order, names, strict=True))]
+
+
+def _add_group(draft: ModelDraft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:
+    """Slots of all parameters of a flat group; of one that few ranks share it is not said where it was."""
+    for name, shape in group.shapes.items():
+        master_kind = group.masters[0].dtype
+        held = model.module.get(name)
+        if held is None:
+            raise refused(f"the module lacks {name!r}, which the optimizer has", model.file.name)
+        master = group.source(name, group.masters)
+        is_whole = group.ranks[0].stage != 3 and name not in model.derived
+        placed = group.places[name] if is_shared_by_all else None
+        if is_whole and held.shape != shape:
+            raise refused(
+                f"{name!r} has shape {list(held.shape)}, its group says {list(shape)}", model.file.name
+            )
+        value: ReadBox = master
+        if held.dtype != master_kind:
+            draft.add(name, "master", master_kind, shape, master, placed=placed)
+            value = CastSource(master, dtype(master_kind).numpy)
+        if is_whole:
+            whole, at = Whole(model.home(name), held), group.ranks[0].file.name
+            value = (
+                EqualSources(whole, master, name, at)
+                if held.dtype == master_kind
+                else AgreeingSources(whole, value, name, at)
+            )
+        draft.add(name, "value", held.dtype, shape, value)
+        for state, stored in group.states.items():
+            read = group.source(name, stored)
+            draft.add(name, state, stored[0].dtype, shape, read, placed=placed)
+        for state, scalar in group.scalars.items():
+            draft.add_scalar(name, state, scalar, group.ranks[0].file)
