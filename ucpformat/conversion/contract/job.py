@@ -1,6 +1,6 @@
 """Conversion jobs: a foreign checkpoint, described and readable box by box, written as a universal one.
 
-`ucpformat.conversion.engine` runs them: memory is bounded whatever the size of the model, and no copy is staged on disk.
+`ucpformat.conversion.engine` runs them; memory is bounded whatever the size of the model, and nothing is staged.
 """
 
 from __future__ import annotations
