@@ -1,4 +1,7 @@
-"""`python -m generate [FOLDER]`: all vectors, from nothing, and beside the folder those of lowering in one file."""
+"""`python -m generate [FOLDER]`: all vectors, from nothing, and beside the folder those of lowering in one file.
+
+Promoted vectors stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from generate.bad_json import bad_json_cases
 from generate.bad_tables import bad_table_cases
 from generate.bad_values import bad_value_cases
 from generate.buffer_cases import buffer_cases
-from generate.cases import Case, write_case
+from generate.cases import Case
 from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.layout_cases import layout_cases
@@ -25,6 +28,7 @@ from generate.precedence import precedence_cases
 from generate.value_steps import value_step_cases
 from generate.write_refusals import write_refusal_cases
 from generate.writes import write_cases
+from ucp_conformance.vectors import write_vectors
 
 __all__ = ["all_cases", "main"]
 
@@ -51,13 +55,15 @@ def all_cases() -> Iterator[Case]:
 
 def main(folder: Path) -> int:
     """Write them, and beside their folder the vectors of lowering; returns their number."""
-    cases = list(all_cases())  # nothing is removed before everything could be made
+    cases = list(all_cases())
+    vectors = [case.vector() for case in cases]  # nothing is removed before everything could be made
     for kind in ("good", "bad", "forward"):
-        shutil.rmtree(folder / kind, ignore_errors=True)
-    for case in cases:
-        write_case(case, folder)
+        for family in (folder / kind).glob("*"):
+            if family.name != "promoted":
+                shutil.rmtree(family)
+    write_vectors(vectors, folder)
     write_lowering(cases, folder.parent)
-    return len(cases)
+    return len(vectors)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ucp_conformance.drafting import Draft, dump, gzip, write_files
+from ucp_conformance.drafting import Draft, dump, gzip
 from ucp_conformance.oracle.bytes_of import CORE_DTYPES, cut
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES as ITEM
 from ucp_conformance.oracle.examine import Logical, examine
 from ucp_conformance.profiles import with_profiles
+from ucp_conformance.vectors import Vector, vector_of
 
 __all__ = [
     "Case",
@@ -25,7 +26,6 @@ __all__ = [
     "frozen_encoder",
     "refusal",
     "validation",
-    "write_case",
 ]
 
 FROZEN = Path(__file__).with_name("frozen.json")
@@ -36,7 +36,7 @@ _LEVELS = ("inspect", "dense", "reshard", "full")
 
 @dataclass
 class Case:
-    """One folder of the vectors."""
+    """One of the vectors."""
 
     id: str
     title: str
@@ -48,6 +48,10 @@ class Case:
     features: Sequence[str] = ()
     mutates: str | None = None
     mutation: str | None = None
+
+    def vector(self) -> Vector:
+        """Return what is written."""
+        return vector_of(self.document(), self.files or {}, self.expected)
 
     def document(self) -> dict[str, Any]:
         """The content of case.json."""
@@ -63,18 +67,6 @@ class Case:
         if self.mutates is not None:
             value |= {"mutates": self.mutates, "mutation": self.mutation}
         return value
-
-
-def write_case(case: Case, root: Path) -> None:
-    """The folder of a case below ``root``."""
-    folder = root / case.id
-    folder.mkdir(parents=True)
-    text = json.dumps(case.document(), indent=1, ensure_ascii=True) + "\n"
-    (folder / "case.json").write_text(text, encoding="utf-8")
-    if case.files is not None:
-        write_files(case.files, folder / "checkpoint")
-    if case.expected:
-        write_files(case.expected, folder / "expected")
 
 
 def frozen_encoder(compressor: Mapping[str, Any], raw: bytes) -> bytes:

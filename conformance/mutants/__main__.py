@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from ucp_conformance.oracle import layouts
 from ucp_conformance.oracle.examine import Examination, Logical, examine
 from ucp_conformance.oracle.layouts import Local
 from ucp_conformance.oracle.problem import Problem, RefusalError
+from ucp_conformance.vectors import Vector, all_vectors
 
 
 class AcceptsAll(OracleDriver):
@@ -207,21 +207,21 @@ class Peeks(OracleDriver):
     """Knows the vectors by heart and nothing else."""
 
     def __init__(self) -> None:
-        self.known: dict[bytes, dict[str, Any]] = {}
-        vectors = Path(__file__).resolve().parent.parent / "vectors"
-        for case in vectors.rglob("case.json"):
-            root = case.parent / "checkpoint" / "ucp.json"
-            if root.exists():
-                self.known[root.read_bytes()] = {"folder": case.parent, **json.loads(case.read_bytes())}
+        self.known: dict[bytes, Vector] = {}
+        for vector in all_vectors():
+            if "ucp.json" in vector.checkpoint:
+                self.known[vector.checkpoint["ucp.json"]] = vector
 
-    def looked_up(self, op: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], Path] | None:
+    def looked_up(self, op: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]] | None:
         root = Path(params["path"]) / "ucp.json"
-        case = self.known.get(root.read_bytes()) if root.exists() else None
-        for check in case["checks"] if case is not None else ():
+        vector = self.known.get(root.read_bytes()) if root.exists() else None
+        if vector is None:
+            return None
+        for check in vector.case["checks"]:
             if check["op"] == op and all(
                 params.get(name) == value for name, value in check["params"].items()
             ):
-                return check["expect"], case["folder"] / "expected" if case is not None else Path()
+                return check["expect"], vector.expected
         return None
 
     def validate(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,8 +234,8 @@ class Peeks(OracleDriver):
         if found is None or "tensor" not in found[0]:
             Path(params["out"]).write_bytes(b"") if "out" in params else None
             return {"dtype": "uint8", "shape": []}
-        expect, folder = found
-        Path(params["out"]).write_bytes((folder / expect["file"]).read_bytes())
+        expect, files = found
+        Path(params["out"]).write_bytes(files[expect["file"]])
         return dict(expect["tensor"])
 
 

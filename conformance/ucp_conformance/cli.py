@@ -22,6 +22,7 @@ from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import BAD, Result, apply_expected, read_expected
 from ucp_conformance.stateful import run_stateful
 from ucp_conformance.static import run_static
+from ucp_conformance.vectors import all_vectors
 
 __all__ = ["main"]
 
@@ -170,6 +171,17 @@ def explain(case: str) -> None:
         click.echo(explained(case), nl=False)
     except UnknownCaseError as unknown:
         raise click.UsageError(str(unknown)) from None
+
+
+@main.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--only", default="", help="Cases whose id contains this text.")
+def unpack(folder: Path, only: str) -> None:
+    """Write static cases as plain files into FOLDER: case.json, checkpoint/ and expected/ of each."""
+    chosen = [vector for vector in all_vectors() if only in vector.id]
+    for vector in chosen:
+        vector.unpack(folder / vector.id)
+    click.echo(f"{len(chosen)} case{'s' * (len(chosen) != 1)} in {folder}")
 
 
 @main.command()

@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from ucp_conformance.resources import specification
-from ucp_conformance.static import load_cases
+from ucp_conformance.vectors import Vector, all_vectors
 
 __all__ = ["UnknownCaseError", "explained", "sentences"]
 
@@ -31,16 +30,18 @@ def explained(name: str) -> str:
         UnknownCaseError: with the names that are near.
     """
     wanted = name.partition(":")[0].strip("/")
-    cases = {case["id"]: (folder, case) for folder, case in load_cases()}
+    cases = {vector.id: vector for vector in all_vectors()}
     if wanted not in cases:
         inside = [case for case in cases if wanted in case]
         near = inside or get_close_matches(wanted, cases, n=5)
         hint = f"; did you mean {', '.join(near[:5])}?" if near else ""
         raise UnknownCaseError(f"there is no case {wanted}{hint}")
-    return "\n".join(_lines(*cases[wanted])) + "\n"
+    return "\n".join(_lines(cases[wanted], cases)) + "\n"
 
 
-def _lines(folder: Path, case: Mapping[str, Any]) -> Iterator[str]:
+def _lines(vector: Vector, cases: Mapping[str, Vector]) -> Iterator[str]:
+    case = vector.case
+    parent = cases[case["mutates"]].checkpoint if "mutates" in case else None
     yield f"{case['id']}: {case['title']}"
     if "mutates" in case:
         yield f"Made from {case['mutates']} by one change: {case['mutation']}"
@@ -53,13 +54,18 @@ def _lines(folder: Path, case: Mapping[str, Any]) -> Iterator[str]:
     known = sentences()
     for requirement in case["requirements"]:
         yield f"  {requirement}  {known.get(requirement, 'is no requirement any more')}"
-    for what in ("checkpoint", "expected"):
-        files = sorted(path for path in (folder / what).rglob("*") if path.is_file())
-        if files:
-            yield ""
-            yield f"Files in {folder / what}:"
-            for path in files:
-                yield f"  {path.stat().st_size:>8}  {path.relative_to(folder / what).as_posix()}"
+    if vector.checkpoint:
+        yield ""
+        yield "Objects of the checkpoint, and their bytes:"
+        for key, data in sorted(vector.checkpoint.items()):
+            yield f"  {len(data):>8}  {key}{_change(data, key, parent)}"
+    for key in sorted((parent or {}).keys() - vector.checkpoint.keys()):
+        yield f"  {'missing':>8}  {key}"
+    if vector.expected:
+        yield ""
+        yield "What is given or expected, in files:"
+        for key, data in sorted(vector.expected.items()):
+            yield f"  {len(data):>8}  {key}"
     for check in case["checks"]:
         yield ""
         yield f"Check {check['name']}: {check['op']}, as a {check['role']} of level {check['level']}"
@@ -71,7 +77,14 @@ def _lines(folder: Path, case: Mapping[str, Any]) -> Iterator[str]:
         if "may_refuse" in check:
             yield f"  or a refusal with {' or '.join(check['may_refuse'])}"
     yield ""
+    yield f"See its files: ucp-conformance unpack FOLDER --only {case['id']}"
     yield f'Run it: ucp-conformance run --only {case["id"]} --driver "NAME=COMMAND"'
+
+
+def _change(data: bytes, key: str, parent: Mapping[str, bytes] | None) -> str:
+    if parent is None or parent.get(key) == data:
+        return ""
+    return "  changed" if key in parent else "  new"
 
 
 def expected(expect: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.oracle.bytes_of import content_digest
 from ucp_conformance.oracle.examine import Logical, examine
 from ucp_conformance.oracle.strict_json import same
+from ucp_conformance.vectors import Vector
 from ucp_conformance.watch import watching
 from ucp_conformance.workplace import Workplace, snapshot
 
@@ -23,14 +24,13 @@ Verdict = tuple[str, str]
 PASS: Verdict = ("pass", "")
 
 
-def judge(
-    connection: Connection, case: Mapping[str, Any], check: Mapping[str, Any], folder: Path
-) -> tuple[Verdict, float]:
-    """The verdict on a check of the case in ``folder``, and the time the driver took."""
+def judge(connection: Connection, vector: Vector, check: Mapping[str, Any]) -> tuple[Verdict, float]:
+    """The verdict on a check of the case, and the time the driver took."""
+    expected = vector.expected
     place = Workplace()
     try:
-        path = place.checkpoint(folder / "checkpoint", case.get("setup", []))
-        params, outs = _params(check, path, folder / "expected", place)
+        path = place.checkpoint(vector.checkpoint, vector.case.get("setup", []))
+        params, outs = _params(check, path, expected, place)
         before = snapshot(path) if check.get("onto") else {}
         with watching(Path(params["path"])) if check.get("watched") else nullcontext(()) as events:
             reply = connection.request(check["op"], params)
@@ -39,7 +39,7 @@ def judge(
         if reply.kind == "error" and reply.body["code"] in check.get("may_refuse", ()):
             verdict = PASS
         else:
-            verdict = _verdict(check, reply, folder / "expected", path, params, outs)
+            verdict = _verdict(check, reply, expected, path, params, outs)
         if verdict == PASS and before:
             verdict = _left_behind(check, path, before)
         if verdict == PASS and events:
@@ -61,7 +61,7 @@ def _left_behind(check: Mapping[str, Any], path: Path, before: Mapping[str, byte
 
 
 def _params(
-    check: Mapping[str, Any], path: Path, expected: Path, place: Workplace
+    check: Mapping[str, Any], path: Path, expected: Mapping[str, bytes], place: Workplace
 ) -> tuple[dict[str, Any], list[tuple[Any, Path]]]:
     """Parameters as they are sent, and the files that the driver is to write, after coordinates."""
     params = json.loads(json.dumps(check["params"]))
@@ -89,20 +89,20 @@ def _params(
     return {**params, "path": str(path)}, outs
 
 
-def _fill_inputs(params: dict[str, Any], expected: Path, place: Workplace) -> None:
+def _fill_inputs(params: dict[str, Any], expected: Mapping[str, bytes], place: Workplace) -> None:
     for atom in params["atoms"]:
         for slot in atom["slots"].values():
             for holder in (slot, *slot.get("ins", ())):
                 if "in" in holder:
-                    holder["in"] = place.put((expected / holder["in"]).read_bytes())
+                    holder["in"] = place.put(expected[holder["in"]])
     for blob in params.get("blobs", {}).values():
-        blob["in"] = place.put((expected / blob["in"]).read_bytes())
+        blob["in"] = place.put(expected[blob["in"]])
 
 
 def _verdict(
     check: Mapping[str, Any],
     reply: Reply,
-    expected: Path,
+    expected: Mapping[str, bytes],
     path: Path,
     params: Mapping[str, Any],
     outs: Sequence[tuple[Any, Path]],
@@ -121,7 +121,7 @@ def _verdict(
         return "fail", f"{reply.body['code']} at {reply.body['at']}: {reply.body['detail']}"
     result = reply.body
     if "written" in expect:
-        data = {name: (expected / file).read_bytes() for name, file in expect["written"].items()}
+        data = {name: expected[file] for name, file in expect["written"].items()}
         return judge_written(Path(params["path"]), params, data, result["digest"])
     if "rewritten" in expect:
         return _rewritten(
@@ -130,13 +130,11 @@ def _verdict(
     if "locals" in expect:
         return _locals(result, expect, expected, outs)
     if "tensor" in expect:
-        return _differs(result, expect["tensor"]) or _bytes(
-            outs[0][1], (expected / expect["file"]).read_bytes()
-        )
+        return _differs(result, expect["tensor"]) or _bytes(outs[0][1], expected[expect["file"]])
     if "media_type" in expect:
         wanted = {"media_type": expect["media_type"]}
-        return _differs(result, wanted) or _bytes(outs[0][1], (expected / expect["file"]).read_bytes())
-    return _differs(result, json.loads((expected / expect["file"]).read_bytes())) or PASS
+        return _differs(result, wanted) or _bytes(outs[0][1], expected[expect["file"]])
+    return _differs(result, json.loads(expected[expect["file"]])) or PASS
 
 
 def _no_answer(reply: Reply) -> Verdict | None:
@@ -219,7 +217,10 @@ def _bytes(path: Path, wanted: bytes) -> Verdict:
 
 
 def _locals(
-    result: Mapping[str, Any], expect: Mapping[str, Any], expected: Path, outs: Sequence[tuple[Any, Path]]
+    result: Mapping[str, Any],
+    expect: Mapping[str, Any],
+    expected: Mapping[str, bytes],
+    outs: Sequence[tuple[Any, Path]],
 ) -> Verdict:
     wanted = {
         "dtype": expect["dtype"],
@@ -235,7 +236,7 @@ def _locals(
             if out.exists():
                 return "fail", f"a file was written for {local['coordinate']}, which holds nothing"
             continue
-        verdict = _bytes(out, (expected / local["file"]).read_bytes())
+        verdict = _bytes(out, expected[local["file"]])
         if verdict != PASS:
             return "fail", f"at {local['coordinate']}: {verdict[1]}"
     return PASS

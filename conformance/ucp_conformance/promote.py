@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from ucp_conformance.exchange import level_of_plan, local_of, plan_data, refusal
 from ucp_conformance.oracle.layouts import lower
 from ucp_conformance.profiles import with_profiles
 from ucp_conformance.resources import protocol_validator
+from ucp_conformance.vectors import vector_of, write_vectors
 
 __all__ = ["promote"]
 
 
 def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
-    """Write the case; returns its folder, which must not exist."""
-    folder = vectors / "good" / "promoted" / name
+    """Write the case below the folder of vectors; returns its file, which must not exist."""
     data = plan_data(plan)
     source = plan["source"]
     slot = SlotDraft(plan["dtype"], tuple(plan["shape"]), data, compressor=plan["compressor"])
@@ -66,13 +65,11 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
         "checks": [with_profiles(check) for check in checks],
     }
     protocol_validator("case").validate(case)
-    folder.mkdir(parents=True)
-    (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
-    draft.write(folder / "checkpoint")
-    (folder / "expected").mkdir()
-    for file, content in expected.items():
-        (folder / "expected" / file).write_bytes(content)
-    return folder
+    path = vectors / f"{case['id']}.json"
+    if path.exists():
+        raise FileExistsError(path)
+    write_vectors([vector_of(case, draft.files(), expected)], vectors)
+    return path
 
 
 def _write_check(plan: Mapping[str, Any], level: str, expected: dict[str, bytes]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ucp_conformance.connection import Connection
 from ucp_conformance.page import page
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import BAD, ROLES, Result, badge, classes
-from ucp_conformance.static import vectors_digest
+from ucp_conformance.vectors import vectors_digest
 
 __all__ = ["Stream", "make_report", "markdown", "write_reports"]
 

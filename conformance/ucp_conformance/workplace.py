@@ -6,10 +6,13 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Workplace"]
+from ucp_conformance.drafting import write_files
+
+__all__ = ["Workplace", "snapshot"]
 
 
 class Workplace:
@@ -31,13 +34,10 @@ class Workplace:
         path.write_bytes(data)
         return str(path)
 
-    def checkpoint(self, source: Path, setup: list[dict[str, Any]]) -> Path:
-        """A copy of a vector's checkpoint, made up as the case says."""
+    def checkpoint(self, objects: Mapping[str, bytes], setup: Iterable[Mapping[str, Any]]) -> Path:
+        """Lay out the objects of a vector's checkpoint as the case says; returns the folder."""
         path = self.fresh()
-        if source.exists():
-            shutil.copytree(source, path)
-        else:
-            path.mkdir()
+        write_files(objects, path)
         for action in setup:
             if "pad" in action:
                 target = path / action["pad"]

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from ucp_conformance.cli import main
 from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.explain import explained
-from ucp_conformance.static import load_cases
+from ucp_conformance.vectors import all_vectors
 
 
 def test_every_case_can_be_explained() -> None:
-    for _, case in load_cases():
+    for vector in all_vectors():
+        case = vector.case
         text = explained(case["id"])
         assert text.startswith(f"{case['id']}: {case['title']}\n")
         for check in case["checks"]:

@@ -18,6 +18,7 @@ from ucp_conformance.judge import PASS, judge
 from ucp_conformance.profiles import PROFILES
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import Result, apply_expected, badge, classes, read_expected
+from ucp_conformance.vectors import read_vector
 
 from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, TEMPLATE, mutant, ucp_conformance
 from tests.documentation.markdown import run_by
@@ -150,9 +151,9 @@ def test_a_case_is_replayed_and_promoted(tmp_path: Path) -> None:
     assert "reader m" in found.stdout
     done = ucp_conformance("promote", file, "three-over-two", "--vectors", tmp_path / "vectors")
     assert done.returncode == 0, done.stderr
-    case = json.loads((tmp_path / "vectors/good/promoted/three-over-two/case.json").read_bytes())
-    protocol_validator("case").validate(case)
-    assert (tmp_path / "vectors/good/promoted/three-over-two/expected/local-1.bin").read_bytes() == b"\3"
+    case = json.loads((tmp_path / "vectors/good/promoted/three-over-two.json").read_bytes())
+    protocol_validator("vector").validate(case)
+    assert read_vector(case, None).expected["local-1.bin"] == b"\3"
 
 
 PENDING = {
@@ -184,9 +185,9 @@ def test_steps_about_values_are_exchanged_and_promoted(plan: dict[str, Any], tmp
     assert done.returncode == 0, done.stderr
     connection = Connection(ORACLE, label="o", timeout=60.0)
     try:
-        case = json.loads((tmp_path / "vectors/good/promoted/one/case.json").read_bytes())
-        for check in case["checks"]:
-            assert judge(connection, case, check, tmp_path / "vectors/good/promoted/one")[0] == PASS, check
+        promoted = read_vector(json.loads((tmp_path / "vectors/good/promoted/one.json").read_bytes()), None)
+        for check in promoted.case["checks"]:
+            assert judge(connection, promoted, check)[0] == PASS, check
     finally:
         connection.kill()
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from ucp_conformance.oracle.problem import RefusalError
 from ucp_conformance.oracle.strict_json import parse
-from ucp_conformance.resources import schema_validator, vectors_folder
+from ucp_conformance.resources import schema_validator
+from ucp_conformance.vectors import all_vectors
 
 from tests.conformance.suite import CONFORMANCE, ROOT
 
@@ -44,18 +45,19 @@ def examples() -> Iterator[tuple[str, str, Any]]:
 
 def vector_documents() -> Iterator[tuple[str, str, Any]]:
     """Schema name, origin and value of every document of every vector that is JSON."""
-    for path in sorted(vectors_folder().rglob("*.json")):
-        relative = path.relative_to(vectors_folder())
-        if "checkpoint" not in relative.parts or "atoms" in relative.parts:
-            continue
-        kind = "root" if path.name == "ucp.json" else path.stem.rpartition("-")[2]
-        try:
-            value = parse(path.read_bytes(), at="x", limit=1 << 20)
-        except RefusalError:
-            continue
-        yield kind if kind in ("root", "state", "packs") else "index", str(relative), value
-        if kind == "root":
-            yield "envelope", str(relative), value
+    for vector in all_vectors():
+        for key, data in sorted(vector.checkpoint.items()):
+            if not key.endswith(".json") or key.startswith("atoms/"):
+                continue
+            kind = "root" if key == "ucp.json" else key.removesuffix(".json").rpartition("-")[2]
+            try:
+                value = parse(data, at="x", limit=1 << 20)
+            except RefusalError:
+                continue
+            origin = f"{vector.id}: {key}"
+            yield kind if kind in ("root", "state", "packs") else "index", origin, value
+            if kind == "root":
+                yield "envelope", origin, value
 
 
 def test_ajv_and_python_jsonschema_agree(ajv: Path) -> None:

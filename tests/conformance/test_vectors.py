@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -11,37 +12,119 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from ucp_conformance import exchange, stateful
+from ucp_conformance.cli import main
 from ucp_conformance.judge import at_matches
+from ucp_conformance.mutation import entry_of, file_of
 from ucp_conformance.oracle.examine import examine
 from ucp_conformance.oracle.levels import at_level
 from ucp_conformance.resources import protocol_validator, specification, untestable_file, vectors_folder
-from ucp_conformance.static import load_cases
+from ucp_conformance.vectors import Vector, all_vectors, vectors_digest
 from ucp_conformance.workplace import Workplace
 
 from tests.conformance.suite import CONFORMANCE, files
 from tests.spec.document import BESIDE, requirements
 
-CASES = {case["id"]: (folder, case) for folder, case in load_cases()}
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc~/"), inner),
+).map(lambda value: json.dumps(value, separators=(",", ":")).encode())
+VECTORS = {vector.id: vector for vector in all_vectors()}
 
 
 def test_every_case_meets_its_schema_and_stands_where_its_id_says() -> None:
-    assert len(CASES) > 500
-    for name, (folder, case) in CASES.items():
-        protocol_validator("case").validate(case)
-        assert folder == vectors_folder() / name
+    assert len(VECTORS) > 800
+    for name, vector in VECTORS.items():
+        protocol_validator("case").validate(vector.case)
+        document = json.loads((vectors_folder() / f"{name}.json").read_bytes())
+        protocol_validator("vector").validate(document)
+        assert document["id"] == name
+
+
+def test_every_file_is_a_case() -> None:
+    assert len(list(vectors_folder().rglob("*"))) - len(list(vectors_folder().glob("*/*"))) - 3 == len(
+        VECTORS
+    )
+
+
+def test_a_mutation_keeps_no_file_that_its_parent_has() -> None:
+    for name, vector in VECTORS.items():
+        if "mutates" not in vector.case:
+            continue
+        parent = VECTORS[vector.case["mutates"]].checkpoint
+        kept = json.loads((vectors_folder() / f"{name}.json").read_bytes())["files"]
+        same = {key for key, data in vector.checkpoint.items() if parent.get(key) == data}
+        assert not {f"checkpoint/{key}" for key in same} & kept.keys()
+
+
+def test_cases_are_unpacked_as_plain_files_whose_digest_the_reports_state(tmp_path: Path) -> None:
+    for vector in VECTORS.values():
+        vector.unpack(tmp_path / vector.id)
+    whole = hashlib.sha256()
+    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
+        whole.update(path.relative_to(tmp_path).as_posix().encode() + b"\0")
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    assert vectors_digest() == f"sha256:{whole.hexdigest()}"
+
+
+def test_the_command_unpacks_the_cases_that_are_asked_for(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["unpack", str(tmp_path / "plain"), "--only", "bad/torn/root-empty"])
+    assert done.output == f"1 case in {tmp_path / 'plain'}\n"
+    found = files(tmp_path / "plain")
+    assert found == {
+        f"bad/torn/root-empty/{key}": data for key, data in VECTORS["bad/torn/root-empty"].plain()
+    }
+
+
+BEFORE = b'{"a":{"b/c":[1,2,3]},"d":"x"}'
+
+
+@pytest.mark.parametrize(
+    ("data", "entry"),
+    [
+        (b'{"a":{"b/c":[1,2,4]},"d":"x"}', {"set": {"/a/b~1c/2": 4}}),
+        (b'{"a":{"b/c":[1,2,3]},"e":1.0}', {"set": {"/e": 1.0}, "drop": ["/d"]}),
+        (b'{"a":{"b/c":[1,2.0,3]},"d":"x"}', {"set": {"/a/b~1c/1": 2.0}}),
+        (b'{"d":"x","a":{"b/c":[1,2,3]}}', {"json": {"d": "x", "a": {"b/c": [1, 2, 3]}}}),
+        (b'{"a":{"b/c":[1,2,3]},"d":"x"} ', {"splice": [{"at": 29, "cut": 0, "text": " "}]}),
+        (BEFORE[:-1], {"splice": [{"at": 28, "cut": 1, "text": ""}]}),
+        (b'{"a":{"b/c":[1,2,\xff]},"d":"x"}', {"splice": [{"at": 17, "cut": 1, "hex": "ff"}]}),
+        (b"[1e999]", {"text": "[1e999]"}),
+        (b"[" * 100000, {"text": "[" * 100000}),
+        (b"\0" * 64 + b"\1", {"hex": ["00" * 32 + "*2", "01"]}),
+        (b"", {"text": ""}),
+    ],
+)
+def test_files_are_kept_as_what_changes_in_those_of_the_parent(data: bytes, entry: dict[str, Any]) -> None:
+    assert json.dumps(entry_of(data, BEFORE)) == json.dumps(entry)
+    assert file_of(entry, BEFORE) == data
+
+
+@given(before=st.none() | DOCUMENTS | st.binary(), data=DOCUMENTS | st.binary())
+def test_what_is_kept_of_a_file_is_the_file(before: bytes | None, data: bytes) -> None:
+    entry = json.loads(json.dumps(entry_of(data, before)))
+    assert file_of(entry, before) == data
+
+
+@pytest.mark.parametrize("entry", [{"set": {"/a": 1}}, {"splice": []}, {"base64": ""}])
+def test_a_change_of_nothing_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(entry))):
+        file_of(entry, None)
 
 
 def test_names_of_checks_are_unique_within_a_case() -> None:
-    for _, case in CASES.values():
-        names = [check["name"] for check in case["checks"]]
+    for vector in VECTORS.values():
+        names = [check["name"] for check in vector.case["checks"]]
         assert len(set(names)) == len(names)
 
 
 def test_every_bad_case_has_a_good_parent() -> None:
-    bad = [case for name, (_, case) in CASES.items() if name.startswith("bad/")]
+    bad = [vector for name, vector in VECTORS.items() if name.startswith("bad/")]
     assert len(bad) > 250
-    assert {case["mutates"] for case in bad} <= CASES.keys()
+    assert {vector.case["mutates"] for vector in bad} <= VECTORS.keys()
 
 
 def test_the_generator_makes_exactly_these_vectors(tmp_path: Path) -> None:
@@ -55,11 +138,11 @@ def test_the_generator_makes_exactly_these_vectors(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (CONFORMANCE / name).read_bytes(), name
 
 
-def verdict(folder: Path, case: dict[str, Any], wanted: dict[str, Any], level: str) -> str:
+def verdict(vector: Vector, wanted: dict[str, Any], level: str) -> str:
     """What the oracle's findings lack of what a case expects; empty where they agree."""
     place = Workplace()
     try:
-        problems = examine(place.checkpoint(folder / "checkpoint", case.get("setup", []))).problems
+        problems = examine(place.checkpoint(vector.checkpoint, vector.case.get("setup", []))).problems
         problems = at_level(problems, level)
     finally:
         place.close()
@@ -82,17 +165,17 @@ def verdict(folder: Path, case: dict[str, Any], wanted: dict[str, Any], level: s
 def test_the_oracle_finds_in_every_vector_what_the_case_expects() -> None:
     wrong = {
         name: found
-        for name, (folder, case) in CASES.items()
-        for check in case["checks"]
+        for name, vector in VECTORS.items()
+        for check in vector.case["checks"]
         if check["op"] == "validate"
-        and (found := verdict(folder, case, check["expect"]["problems"], check["params"]["level"]))
+        and (found := verdict(vector, check["expect"]["problems"], check["params"]["level"]))
     }
     assert wrong == {}
 
 
 def accounted() -> set[str]:
     """Requirements that a vector, the generated mode or the stateful mode holds."""
-    found = {requirement for _, case in CASES.values() for requirement in case["requirements"]}
+    found = {requirement for vector in VECTORS.values() for requirement in vector.case["requirements"]}
     return found | set(exchange.REQUIREMENTS) | set(stateful.REQUIREMENTS)
 
 
@@ -153,7 +236,7 @@ def test_places_match_by_key_and_beginning(found: str, wanted: str, matches: boo
 
 
 def test_no_case_tells_in_its_checkpoint_which_it_is() -> None:
-    for name, (folder, _) in CASES.items():
+    for name, vector in VECTORS.items():
         hint = name.rpartition("/")[2].encode()
-        root = folder / "checkpoint" / "ucp.json"
-        assert len(hint) < 8 or not root.exists() or json.dumps(name).encode() not in root.read_bytes()
+        root = vector.checkpoint.get("ucp.json", b"")
+        assert len(hint) < 8 or json.dumps(name).encode() not in root

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Final
 
-from ucp_conformance.resources import vectors_folder
+from ucp_conformance.vectors import all_vectors
 
 from tests.spec.document import ROOT
 
@@ -20,10 +20,9 @@ _EXAMPLE: Final = re.compile(
 
 def vector(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the case ``good/layouts/NAME`` asks of ``lower``, and what it expects."""
-    folder = vectors_folder() / "good" / "layouts" / name
-    case = json.loads((folder / "case.json").read_bytes())
-    asked = next(check["params"] for check in case["checks"] if check["op"] == "lower")
-    return asked, json.loads((folder / "expected" / "lower.json").read_bytes())
+    found = next(vector for vector in all_vectors() if vector.id == f"good/layouts/{name}")
+    asked = next(check["params"] for check in found.case["checks"] if check["op"] == "lower")
+    return asked, json.loads(found.expected["lower.json"])
 
 
 def shown() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:

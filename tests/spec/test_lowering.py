@@ -13,7 +13,7 @@ import pytest
 from ucp_conformance.oracle import layouts
 from ucp_conformance.oracle.buffers import entry_of
 from ucp_conformance.oracle.layouts import Local, lower, pieces, view_of
-from ucp_conformance.static import load_cases
+from ucp_conformance.vectors import all_vectors
 
 from tests.spec import lowering
 from tests.spec.document import identifiers, lines, table
@@ -29,17 +29,17 @@ OF_ELEMENTS = {"UCP-D-070", "UCP-D-104", "UCP-D-109"}
 
 Json = dict[str, Any]
 LOWERED = [
-    (case["id"].removeprefix("good/layouts/"), check["params"])
-    for _, case in load_cases()
-    if case["id"].startswith("good/layouts/")
-    for check in case["checks"]
+    (vector.id.removeprefix("good/layouts/"), check["params"])
+    for vector in all_vectors()
+    if vector.id.startswith("good/layouts/")
+    for check in vector.case["checks"]
     if check["op"] == "lower"
 ]
 REFUSED = [
-    (case, check)
-    for _, case in load_cases()
-    if case["id"].startswith(("bad/layouts/", "bad/limits/layout-"))
-    for check in case["checks"]
+    (vector.case, check)
+    for vector in all_vectors()
+    if vector.id.startswith(("bad/layouts/", "bad/limits/layout-"))
+    for check in vector.case["checks"]
     if check["op"] == "lower"
 ]
 
