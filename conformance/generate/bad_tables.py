@@ -94,6 +94,7 @@ def _tables() -> Iterator[Case]:
         "gap": lambda t: (t.words.insert(4, 0), t.rows[1].__setitem__(4, 6)),
         "unused": lambda t: t.words.extend([0]),
         "shared": lambda t: (t.rows[1].__setitem__(4, 1), t.words.__delitem__(slice(4, 8))),
+        "overlap": lambda t: t.rows[1].__setitem__(4, 4),
         "beyond": lambda t: t.rows[1].__setitem__(4, 2**40),
         "swapped": lambda t: (t.rows[0].__setitem__(4, 5), t.rows[1].__setitem__(4, 1), t.words.__setitem__(slice(None), t.words[4:] + t.words[:4])),
     }  # fmt: skip
@@ -194,7 +195,7 @@ def _segments() -> Iterator[Case]:
             **read,
             params=FIRST,
         )
-    for name, offset in {"beyond": 2**20, "overflow": 2**64 - 64, "largest": 2**63}.items():
+    for name, offset in {"beyond": 2**20, "beyond-partly": 384, "overflow": 2**64 - 64, "largest": 2**63}.items():
         yield case(
             f"segments/{name}",
             f"A segment outside its pack: {name}",

@@ -144,6 +144,11 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
         [pad(1, to=3), FLAT, blocks(0, [5, 1, 3], [[], [shard("a", 0, [0, 1])], []])],
         (3, 2),
     ),
+    "flatten-padded-deep": (
+        mesh(a=2),
+        [pad(2, to=3), FLAT, blocks(0, [2, 1, 9], [[], [shard("a", 0, [0, 1])], []])],
+        (2, 2, 2),
+    ),
     "ranks": ({**mesh(a=2, b=2), "ranks": [3, 1, 2, 0]}, [shard("a", 0)], (4,)),
     "view-falls-back": (mesh(a=2), [view(2, 3), permute(1, 0), shard("a", 0, [2, 1])], (3, 2)),
     "padding-breaks-group": (
