@@ -120,7 +120,7 @@ def _greets(connection: Connection, results: list[Result], tell: object) -> bool
         connection.hello()
     except DriverError as wrong:
         result = Result(
-            "protocol/hello", connection.label, "reader", "inspect", "protocol", detail=str(wrong)[:2000]
+            "protocol/hello", connection.label, "reader", "inspect", "protocol", detail=str(wrong)
         )
         results.append(result)
         if callable(tell):

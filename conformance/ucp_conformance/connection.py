@@ -220,7 +220,7 @@ class Connection:
             return outcome("noise", {"detail": _quoted(line)})
         fault = next(iter(protocol_validator("reply").iter_errors(reply)), None)
         if fault is not None:
-            return outcome("noise", {"detail": f"{fault.message[:200]} in {_quoted(line)}"})
+            return outcome("noise", {"detail": f"{fault.message} in {_quoted(line)}"})
         if reply["id"] != expected:
             return outcome("wrong-id", {"detail": f"{reply['id']} and not {expected}"})
         kind = next(name for name in reply if name != "id")
@@ -228,7 +228,7 @@ class Connection:
             fault = next(iter(protocol_validator(f"{method}-result").iter_errors(reply["result"])), None)
             if fault is not None:
                 place = "/".join(map(str, fault.absolute_path))
-                return outcome("schema", {"detail": f"{place}: {fault.message[:300]}"})
+                return outcome("schema", {"detail": f"{place}: {fault.message}"})
         return outcome(kind, reply[kind])
 
 

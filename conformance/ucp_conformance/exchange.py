@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from random import Random
 from typing import Any
 
 from ucp_conformance.connection import Connection, Reply
-from ucp_conformance.judge import judge_written
+from ucp_conformance.judge import judge_written, listed
 from ucp_conformance.oracle.arithmetic import reduced, scaled
 from ucp_conformance.oracle.bytes_of import CORE_DTYPES, ITEM_BYTES, unused_bits
 from ucp_conformance.oracle.examine import examine
@@ -191,7 +192,7 @@ def _read(
         if fault is not None:
             return fault
         if reply.body["problems"]:
-            return wrong("validator", f"reported {reply.body['problems'][:3]}; there is no problem")
+            return wrong("validator", f"expected no problem; reported {json.dumps(reply.body['problems'])}")
     if "reader" not in roles:
         return None
     out = place.fresh()
@@ -218,7 +219,9 @@ def _read(
         for coordinate, local in expected.items()
     ]
     if not same(reply.body["locals"], wanted):
-        return wrong("reader", f"other pieces: {reply.body['locals']} and not {wanted}"[:1500])
+        return wrong(
+            "reader", f"expected the pieces {json.dumps(wanted)}; got {json.dumps(reply.body['locals'])}"
+        )
     outs = [(coordinate, place.fresh()) for coordinate in expected]
     params = {
         "path": str(path), "atom": "w", "slot": "value", **target,
@@ -263,7 +266,7 @@ def _rewrite(
     seen = examine(target)
     if seen.errors or seen.logical is None:
         return Fault(
-            rewriter.label, "rewriter", "fail", f"what was rewritten is not good: {seen.problems[:3]}"
+            rewriter.label, "rewriter", "fail", f"what was rewritten is not good: {listed(seen.problems)}"
         )
     if seen.logical.data.get(("w", "value"), data) != data:
         return Fault(rewriter.label, "rewriter", "fail", "the rewritten bytes are others")

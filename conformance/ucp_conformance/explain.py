@@ -11,7 +11,7 @@ from typing import Any
 from ucp_conformance.resources import specification
 from ucp_conformance.vectors import Vector, all_vectors
 
-__all__ = ["UnknownCaseError", "explained", "sentences"]
+__all__ = ["UnknownCaseError", "about", "explained", "sentences"]
 
 
 class UnknownCaseError(Exception):
@@ -37,6 +37,28 @@ def explained(name: str) -> str:
         hint = f"; did you mean {', '.join(near[:5])}?" if near else ""
         raise UnknownCaseError(f"there is no case {wanted}{hint}")
     return "\n".join(_lines(cases[wanted], cases)) + "\n"
+
+
+def about(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was asked in a check that failed, what was changed, expected and got, and how to replay it.
+
+    Args:
+        result: one result of a report.
+    """
+    name, _, check = result["id"].partition(":")
+    case = next((vector.case for vector in all_vectors() if vector.id == name), None)
+    if case is not None:
+        yield f"case: {case['title']}"
+        if "mutates" in case:
+            yield f"changed in {case['mutates']}: {case['mutation']}"
+        asked = next((one for one in case["checks"] if one["name"] == check), None)
+        if asked is not None:
+            yield f"expected: {expected(asked['expect'])}"
+    yield f"got: {result['detail']}"
+    if case is not None:
+        yield f'replay: ucp-conformance run --only {name} --driver "{result["driver"]}=COMMAND"'
+    elif "case" in result:
+        yield f'replay: ucp-conformance replay FILE --driver "{result["driver"]}=COMMAND", FILE being the smallest case'
 
 
 def _lines(vector: Vector, cases: Mapping[str, Vector]) -> Iterator[str]:
@@ -108,5 +130,4 @@ def _at(expect: Mapping[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 2000 else f"{text[:2000]}... ({len(text)} characters)"
+    return json.dumps(value, ensure_ascii=False)

@@ -58,7 +58,7 @@ def case_of(search_plan: dict[str, Any], fault: Fault, writer: str, reader: str)
     """A failed exchange as a document that `replay` takes."""
     return {
         "kind": "exchange", "writer": writer, "reader": reader, "fault": f"{fault.role} {fault.blamed}",
-        "why": fault.why[:2000], "plan": search_plan,
+        "why": fault.why, "plan": search_plan,
     }  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def run_pair(writer: Connection, reader: Connection, *, examples: int, seed_: in
                 outcome=fault.outcome if blamed and fault is not None else "pass",
                 requirements=REQUIREMENTS,
                 ms=ms,
-                detail=fault.why[:1500] if blamed and fault is not None else search.told(),
+                detail=fault.why if blamed and fault is not None else search.told(),
                 stderr=fault.stderr if blamed and fault is not None else "",
                 other=other.label,
                 case=case_of(search.plan, fault, writer.label, reader.label)

@@ -11,17 +11,23 @@ from typing import Any
 from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.oracle.bytes_of import content_digest
 from ucp_conformance.oracle.examine import Logical, examine
+from ucp_conformance.oracle.problem import Problem
 from ucp_conformance.oracle.strict_json import same
 from ucp_conformance.vectors import Vector
 from ucp_conformance.watch import watching
 from ucp_conformance.workplace import Workplace, snapshot
 
-__all__ = ["Verdict", "at_matches", "judge", "judge_written"]
+__all__ = ["Verdict", "at_matches", "judge", "judge_written", "listed"]
 
 Verdict = tuple[str, str]
 """An outcome, and why."""
 
 PASS: Verdict = ("pass", "")
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """Return what the oracle found, in words."""
+    return ", ".join(f"{problem.code} at {problem.at} ({problem.why})" for problem in problems)
 
 
 def judge(connection: Connection, vector: Vector, check: Mapping[str, Any]) -> tuple[Verdict, float]:
@@ -163,16 +169,16 @@ def _problems(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
     if reply.kind == "unsupported":
         return "unsupported", str(reply.body["feature"])
     if reply.kind != "result":
-        return "fail", f"a validator lists problems, it does not refuse: {reply.body}"
+        return "fail", f"a validator lists problems, it does not refuse: {json.dumps(reply.body)}"
     problems = reply.body["problems"]
     codes = [problem["code"] for problem in problems]
     wanted = expect["codes"]
-    shown = ", ".join(f"{problem['code']} at {problem['at']}" for problem in problems[:5]) or "nothing"
+    shown = ", ".join(f"{problem['code']} at {problem['at']}" for problem in problems) or "nothing"
     if not wanted:
-        return PASS if not codes else ("fail", f"reported {shown}; there is no problem")
+        return PASS if not codes else ("fail", f"expected no problem; reported {shown}")
     hits = [problem for problem in problems if problem["code"] in wanted]
     if not hits:
-        return "fail", f"reported {shown}; expected {' or '.join(wanted)}"
+        return "fail", f"expected {' or '.join(wanted)}; reported {shown}"
     missing = [code for code in wanted if code not in codes]
     if expect.get("every") and missing:
         return "fail", f"reported {shown}; expected {' and '.join(missing)} as well"
@@ -180,9 +186,9 @@ def _problems(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
     if ruled_out:
         return "fail", f"reported {shown}; {ruled_out[0]} is ruled out beside {' or '.join(wanted)}"
     if not expect["also"] and len(hits) < len([code for code in codes if not code.startswith("UCP-W-")]):
-        return "fail", f"reported {shown}; expected nothing but {' or '.join(wanted)}"
+        return "fail", f"expected nothing but {' or '.join(wanted)}; reported {shown}"
     if "at" in expect and not any(at_matches(problem["at"], expect["at"]) for problem in hits):
-        return "fail", f"reported {shown}; expected at {' or '.join(expect['at'])}"
+        return "fail", f"expected at {' or '.join(expect['at'])}; reported {shown}"
     return PASS
 
 
@@ -201,7 +207,7 @@ def _refusal(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
 def _differs(found: Any, wanted: Any) -> Verdict | None:
     if same(found, wanted):
         return None
-    return "fail", f"{json.dumps(found)[:400]} and not {json.dumps(wanted)[:400]}"
+    return "fail", f"expected {json.dumps(wanted)}; got {json.dumps(found)}"
 
 
 def _bytes(path: Path, wanted: bytes) -> Verdict:
@@ -246,10 +252,7 @@ def judge_written(path: Path, params: Mapping[str, Any], data: Mapping[str, byte
     """Whether the checkpoint at ``path`` is good and holds what ``params`` of a write asked for."""
     seen = examine(path)
     if seen.errors or seen.logical is None:
-        problems = ", ".join(
-            f"{problem.code} at {problem.at} ({problem.why})" for problem in seen.problems[:3]
-        )
-        return "fail", f"what was written is not good: {problems}"
+        return "fail", f"what was written is not good: {listed(seen.problems)}"
     logical = seen.logical
     found = logical.inspect()
     wanted: dict[str, Any] = {
@@ -278,9 +281,9 @@ def _atoms_written(
     for atom in found["atoms"]:
         name = atom["name"]
         if sorted(atom["aliases"]) != sorted(asked[name].get("aliases", [])):
-            return "fail", f"other aliases of {name!r}"
+            return "fail", f"other aliases of {json.dumps(name)}"
         if atom["slots"].keys() != asked[name]["slots"].keys():
-            return "fail", f"other slots of {name!r}"
+            return "fail", f"other slots of {json.dumps(name)}"
         for slot_name, slot in asked[name]["slots"].items():
             mine = atom["slots"][slot_name]
             wanted = {"dtype": slot["dtype"], "shape": slot["shape"]}
@@ -307,7 +310,7 @@ def _atoms_written(
 def _blobs_written(logical: Logical, params: Mapping[str, Any]) -> Verdict | None:
     for name, blob in params.get("blobs", {}).items():
         if logical.blobs.get(name) != Path(blob["in"]).read_bytes():
-            return "fail", f"the bytes of the blob {name!r} are others"
+            return "fail", f"the bytes of the blob {json.dumps(name)} are others"
     return None
 
 
@@ -316,7 +319,7 @@ def _rewritten(source: Path, path: Path, storage: str, expect: Mapping[str, Any]
     if before.logical is None:
         raise AssertionError("the source of a rewrite is not good")
     if after.errors or after.logical is None:
-        return "fail", f"what was written is not good: {after.problems[:3]}"
+        return "fail", f"what was written is not good: {listed(after.problems)}"
     if after.logical.root["storage"] != storage or after.logical.root["digest"] != digest:
         return "fail", "another storage or digest"
     differs = _differs(after.logical.kept(), before.logical.kept())
@@ -325,7 +328,7 @@ def _rewritten(source: Path, path: Path, storage: str, expect: Mapping[str, Any]
     common = before.logical.data.keys() & after.logical.data.keys()
     changed = [name for name in common if before.logical.data[name] != after.logical.data[name]]
     if changed or before.logical.blobs != after.logical.blobs:
-        return "fail", f"other bytes: {changed[:3]}"
+        return "fail", f"other bytes: {json.dumps(changed)}"
     if "extensions" in expect:
         return _differs(after.logical.root["extensions"], expect["extensions"]) or PASS
     return PASS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ucp_conformance.explain import sentences
+from ucp_conformance.explain import about, sentences
 from ucp_conformance.results import BAD, ROLES
 
 __all__ = ["page"]
@@ -113,7 +113,9 @@ def _failures(report: dict[str, Any]) -> str:
     rows = [f"<h2>Failures ({len(bad)})</h2>"]
     for result in bad:
         head = f"{result['outcome']}: {result['id']} ({result['driver']})"
-        rows.append(f"<details><summary>{escape(head)}</summary><pre>{escape(result['detail'])}</pre>")
+        rows.append(
+            f"<details><summary>{escape(head)}</summary><pre>{escape(chr(10).join(about(result)))}</pre>"
+        )
         if "case" in result:
             rows.append(f"<p>The smallest case:</p><pre>{escape(json.dumps(result['case'], indent=1))}</pre>")
         if "stderr" in result:

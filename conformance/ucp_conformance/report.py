@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from ucp_conformance import __version__
 from ucp_conformance.connection import Connection
+from ucp_conformance.explain import about
 from ucp_conformance.page import page
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import BAD, ROLES, Result, badge, classes
@@ -90,19 +91,41 @@ def markdown(report: dict[str, Any], *, most: int = 50) -> str:
         lines.append(f"| {driver['label']} | " + " | ".join(cells) + f" | {driver['badge']['message']} |")
     bad = [result for result in report["results"] if result["outcome"] in BAD]
     if bad:
-        lines += [
-            "",
-            f"## Failures ({len(bad)})",
-            "",
-            "| case | implementation | outcome | detail |",
-            "|---|---|---|---|",
-        ]
+        lines += ["", f"## Failures ({len(bad)})"]
         for result in bad[:most]:
-            detail = result["detail"].replace("|", "\\|").replace("\n", " ")[:200]
-            lines.append(f"| `{result['id']}` | {result['driver']} | {result['outcome']} | {detail} |")
+            lines += ["", f"### {result['outcome']}: `{result['id']}` ({result['driver']})", "", "```text"]
+            lines += [*about(result), "```"]
         if len(bad) > most:
-            lines.append(f"| ... and {len(bad) - most} more | | | |")
+            lines += ["", f"... and {len(bad) - most} more, in `report.json` and `index.html`"]
+    lines += ["", "## Requirements", "", *_requirements(report)]
     return "\n".join(lines) + "\n"
+
+
+def _requirements(report: dict[str, Any]) -> list[str]:
+    """Return the table of requirements: checks that hold each, passed, failed and left out per implementation."""
+    labels = [driver["label"] for driver in report["drivers"]]
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for result in report["results"]:
+        outcome = result["outcome"]
+        kind = (
+            "passed"
+            if outcome == "pass"
+            else "failed"
+            if outcome in BAD or outcome == "xfail"
+            else "left out"
+        )
+        for requirement in result["requirements"]:
+            counts.setdefault(requirement, {}).setdefault(result["driver"], Counter())[kind] += 1
+    lines = ["| requirement | " + " | ".join(labels) + " |", "|---" * (len(labels) + 1) + "|"]
+    for requirement, found in sorted(counts.items()):
+        cells = [
+            ", ".join(f"{count} {kind}" for kind, count in sorted(found[label].items()))
+            if label in found
+            else "-"
+            for label in labels
+        ]
+        lines.append(f"| {requirement} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def write_reports(report: dict[str, Any], folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ucp_conformance.connection import Connection, Reply
 from ucp_conformance.exchange import Fault
-from ucp_conformance.judge import judge_written
+from ucp_conformance.judge import judge_written, listed
 from ucp_conformance.oracle.examine import examine
 from ucp_conformance.results import Result
 from ucp_conformance.workplace import Workplace, snapshot
@@ -114,7 +114,7 @@ class _Sequence:
             return None
         seen = examine(self.paths[name])
         if seen.errors or seen.logical is None or set(seen.logical.data.values()) != {data}:
-            return self.fault(actor, "writer", f"a torn checkpoint was published: {seen.problems[:3]}")
+            return self.fault(actor, "writer", f"a torn checkpoint was published: {listed(seen.problems)}")
         self.held[name] = data, snapshot(self.paths[name])
         return None
 
@@ -137,7 +137,7 @@ class _Sequence:
         seen = examine(self.paths[name])
         data = self.held[source][0]
         if seen.errors or seen.logical is None or set(seen.logical.data.values()) != {data}:
-            return self.fault(actor, "rewriter", f"what was rewritten is not good: {seen.problems[:3]}")
+            return self.fault(actor, "rewriter", f"what was rewritten is not good: {listed(seen.problems)}")
         self.held[name] = data, snapshot(self.paths[name])
         return self.unchanged(actor, source, "rewriter")
 
@@ -191,7 +191,7 @@ def run_stateful(
                 level="full",
                 outcome=fault.outcome if fault else "pass",
                 requirements=REQUIREMENTS,
-                detail=fault.why[:1500] if fault else f"{sequences} sequences",
+                detail=fault.why if fault else f"{sequences} sequences",
             )
             tell(result)
             yield result
