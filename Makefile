@@ -13,7 +13,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly bench scale build wheel-test clean
+.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -109,6 +109,9 @@ conformance: $(READY)  ## run the conformance suite on both implementations, rep
 
 conformance-nightly: $(READY)  ## the same with thousands of generated cases per pair, in out/conformance-nightly
 	$(SUITE) run --profile nightly --report out/conformance-nightly $(DRIVERS)
+
+mutants: $(READY)  ## plant defects in both implementations, one at a time, and see the conformance suite find each (docs/campaigns.md); a quarter of an hour or more
+	$(BIN)/python conformance/mutants/campaign.py
 
 bench: $(READY)  ## measure
 	$(BIN)/python -m benchmarks

@@ -13,6 +13,7 @@ from generate.mutations import (
     drop,
     override,
     put,
+    several,
 )
 from ucp_conformance.drafting import Draft
 
@@ -157,6 +158,12 @@ def _root() -> Iterator[Case]:
         "first": (put("entry0", "first", to="aaa"), ("UCP-D-023",), "Another first name"),
         "last": (put("entry1", "last", to="zzz"), ("UCP-D-023",), "Another last name"),
         "count": (put("entry0", "atoms", to=2), ("UCP-D-023",), "Another number of atoms"),
+        # Nothing in the root document contradicts it: the part alone does.
+        "only-atom": (
+            several(put("entry0", "first", to="alphb"), put("entry0", "last", to="alphb")),
+            ("UCP-D-023",),
+            "Another name of the only atom",
+        ),
     }
     for name, (mutate, requirements, title) in entries.items():
         yield case(

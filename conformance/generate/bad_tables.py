@@ -195,7 +195,12 @@ def _segments() -> Iterator[Case]:
             **read,
             params=FIRST,
         )
-    for name, offset in {"beyond": 2**20, "beyond-partly": 384, "overflow": 2**64 - 64, "largest": 2**63}.items():
+    for name, offset in {
+        "beyond": 2**20,
+        "beyond-partly": 384,
+        "overflow": 2**64 - 64,
+        "largest": 2**63,
+    }.items():
         yield case(
             f"segments/{name}",
             f"A segment outside its pack: {name}",

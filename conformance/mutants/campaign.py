@@ -1,0 +1,200 @@
+"""`python campaign.py [NAME ...]`: plant each defect in a copy of its implementation, and see the suite find it.
+
+Ends with 1 where a defect is not found, or where an implementation fails without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from defects import IMPLEMENTATIONS, ROOT, Defect, EditError, load, planted
+
+from ucp_conformance.connection import Connection, DriverError
+from ucp_conformance.generated import run_pairs
+from ucp_conformance.results import Result
+from ucp_conformance.stateful import run_stateful
+from ucp_conformance.static import run_static
+from ucp_conformance.vectors import all_vectors
+
+EXAMPLES: Final = 100
+"""Exchanges, of a defect that no static case finds."""
+SEQUENCES: Final = 4
+TIMEOUT_S: Final = 60.0
+"""How long a reply may take, on a busy machine as well."""
+FINE: Final = frozenset({"pass", "unclaimed"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a defect: the check that found it, or None, and whether it was among those tried first."""
+
+    defect: Defect
+    killer: str | None
+    is_near: bool
+    seconds: float
+    fault: str = ""
+
+
+def command_of(name: str, tree: Path) -> str:
+    """The command that starts the driver of an implementation in a folder."""
+    if name == "node":
+        return f"node {shlex.quote(str(tree / 'conformance/drivers/node/driver.mjs'))}"
+    driver = tree / "conformance/drivers/python/driver.py"
+    # Nothing is compiled into copies: what is compiled already is copied with the sources.
+    return f"env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={shlex.quote(str(tree))} {sys.executable} {shlex.quote(str(driver))}"
+
+
+def ignore(_: Result) -> None:
+    """Nobody listens."""
+
+
+def cases_of(near: Sequence[str]) -> list[str]:
+    """Ids of the cases that one of the texts names, or that hold a requirement among them."""
+    found: dict[str, None] = {}
+    for text in near:
+        named = [
+            vector.id for vector in all_vectors() if text in vector.id or text in vector.case["requirements"]
+        ]
+        if not named:
+            raise EditError(f"no case is called {text}")
+        found.update(dict.fromkeys(named))
+    return list(found)
+
+
+def failures(results: Iterable[Result]) -> Iterator[str]:
+    """Ids of results that are failures, with what came out."""
+    return (f"{result.id} ({result.outcome})" for result in results if result.outcome not in FINE)
+
+
+def attempts(connection: Connection, defect: Defect) -> Iterator[tuple[Iterator[Result], bool]]:
+    """Results in the order in which they are asked for, and whether they are of cases near the defect."""
+    for case in cases_of(defect.near):
+        yield run_static(connection, ignore, only=case), True
+    yield run_static(connection, ignore), False
+    yield run_pairs([connection], ignore, examples=EXAMPLES, seed_=0), False
+    yield run_stateful([connection], ignore, sequences=SEQUENCES, seed_=0), False
+
+
+def killed_by_tests(defect: Defect, tree: Path) -> str | None:
+    """The test that fails first, of those of the library that hold what no driver is asked for."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *defect.tests]
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "UCP_HYPOTHESIS_PROFILE": "quick",
+    }
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise EditError(f"pytest ends with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    return failed[0] if failed else None
+
+
+def tried(defect: Defect) -> Verdict:
+    """Plant a defect and look for a check that fails."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ucp-mutant-") as folder:
+        tree = Path(folder)
+        try:
+            planted(defect, tree)
+            killer, is_near = _killer(defect, tree)
+        except EditError as wrong:
+            return Verdict(defect, None, False, time.monotonic() - start, str(wrong))
+    return Verdict(defect, killer, is_near, time.monotonic() - start)
+
+
+def _killer(defect: Defect, tree: Path) -> tuple[str | None, bool]:
+    if defect.tests:
+        return killed_by_tests(defect, tree), True
+    connection = Connection(
+        command_of(defect.implementation, tree), label=defect.implementation, timeout=TIMEOUT_S
+    )
+    try:
+        for results, is_near in attempts(connection, defect):
+            killer = next(failures(results), None)
+            if killer is not None:
+                return killer, is_near
+    except DriverError as wrong:
+        raise EditError(f"the driver does not start: {wrong}") from None
+    finally:
+        connection.kill()
+    return None, False
+
+
+def spared(implementation: str, defects: Sequence[Defect]) -> list[str]:
+    """What fails of the implementation as it is, among the cases that are tried first; nothing may."""
+    near = cases_of([text for defect in defects for text in defect.near])
+    connection = Connection(command_of(implementation, ROOT), label=implementation, timeout=TIMEOUT_S)
+    try:
+        return [one for case in near for one in failures(run_static(connection, ignore, only=case))]
+    finally:
+        connection.kill()
+
+
+def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """One line for each defect, and one for each kind and implementation."""
+    for verdict in verdicts:
+        defect = verdict.defect
+        found = verdict.killer or verdict.fault or "SURVIVES"
+        far = "" if verdict.is_near or verdict.killer is None else "  [far]"
+        yield f"{defect.implementation:6}  {defect.kind:11}  {defect.name:34}  {verdict.seconds:5.1f} s  {found}{far}"
+    yield ""
+    counts = Counter((one.defect.kind, one.defect.implementation, one.killer is not None) for one in verdicts)
+    for kind in dict.fromkeys(one.defect.kind for one in verdicts):
+        told = [
+            f"{name} {counts[kind, name, True]} of {counts[kind, name, True] + counts[kind, name, False]}"
+            for name in IMPLEMENTATIONS
+        ]
+        yield f"{kind:11}  {', '.join(told)}"
+    yield f"{sum(one.killer is not None for one in verdicts)} of {len(verdicts)} defects found"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the campaign; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Plant defects, and see the conformance suite find them.")
+    parser.add_argument(
+        "names", nargs="*", help="Defects, NAME or IMPLEMENTATION:NAME; all if none is named."
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="How many are tried at once.")
+    options = parser.parse_args(arguments)
+    defects = [defect for name in IMPLEMENTATIONS for defect in load(name)]
+    if options.names:
+        wanted = set(options.names)
+        defects = [
+            one
+            for one in defects
+            if wanted & {one.name, f"{one.implementation}:{one.name}", one.implementation, one.kind}
+        ]
+    if not defects:
+        parser.error("there is no such defect")
+    for name in IMPLEMENTATIONS:
+        mine = [defect for defect in defects if defect.implementation == name and not defect.tests]
+        failed = spared(name, mine) if mine else []
+        if failed:
+            print(f"{name} fails without a defect: {', '.join(failed[:5])}")
+            return 1
+    verdicts: list[Verdict] = []
+    with ProcessPoolExecutor(max_workers=options.jobs) as executor:
+        for verdict in executor.map(tried, defects):
+            verdicts.append(verdict)
+            print(next(table([verdict])), flush=True)
+    print("\n".join([*table(verdicts)][len(verdicts) :]))
+    return 0 if all(verdict.killer is not None for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
