@@ -12,7 +12,14 @@ from tests.conformance.suite import mutant, ucp_conformance
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    arguments = ["--driver", f"mine={mutant('accepts-all')}", "--only", "bad/digest", "--report", folder]
+    arguments: list[str | Path] = [
+        "--driver",
+        f"mine={mutant('accepts-all')}",
+        "--only",
+        "bad/digest",
+        "--report",
+        folder,
+    ]
     assert ucp_conformance("run", *arguments).returncode == 1
     return folder
 

@@ -17,6 +17,7 @@ from tests.builders import result_or_refusal
 from tests.campaigns.hostile.malicious import cases_of
 from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
+from tests.conversion.engine.jobs import written
 from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.admission import stored_bytes
 from ucpformat.conversion.contract.content import Content
@@ -131,7 +132,10 @@ def test_metadata_that_nest_without_end_do_not_reach_tensorstore(tmp_path: Path,
     """100,000 brackets in a .zarray ended the process by a signal."""
     tensorstore = pytest.importorskip("tensorstore")
     arrays = {"w": {"value": np.arange(6, dtype=np.float32)}}
-    export_orbax(Content(job_of(arrays)), tmp_path / "a", settings={"ocdbt": ocdbt, "zarr": "2"}).write()
+    written(
+        export_orbax(Content(job_of(arrays)), tmp_path / "a", settings={"ocdbt": ocdbt, "zarr": "2"}),
+        tmp_path,
+    )
     name = next(iter(read_tree(SourceFiles(tmp_path / "a"), "").leaves)).name
     store = array_spec(tmp_path / "a", name, use_ocdbt=ocdbt == "true", use_zarr3=False)["kvstore"]
     deep = b"[" * 100_000 + b"]" * 100_000

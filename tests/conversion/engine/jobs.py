@@ -11,7 +11,9 @@ import numpy as np
 
 import ucpformat
 from ucpformat.comparison import compare
+from ucpformat.conversion.contract.foreign import ExportPlan
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint
+from ucpformat.conversion.engine.exporting import write_files
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.rewriting import rewrite_job
 from ucpformat.conversion.engine.writing import run_job
@@ -73,3 +75,12 @@ class Breaks:
             return wrapped(*arguments, **named)
 
         return call
+
+
+def written(plan: ExportPlan, path: Path) -> None:
+    """Write an export, which consists of files or writes itself."""
+    if plan.files is not None:
+        write_files(plan.files, path)
+    else:
+        assert plan.write is not None
+        plan.write()

@@ -101,7 +101,7 @@ KILLED = """
 import os, signal
 from pathlib import Path
 from tests.conversion.engine.jobs import rewrite
-from ucpformat.storage import local
+from ucpformat.storage.stores import local
 from ucpformat.storage.stores.local_pack import LocalPackFile
 calls = []
 def killing(write, at):
