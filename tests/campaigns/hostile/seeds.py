@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from tests.conversion.engine.jobs import written
+from tests.conversion.engine.jobs import carry_out
 from tests.conversion.formats.deepspeed.made import make_checkpoint
 from tests.conversion.formats.megatron.test_classic import saved as classic
 from tests.conversion.formats.megatron.test_torch_dist import WEIGHT
@@ -140,7 +140,7 @@ def _orbax(folder: Path) -> None:
         for zarr in ("2", "3"):
             settings = {"ocdbt": ocdbt, "zarr": zarr}
             path = folder / f"{ocdbt}-{zarr}"
-            written(export_orbax(Content(job_of(arrays)), path, settings=settings), path)
+            carry_out(export_orbax(Content(job_of(arrays)), path, settings=settings), path)
 
 
 def _dcp(folder: Path) -> None:

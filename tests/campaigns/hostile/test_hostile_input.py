@@ -17,7 +17,7 @@ from tests.builders import result_or_refusal
 from tests.campaigns.hostile.malicious import cases_of
 from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
-from tests.conversion.engine.jobs import written
+from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.admission import stored_bytes
 from ucpformat.conversion.contract.content import Content
@@ -132,7 +132,7 @@ def test_metadata_that_nest_without_end_do_not_reach_tensorstore(tmp_path: Path,
     """100,000 brackets in a .zarray ended the process by a signal."""
     tensorstore = pytest.importorskip("tensorstore")
     arrays = {"w": {"value": np.arange(6, dtype=np.float32)}}
-    written(
+    carry_out(
         export_orbax(Content(job_of(arrays)), tmp_path / "a", settings={"ocdbt": ocdbt, "zarr": "2"}),
         tmp_path,
     )

@@ -77,7 +77,7 @@ class Breaks:
         return call
 
 
-def written(plan: ExportPlan, path: Path) -> None:
+def carry_out(plan: ExportPlan, path: Path) -> None:
     """Write an export, which consists of files or writes itself."""
     if plan.files is not None:
         write_files(plan.files, path)

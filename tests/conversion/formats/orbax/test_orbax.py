@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversion.damage import damaged, outcome, replaced
-from tests.conversion.engine.jobs import written
+from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
 from tests.frameworks_live.sweep import sweep
 from ucpformat.conversion.contract.casting import cast_job
@@ -68,7 +68,7 @@ def test_out_and_in(tmp_path: Path, settings: dict[str, str]) -> None:
     job = job_of(arrays(), aliases={"w": ["tied"]}, state=state(VALUES))
     plan = export_orbax(Content(job), tmp_path / "a", settings=settings)
     assert list(plan.dropped) == []
-    written(plan, tmp_path)
+    carry_out(plan, tmp_path)
     assert detect_kind(tmp_path / "a") == "orbax"
     back = import_orbax(tmp_path / "a", settings={})
     found = whole(back, 2)
@@ -86,7 +86,7 @@ def test_out_and_in(tmp_path: Path, settings: dict[str, str]) -> None:
     assert values["optim.param_groups.0.params.0"] == "w"
     assert found["array", "value"].tolist() == [0, 1, 2]
     with pytest.raises(UcpError) as refusal:
-        written(plan, tmp_path)
+        carry_out(plan, tmp_path)
     assert refusal.value.code == "UCP-E-EXISTS"
 
 
@@ -116,13 +116,13 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     for number, settings in enumerate(FORMS):
         plan = export_orbax(Content(job), tmp_path / f"{number}", settings=settings)
         with pytest.raises(UcpError, match="leave the range"):
-            written(plan, tmp_path)
+            carry_out(plan, tmp_path)
         assert not (tmp_path / f"{number}").exists()
 
 
 def made(folder: Path, settings: dict[str, str]) -> Path:
     job = job_of({"w": {"value": np.arange(6.0)}}, state=state({"text": "x", "n": 1}))
-    written(export_orbax(Content(job), folder, settings=settings), folder)
+    carry_out(export_orbax(Content(job), folder, settings=settings), folder)
     return folder
 
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ucpformat as ucp
-from tests.conversion.engine.jobs import written
+from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.convert import convert_checkpoint, detect_kind
@@ -229,18 +229,18 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         Content(job), tmp_path / "x", settings={"dtype": "float16", "max_shard_size": "1B"}
     )
     with pytest.raises(UcpError, match="leave the range"):
-        written(plan, tmp_path / "x")
+        carry_out(plan, tmp_path / "x")
     assert not (tmp_path / "x").exists()
     path = tmp_path / "x.safetensors"
     with pytest.raises(UcpError, match="leave the range"):
-        written(export_safetensors(Content(job), path, settings={"dtype": "float16"}), path)
+        carry_out(export_safetensors(Content(job), path, settings={"dtype": "float16"}), path)
     assert not (tmp_path / "x.safetensors").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for taken in ("taken", "taken/file.safetensors"):
         (tmp_path / "taken" / "file.safetensors").touch()
         with pytest.raises(UcpError) as refusal:
-            written(export_safetensors(Content(job), tmp_path / taken, settings={}), tmp_path / taken)
+            carry_out(export_safetensors(Content(job), tmp_path / taken, settings={}), tmp_path / taken)
         assert refusal.value.code == "UCP-E-EXISTS"
 
 
@@ -253,7 +253,7 @@ def test_the_step_and_blobs_without_a_place(tmp_path: Path) -> None:
     job = replace(job, step=12)
     plan = export_safetensors(Content(job), tmp_path / "x", settings={})
     assert [lost.what for lost in plan.dropped] == ["blobs/../x"]
-    written(plan, tmp_path / "x")
+    carry_out(plan, tmp_path / "x")
     assert import_safetensors(tmp_path / "x", settings={}).step == 12
     plan = export_safetensors(Content(job), tmp_path / "x.safetensors", settings={})
     assert [lost.what for lost in plan.dropped] == ["blobs/../x", "blobs/ok"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ucpformat as ucp
 from tests.conversion.damage import damaged, outcome
-from tests.conversion.engine.jobs import written
+from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.convert import convert_checkpoint, detect_kind
@@ -247,10 +247,10 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert refusal.value.code == "UCP-E-DTYPE"
     fine = job_of({"w": {"value": np.zeros(2, np.float32)}}, blobs={"model/w": ("text/plain", b"")})
     plan = export_torch_save(Content(fine), tmp_path / "x.pt")
-    written(plan, tmp_path / "x.pt")
+    carry_out(plan, tmp_path / "x.pt")
     assert torch.load(tmp_path / "x.pt", weights_only=False)["model"]["w"].tolist() == [0, 0]
     with pytest.raises(UcpError) as refusal:
-        written(plan, tmp_path / "x.pt")
+        carry_out(plan, tmp_path / "x.pt")
     assert refusal.value.code == "UCP-E-EXISTS"
     assert whole(import_torch_save(tmp_path / "x.pt"))["w", "value"].tolist() == [0, 0]
     opaque = job_of({}, blobs={"o": ("application/x-pytorch-dcp-object", b"")})
