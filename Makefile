@@ -37,7 +37,7 @@ $(SHORT): $(READY) tests/versions/table.toml
 test: $(READY) $(SHORT)  ## run every test but the packaging ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel"
 
-test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each; a quarter of an hour or more
+test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each; some minutes
 	UCP_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --timeout 0 tests/geometry tests/storage/test_arithmetic.py
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
@@ -110,7 +110,7 @@ conformance: $(READY)  ## run the conformance suite on both implementations, rep
 conformance-nightly: $(READY)  ## the same with thousands of generated cases per pair, in out/conformance-nightly
 	$(SUITE) run --profile nightly --report out/conformance-nightly $(DRIVERS)
 
-mutants: $(READY)  ## plant defects in both implementations, one at a time, and see the conformance suite find each (docs/campaigns.md); a quarter of an hour or more
+mutants: $(READY)  ## plant defects in both implementations, one at a time, and see the conformance suite find each (docs/campaigns.md); some minutes
 	$(BIN)/python conformance/mutants/campaign.py
 
 bench: $(READY)  ## measure
