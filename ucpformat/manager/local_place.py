@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
+import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
-from ucpformat.storage.stores.local_io import exchange_names, opened, translated
+from ucpformat.storage.stores.local_io import CREATE_FLAGS, exchange_names, opened, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +47,19 @@ class LocalPlace:
                 for one in (directory, *(os.path.join(directory, file) for file in files)):
                     with suppress(FileNotFoundError):
                         newest = max(newest, os.lstat(one).st_mtime)
-            with tempfile.NamedTemporaryFile(dir=self._path, prefix=".ucp-clock-") as probe:
-                return os.fstat(probe.fileno()).st_mtime - newest
+            return self._now() - newest
+
+    def _now(self) -> float:
+        """The time of the file system: when a file is made that is made now."""
+        probe = self._path / f".ucp-clock-{uuid.uuid4().hex[:8]}"
+        descriptor = opened(probe, CREATE_FLAGS)
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            try:
+                os.close(descriptor)
+            finally:
+                os.unlink(probe)
 
     def is_foreign(self, name: str) -> bool:
         """Whether it is a link, or has anything at its top that is no part of a checkpoint."""

@@ -97,6 +97,7 @@ def _as_rank(
         world_size=world,
         timeout=timedelta(seconds=30),
     )
+    dist.barrier()  # or the others are still connecting when the victim dies
     act(rank == victim)
     work(path)
     act(False)
