@@ -31,7 +31,7 @@ __all__ = [
 
 SUCCESS, REGISTERED, STOPPED, UNREGISTERED, LEFT_OPEN = 0, 3, 4, 5, 16
 _DEADLINE = 60
-_MOMENT = 2.0
+_MOMENT = 15.0
 """Seconds."""
 
 
