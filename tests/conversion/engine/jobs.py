@@ -41,7 +41,7 @@ def make(path: Path) -> None:
         run_job(replace(rewrite_job(checkpoint), chunk_bytes=CHUNK, step=9), path)
 
 
-def rewrite(source: Path, out: Path, storage: Any = "packed", **options: Any) -> ConversionReport:
+def rewrite(source: Path, out: str | Path, storage: Any = "packed", **options: Any) -> ConversionReport:
     return convert_checkpoint(
         source,
         out,
@@ -52,7 +52,7 @@ def rewrite(source: Path, out: Path, storage: Any = "packed", **options: Any) ->
     )
 
 
-def assert_same(source: Path, out: Path) -> None:
+def assert_same(source: Path, out: str | Path) -> None:
     assert ucpformat.validate(out) == []  # nor anything that the root does not reach
     with ucpformat.open(source) as first, ucpformat.open(out) as second:
         assert compare(first, second).differences == ()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from tests.conversion.engine.jobs import Breaks, assert_same, make, rewrite
 from ucpformat.conversion.engine import journal, worker
 from ucpformat.errors import UcpError
 from ucpformat.storage.stores import local
+from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_pack import LocalPackFile
+from ucpformat.storage.stores.remote import RemoteStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,7 +105,9 @@ import os, signal
 from pathlib import Path
 from tests.conversion.engine.jobs import rewrite
 from ucpformat.storage.stores import local
+from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_pack import LocalPackFile
+from ucpformat.storage.stores.remote import RemoteStore
 calls = []
 def killing(write, at):
     def killed(first, buffers, *rest, **named):
@@ -211,9 +216,9 @@ def test_remote_stores_resume_too(source: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemotePackFile, "append", Breaks(12, KeyboardInterrupt())(RemotePackFile.append))
         with pytest.raises(KeyboardInterrupt):
-            rewrite(source, out, resume=True, workers=1)  # type: ignore[arg-type]
-    rewrite(source, out, resume=True)  # type: ignore[arg-type]
-    assert_same(source, out)  # type: ignore[arg-type]
+            rewrite(source, out, resume=True, workers=1)
+    rewrite(source, out, resume=True)
+    assert_same(source, out)
 
 
 def test_a_batch_that_two_workers_do_has_one_result(source: Path, tmp_path: Path) -> None:
@@ -259,3 +264,28 @@ def test_a_receipt_that_comes_when_its_pack_was_removed_is_not_believed(
     monkeypatch.setattr(journal, "earlier", earlier)
     rewrite(source, out, resume=True, workers=1)
     assert_same(source, out)
+
+
+@pytest.mark.parametrize("storage", ["packed", "plain"])
+@pytest.mark.parametrize("out", ["memory://damaged-receipt/{}/c", "{}/c"])
+def test_a_receipt_that_is_damaged_on_its_way_costs_no_objects(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, out: str
+) -> None:
+    """The worker read it whole, took its pack over, and the pack went with the debris behind the commit."""
+    url = out.format(tmp_path)
+    store = RemoteStore if "://" in url else LocalStore
+    stopped = Mock(side_effect=KeyboardInterrupt)
+    with patch.object(store, "publish", stopped), pytest.raises(KeyboardInterrupt):
+        rewrite(source, url, storage, resume=True, workers=1)
+    whole, seen = worker.unsealed, 0
+
+    def damaged_once(data: bytes) -> bytes | None:
+        nonlocal seen
+        seen += 1
+        return None if seen == 1 else whole(data)
+
+    monkeypatch.setattr(journal, "unsealed", damaged_once)
+    rewrite(source, url, storage, resume=True, workers=1)
+    assert seen > 5
+    assert not ucpformat.validate(url)
+    assert_same(source, url)

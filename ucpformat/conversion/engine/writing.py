@@ -71,14 +71,13 @@ class Engine:
         """
         with self._pool() as pool:
             if not self._options.resume:
-                return self._write(pool, self._order(secrets.token_hex(4)), None, {})
+                return self._write(pool, self._order(secrets.token_hex(4)))
             store = open_target(self._url, durability=self._options.durability)
             try:
                 store.resume(self._options.storage)
                 found = journal.earlier(store, self._order(""), self._batches, self._cut)
-                attempt = secrets.token_hex(4) if found is None else found.attempt
-                receipts = {} if found is None else found.receipts
-                return self._write(pool, self._order(attempt), store, receipts)
+                earlier = found or journal.Earlier(secrets.token_hex(4), {})
+                return self._write(pool, self._order(earlier.attempt), store, earlier)
             finally:
                 store.close()
 
@@ -119,7 +118,10 @@ class Engine:
         rest = self._job.nbytes / _BYTES_PER_SECOND
         return chunks * _SLOT_SECONDS > max(_WORTH_PROCESSES, rest)
 
-    def _write(self, pool: Pool, order: Order, prepared: Store | None, receipts: Mapping[int, bytes]) -> str:
+    def _write(
+        self, pool: Pool, order: Order, prepared: Store | None = None, earlier: journal.Earlier | None = None
+    ) -> str:
+        receipts = {} if earlier is None else earlier.receipts
         writer = CheckpointWriter(
             self._url,
             self._job.atoms,
@@ -138,6 +140,8 @@ class Engine:
             if order.is_journaled and not receipts:
                 journal.begin(order, self._batches)
             self._gather(pool, order, writer, receipts)
+            if prepared is not None and earlier is not None:
+                prepared.clear(key for key in earlier.left if key not in self._packs)
             writer.expect_contents(
                 {
                     (source.atom, source.slot): source.content
