@@ -41,7 +41,7 @@ def make(path: Path) -> None:
         run_job(replace(rewrite_job(checkpoint), chunk_bytes=CHUNK, step=9), path)
 
 
-def rewrite(source: Path, out: str | Path, storage: Any = "packed", **options: Any) -> ConversionReport:
+def rewrite(source: str | Path, out: str | Path, storage: Any = "packed", **options: Any) -> ConversionReport:
     return convert_checkpoint(
         source,
         out,

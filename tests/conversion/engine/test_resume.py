@@ -289,3 +289,13 @@ def test_a_receipt_that_is_damaged_on_its_way_costs_no_objects(
     assert seen > 5
     assert not ucpformat.validate(url)
     assert_same(source, url)
+
+
+def test_a_source_that_cannot_be_listed_is_a_registered_error(tmp_path: Path) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    ucpformat.save("memory://unlisted/c", {"w": np.ones(3)})
+    failing = Mock(side_effect=OSError(121, "injected"))
+    with patch.object(MemoryFileSystem, "find", failing), pytest.raises(UcpError) as refusal:
+        rewrite("memory://unlisted/c", tmp_path / "c")
+    assert refusal.value.code == "UCP-E-STORE"

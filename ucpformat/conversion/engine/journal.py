@@ -21,6 +21,7 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import is_staged
+from ucpformat.storage.stores.remote_access import translated
 from ucpformat.storage.stores.store import open_store
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ def source_state(recipe: Recipe) -> str:
     if "://" in recipe.source or "::" in recipe.source:
         import fsspec
 
-        filesystem, path = fsspec.core.url_to_fs(recipe.source)
-        for name, info in sorted(filesystem.find(path, detail=True).items()):
+        with translated(recipe.source):
+            filesystem, path = fsspec.core.url_to_fs(recipe.source)
+            listing = filesystem.find(path, detail=True)
+        for name, info in sorted(listing.items()):
             marks = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "LastModified", "created")]
             found.append([name, info.get("size"), *marks])
     else:
