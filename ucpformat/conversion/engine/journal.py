@@ -36,15 +36,10 @@ _PLAN: Final = re.compile(r"packs/([0-9a-f]+)\.plan")
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """An attempt to go on with: its name, and the receipts of its finished batches by number.
-
-    ``left`` are keys that no receipt reaches, as far as was seen: a worker may yet read one that was damaged on its
-    way here, and take its objects over, so that they are cleared when all batches are done.
-    """
+    """An attempt to go on with: its name, and the receipts of its finished batches by number."""
 
     attempt: str
     receipts: Mapping[int, bytes]
-    left: Collection[str] = ()
 
 
 def source_state(recipe: Recipe) -> str:
@@ -97,7 +92,7 @@ def begin(order: Order, batches: Sequence[Batch]) -> None:
 
 
 def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> Earlier | None:
-    """What an attempt that was interrupted has finished; what else lies there is removed, or named to be.
+    """What an attempt that was interrupted has finished; everything else that lies there is removed.
 
     Raises:
         UcpError: ``UCP-E-SOURCE`` where the source changed since, ``UCP-E-MISMATCH`` where it was another
@@ -138,14 +133,10 @@ def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> E
             if all(store.size(name) == length for name, length in objects.items()):
                 receipts[batch.number] = data
                 kept |= {key, *objects}
+    store.clear(keys - kept if noted is not None else keys)
     if noted is None:
-        store.clear(keys)
         return None
-    left = keys - kept
-    if order.storage == "plain":  # whose objects have the same keys when they are written again
-        store.clear(left)
-        left = set()
-    return Earlier(attempt, receipts, {key for key in left if not key.endswith(".receipt")})
+    return Earlier(attempt, receipts)
 
 
 def _noted(store: Store, key: str) -> dict[str, Any] | None:

@@ -71,13 +71,14 @@ class Engine:
         """
         with self._pool() as pool:
             if not self._options.resume:
-                return self._write(pool, self._order(secrets.token_hex(4)))
+                return self._write(pool, self._order(secrets.token_hex(4)), None, {})
             store = open_target(self._url, durability=self._options.durability)
             try:
                 store.resume(self._options.storage)
                 found = journal.earlier(store, self._order(""), self._batches, self._cut)
-                earlier = found or journal.Earlier(secrets.token_hex(4), {})
-                return self._write(pool, self._order(earlier.attempt), store, earlier)
+                attempt = secrets.token_hex(4) if found is None else found.attempt
+                receipts = {} if found is None else found.receipts
+                return self._write(pool, self._order(attempt), store, receipts)
             finally:
                 store.close()
 
@@ -118,10 +119,7 @@ class Engine:
         rest = self._job.nbytes / _BYTES_PER_SECOND
         return chunks * _SLOT_SECONDS > max(_WORTH_PROCESSES, rest)
 
-    def _write(
-        self, pool: Pool, order: Order, prepared: Store | None = None, earlier: journal.Earlier | None = None
-    ) -> str:
-        receipts = {} if earlier is None else earlier.receipts
+    def _write(self, pool: Pool, order: Order, prepared: Store | None, receipts: Mapping[int, bytes]) -> str:
         writer = CheckpointWriter(
             self._url,
             self._job.atoms,
@@ -140,8 +138,6 @@ class Engine:
             if order.is_journaled and not receipts:
                 journal.begin(order, self._batches)
             self._gather(pool, order, writer, receipts)
-            if prepared is not None and earlier is not None:
-                prepared.clear(key for key in earlier.left if key not in self._packs)
             writer.expect_contents(
                 {
                     (source.atom, source.slot): source.content

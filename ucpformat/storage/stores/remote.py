@@ -340,7 +340,12 @@ class RemoteStore:
             return pack
 
     def flush(self, reached: Iterable[str] = ()) -> None:
-        """Objects are durable when their write returns; here it is made sure that nobody has removed them."""
+        """Objects are durable when their write returns; here it is made sure that nobody has removed them.
+
+        What is reached is no debris, whatever an attempt that goes on with another one took it for at first.
+        """
+        reached = set(reached)
+        self._debris = [key for key in self._debris if key not in reached]
         unseen = {*self._created, *reached}.difference(self.keys())
         # A listing may be late to show what was put last.
         missing = [key for key in sorted(unseen) if self.size(key) is None]
