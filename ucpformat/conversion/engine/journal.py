@@ -21,7 +21,6 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import is_staged
-from ucpformat.storage.stores.remote_access import translated
 from ucpformat.storage.stores.store import open_store
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def source_state(recipe: Recipe) -> str:
     found: list[list[Any]] = []
     if "://" in recipe.source or "::" in recipe.source:
         import fsspec
+
+        from ucpformat.storage.stores.remote_access import translated
 
         with translated(recipe.source):
             filesystem, path = fsspec.core.url_to_fs(recipe.source)
