@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -12,7 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.builders import save
 from tests.storage.test_remote import STATE
 from ucpformat.errors import UcpError
+from ucpformat.storage.stores import repetition
 from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.repetition import NotRepeatedError
 from ucpformat.validation import validate
 
 
@@ -135,3 +141,116 @@ def test_a_root_that_appears_while_a_put_is_repeated_wins(url: str) -> None:
         store.publish(b"{}")
     store.discard()
     assert validate(url) == []
+
+
+TRIES = 5
+"""Of botocore, each time that s3fs has it begin anew."""
+
+
+@pytest.fixture
+def servers() -> Iterator[None]:
+    """Nothing is known of any server, before or after."""
+    repetition._stores.clear()
+    yield
+    repetition._stores.clear()
+
+
+async def _request(*statuses: int | None, host: str = "http://one", begins: int = TRIES) -> int:
+    """A request of s3fs whose tries are answered so, or not at all; the last for ever. Returns how many there were."""
+    tried = 0
+
+    async def made() -> None:
+        nonlocal tried
+        for attempt in [number for _ in range(begins) for number in range(1, TRIES + 1)]:
+            status = statuses[min(tried, len(statuses) - 1)]
+            tried += 1
+            repetition._heard(
+                response=None if status is None else (SimpleNamespace(status_code=status), {}),
+                endpoint=SimpleNamespace(host=host),
+                attempts=attempt,
+                caught_exception=ConnectionError("closed") if status is None else None,
+            )
+            await asyncio.sleep(0)
+            if status is not None and status not in (429, 500, 503):
+                return
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(repetition._LOG, "disabled", True)
+        task = asyncio.create_task(made())
+        await asyncio.wait([task])
+    await asyncio.sleep(0)
+    if isinstance(reason := task.exception(), NotRepeatedError):
+        return tried
+    if reason is not None:
+        raise reason
+    return tried
+
+
+@pytest.mark.usefixtures("servers")
+@pytest.mark.parametrize("status", [None, 503, 500, 429])
+def test_a_store_that_failed_a_request_for_good_is_asked_once_until_it_answers(status: int | None) -> None:
+    async def requests() -> list[int]:
+        return [
+            await _request(status),
+            await _request(status),
+            await _request(status),
+            await _request(status, host="http://another"),
+            await _request(200),
+            await _request(status, status, 404),
+            await _request(status),
+        ]
+
+    assert asyncio.run(requests()) == [25, 1, 1, 25, 1, 3, 25]
+
+
+@pytest.mark.usefixtures("servers")
+def test_requests_that_are_being_repeated_end_when_another_has_failed_for_good() -> None:
+    async def together() -> tuple[int, int]:
+        return await asyncio.gather(_request(None), _request(None, begins=1))
+
+    first, other = asyncio.run(together())
+    assert first < 25
+    assert other == TRIES
+
+
+@pytest.mark.usefixtures("servers")
+def test_loops_within_loops_of_a_client_are_cut_short() -> None:
+    """s3fs 2026.9 reads an object by two, 125 tries."""
+    assert asyncio.run(_request(503, begins=25)) == 5 * TRIES + 1
+
+
+@pytest.mark.usefixtures("servers")
+@pytest.mark.parametrize("status", [200, 404, 412, 501])
+def test_what_a_server_cannot_or_will_not_do_is_an_answer(status: int) -> None:
+    async def requests() -> list[int]:
+        return [await _request(status, begins=1), await _request(None)]
+
+    assert asyncio.run(requests()) == [1, 25]
+
+
+@pytest.mark.usefixtures("servers")
+def test_after_a_minute_without_a_failure_requests_are_repeated_again() -> None:
+    async def requests() -> list[int]:
+        found = [await _request(None), await _request(None)]
+        real = time.monotonic
+        with patch("ucpformat.storage.stores.repetition.time.monotonic", lambda: real() + 61):
+            found.append(await _request(None, None, 200))
+        return found
+
+    assert asyncio.run(requests()) == [25, 1, 3]
+
+
+@pytest.mark.usefixtures("servers")
+def test_a_request_that_is_given_up_by_its_caller_says_nothing_about_the_store() -> None:
+    async def cancelled() -> int:
+        held = asyncio.create_task(_hold())
+        await asyncio.sleep(0)
+        held.cancel()
+        await asyncio.wait([held])
+        return await _request(None, 200)
+
+    async def _hold() -> None:
+        repetition._heard(endpoint=SimpleNamespace(host="http://one"), caught_exception=OSError())
+        await asyncio.sleep(60)
+
+    assert asyncio.run(cancelled()) == 2

@@ -164,6 +164,7 @@ class Campaign:
     def _met(self, scenario: Scenario, place: Place, fault: Fault | None) -> BaseException | None:
         """What a scenario raises."""
         conditional_put._known.clear()
+        repetition._stores.clear()  # the run before has left a store that does not answer
         self.told.count = 0
         with (
             self._client("" if fault is None else fault.kind),

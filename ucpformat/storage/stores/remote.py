@@ -27,7 +27,7 @@ from ucpformat.storage.stores.remote_pack import (
     StreamedPackFile,
     UploadSlots,
 )
-from ucpformat.storage.stores.repetition import repeated, tell_repetitions
+from ucpformat.storage.stores.repetition import repeated, watch
 from ucpformat.storage.stores.s3_uploads import S3Uploads
 from ucpformat.storage.stores.store import PREFIXES, Calls
 
@@ -92,7 +92,7 @@ class RemoteStore:
             self._has_directories = has_directories(self._filesystem)
             self._uploads = S3Uploads.by(self._filesystem)
             self._puts = ConditionalPuts(self._filesystem, self._head)
-            tell_repetitions(self._filesystem)
+            watch(self._filesystem)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
         # Streams wait one for another, parts do not.
         if self._uploads is None:
