@@ -19,7 +19,7 @@ from ucpformat.errors import UcpError
 from ucpformat.storage.stores import repetition
 from ucpformat.storage.stores.remote import RemoteStore
 from ucpformat.storage.stores.repetition import NotRepeatedError
-from ucpformat.validation import validate
+from ucpformat.validation import LEVELS, examine, validate
 
 
 @pytest.fixture
@@ -254,3 +254,38 @@ def test_a_request_that_is_given_up_by_its_caller_says_nothing_about_the_store()
         await asyncio.sleep(60)
 
     assert asyncio.run(cancelled()) == 2
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_store_that_does_not_answer_is_one_problem(url: str, level: Any) -> None:
+    """And not one of each object that it could not be asked for."""
+    save(url, STATE)
+    asked: list[str] = []
+
+    def silent(self: Any, path: str, *_: Any, **__: Any) -> Any:
+        asked.append(path)
+        if path.endswith("ucp.json"):
+            return real(self, path)
+        raise NotRepeatedError(5, "HTTP 503; not repeated")
+
+    real = MemoryFileSystem.cat_file
+    with patch.object(MemoryFileSystem, "cat_file", silent):
+        examined = examine(url, level)
+    assert [(problem.code, problem.severity) for problem in examined.problems] == [("UCP-E-STORE", "error")]
+    assert examined.survey is None
+    assert len(asked) == 2
+
+
+def test_a_store_that_ceases_to_answer_while_tensors_are_read_is_one_problem(url: str) -> None:
+    save(url, STATE)
+    real = MemoryFileSystem.cat_file
+
+    def silent(self: Any, path: str, start: int | None = None, end: int | None = None) -> Any:
+        if "/packs/" in path:
+            raise NotRepeatedError(5, "HTTP 503; not repeated")
+        return real(self, path, start=start, end=end)
+
+    with patch.object(MemoryFileSystem, "cat_file", silent):
+        examined = examine(url)
+    assert [problem.code for problem in examined.problems] == ["UCP-E-STORE"]
+    assert examined.survey is None

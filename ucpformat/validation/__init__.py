@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ucpformat.errors import Problem, error, naming
+from ucpformat.errors import Problem, StoreError, error, naming
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.stores.store import open_store
 from ucpformat.storage.workers import worker_count
+from ucpformat.validation.damage import Damage
 from ucpformat.validation.documents import Documents
 from ucpformat.validation.expansion import passed_over
 from ucpformat.validation.findings import Findings
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from ucpformat.model.state import StateDocument
     from ucpformat.storage.stores.store import Store
-    from ucpformat.validation.damage import Damage
 
 __all__ = [
     "LEVELS",
@@ -161,10 +162,31 @@ def examine_store(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
-    """As `examine`, of the checkpoint in an open store; also what of it could be looked at, and the damage to it."""
+    """As `examine`, of the checkpoint in an open store; also what of it could be looked at, and the damage to it.
+
+    Neither is known of a store that does not answer, which is one problem.
+    """
     if level not in LEVELS:
         raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
     findings = Findings()
+    try:
+        return _examined(store, level, findings, workers, layout_work, expand, progress)
+    except StoreError as refusal:
+        if not is_not_repeated(refusal):
+            raise
+        findings.give_up(refusal)
+        return Examination(findings.told(), None), None, Damage()
+
+
+def _examined(
+    store: Store,
+    level: Level,
+    findings: Findings,
+    workers: int | None,
+    layout_work: int | None,
+    expand: int | None,
+    progress: Callable[[int], None],
+) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
     documents = Documents(store, findings)
     if level == "structure":
         return Examination(findings.told(), None), None, findings.damage

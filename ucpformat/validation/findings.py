@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Self
 
 from ucpformat.errors import Problem, UcpError
+from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.validation.damage import Damage
 
 if TYPE_CHECKING:
@@ -42,8 +43,16 @@ class Findings:
         """Record problems."""
         self._problems.update(dict.fromkeys(problems))
 
+    def give_up(self, refusal: UcpError) -> None:
+        """Record that the store does not answer; once, since it says nothing about the checkpoint."""
+        if not any(problem.code == refusal.code for problem in self._problems):
+            self.add(refusal.problem())
+
     def collecting(self) -> _Collecting:
-        """A context that records what its block raises, and goes on behind it; `has_refused` then tells so."""
+        """A context that records what its block raises, and goes on behind it; `has_refused` then tells so.
+
+        What a store raises that does not answer goes on upward: everything behind it would fail in the same way.
+        """
         return _Collecting(self)
 
 
@@ -58,7 +67,7 @@ class _Collecting:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(value, UcpError):
+        if not isinstance(value, UcpError) or is_not_repeated(value):
             return False
         self.has_refused = True
         self._findings.add(value.problem())

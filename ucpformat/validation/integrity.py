@@ -19,6 +19,7 @@ from ucpformat.storage.reading.decoding_room import DecodingRoom
 from ucpformat.storage.scratch import Scratch
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.fetch import check_object
+from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
 from ucpformat.validation.damage import SegmentDamage
 from ucpformat.validation.passing import ABSENT, CODEC_MESSAGE, Passed, pass_by, passes, pieces_of
@@ -230,6 +231,8 @@ def _check_chunks(
                 with room.take(2 * stored.whole_bytes()):
                     _check_apart(store, stored, chunk, segments, outcome)
         except UcpError as refusal:
+            if is_not_repeated(refusal):
+                raise
             outcome.refused(refusal)
         outcome.settle()
     return outcomes

@@ -17,6 +17,7 @@ from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, differing_blocks
 from ucpformat.storage.reading.stretch import stretches
 from ucpformat.storage.scratch import Scratch
+from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.validation.damage import as_runs, joined_runs
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def pieces_of(
             try:
                 data = looked_at(store, key, segment.offset + start, end - start, seen, scratch)
             except UcpError as reason:
+                if is_not_repeated(reason):
+                    raise
                 refusal = reason
             else:
                 yield start, end, data
