@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="worlds whose names have this in them")
     options = parser.parse_args()
     found = [case for case in cases() if options.only in case.name]
-    share = max(1, options.schedules // len(found))
+    share = -(-options.schedules // len(found))
     counts: Counter[str] = Counter()
     begun = time.monotonic()
     for number, case in enumerate(found):
