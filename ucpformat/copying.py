@@ -119,7 +119,7 @@ class _Copy:
     def _pieces(self, key: str) -> Iterator[bytes]:
         pieces = self._checkpoint.store.pieces(key)
         while True:
-            with naming(self._checkpoint.url):
+            with naming(self._checkpoint.path):
                 piece = next(pieces, None)
             if piece is None:
                 return

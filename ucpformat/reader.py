@@ -69,17 +69,17 @@ class Checkpoint(Mapping[str, AtomView]):
     """
 
     def __init__(
-        self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None, url: str = ""
+        self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None, path: str = ""
     ) -> None:
         self.store = store
         self.root = root
-        self.url = url or store.url
+        self.path = path or store.url
         self._lock = ForkedLock()
         self._opening = (store.url, verify, workers, root.digest)
         self._executor = ForkedExecutor(worker_count(workers, store.calls.at_once), name="ucp-read")
         self._reads = CountedReads(store)
         self.reader = BoxReader(
-            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers, path=self.url
+            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers, path=self.path
         )
         self._parts: dict[int, StoredPart] = {}
         self._packs: tuple[Pack, ...] | None = None
@@ -142,7 +142,7 @@ class Checkpoint(Mapping[str, AtomView]):
     @property
     def packs(self) -> tuple[Pack, ...] | None:
         """The pack list; None in storage plain."""
-        with self._lock, naming(self.url):
+        with self._lock, naming(self.path):
             if self._packs is None and self.root.packs is not None:
                 reference = self.root.packs
                 value = loads(read_document(self.store, reference), at=reference.key)
@@ -152,7 +152,7 @@ class Checkpoint(Mapping[str, AtomView]):
     @property
     def state(self) -> StateDocument:
         """What is not a tensor, still encoded; empty if the checkpoint has none."""
-        with self._lock, naming(self.url):
+        with self._lock, naming(self.path):
             if self._state is None:
                 reference = self.root.state
                 if reference is None:
@@ -164,13 +164,13 @@ class Checkpoint(Mapping[str, AtomView]):
 
     def value(self, name: str) -> object:
         """One decoded value; KeyError if there is none."""
-        with naming(self.url):
+        with naming(self.path):
             return decode(self.state.values[name], at=f"values/{name}")
 
     def blob(self, name: str) -> bytes:
         """The opaque bytes of a blob, checked; KeyError if there is none. Never execute or unpickle them."""
         reference = self.state.blobs[name].object
-        with naming(self.url):
+        with naming(self.path):
             return read_document(self.store, reference, limit=reference.length)
 
     def part(self, index: int) -> StoredPart:
@@ -211,15 +211,15 @@ class Checkpoint(Mapping[str, AtomView]):
             yield self.part(index)
 
     def _index_of(self, index: int) -> bytes:
-        with naming(self.url):
+        with naming(self.path):
             return read_document(self.store, self.root.parts[index].index)
 
     def _table_of(self, index: int) -> bytes:
-        with naming(self.url):
+        with naming(self.path):
             return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
 
     def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
-        with self._lock, paused(), naming(self.url):
+        with self._lock, paused(), naming(self.path):
             if index not in self._parts:
                 entry = self.root.parts[index]
                 value = loads(index_document, at=entry.index.key)
@@ -385,7 +385,7 @@ def _coordinate(layout: Layout, coord: Mapping[str, int]) -> Coordinate:
 
 
 def open_checkpoint(
-    url: str | os.PathLike[str], *, verify: bool = True, workers: int | None = None
+    path: str | os.PathLike[str], *, verify: bool = True, workers: int | None = None
 ) -> Checkpoint:
     """Open a checkpoint at a local path or an fsspec URL; reads the root document alone.
 
@@ -399,22 +399,22 @@ def open_checkpoint(
     ...     ckpt["w"]["value"][0:2].tolist()
     [[0, 1], [2, 3]]
     """
-    with naming(url):
-        store = open_store(url)
+    with naming(path):
+        store = open_store(path)
         root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
-    return Checkpoint(store, root, verify=verify, workers=workers, url=str(url))
+    return Checkpoint(store, root, verify=verify, workers=workers, path=str(path))
 
 
 _Opening = tuple[str, bool, "int | None", str]
 """How a checkpoint was opened: its URL, ``verify``, ``workers``, and the root digest that it had."""
 
 
-def _reopened(url: str, verify: bool, workers: int | None, digest: str) -> Checkpoint:
-    checkpoint = open_checkpoint(url, verify=verify, workers=workers)
+def _reopened(path: str, verify: bool, workers: int | None, digest: str) -> Checkpoint:
+    checkpoint = open_checkpoint(path, verify=verify, workers=workers)
     if checkpoint.digest != digest:
         checkpoint.close()
         message = "another checkpoint has taken the place of the one that was pickled; open this one anew"
-        raise error("UCP-E-DIGEST", message, at=url)
+        raise error("UCP-E-DIGEST", message, at=path)
     return checkpoint
 
 

@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
     `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
-    ``prepared`` is a store at ``url`` whose place is made ready already.
+    ``prepared`` is a store at ``path`` whose place is made ready already.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
@@ -93,7 +93,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        path: str | os.PathLike[str],
         atoms: Iterable[AtomSpec],
         *,
         storage: Storage = "packed",
@@ -130,7 +130,7 @@ class CheckpointWriter:
         with paused():
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
-        self._store = open_target(url, durability=durability) if prepared is None else prepared
+        self._store = open_target(path, durability=durability) if prepared is None else prepared
         if prepared is None:
             self._store.prepare(storage)
         self.pieces = PieceWriter(

@@ -42,7 +42,7 @@ _CONSOLIDATED_AT_MOST = 10_000
 _GROUP = cast("dict[str, JsonValue]", loads(GROUP_DOCUMENT, at=_METADATA))
 
 
-def zarr_store(url: str | os.PathLike[str]) -> UcpZarrStore:
+def zarr_store(path: str | os.PathLike[str]) -> UcpZarrStore:
     """Open a checkpoint as a Zarr store: a group for each atom, by its key, with an array for each slot.
 
     The key of an atom is its name, where that can be the name of a file (SPEC section 9).
@@ -61,7 +61,7 @@ def zarr_store(url: str | os.PathLike[str]) -> UcpZarrStore:
     >>> zarr.open_group(ucp.zarr_store("run.ucp"), mode="r")["w/value"][0].tolist()
     [1.0, 1.0]
     """
-    return UcpZarrStore(open_checkpoint(url))
+    return UcpZarrStore(open_checkpoint(path))
 
 
 class UcpZarrStore(Store):

@@ -56,7 +56,7 @@ def test_annotations_are_shown(ucp: Ucp, tmp_path: Path) -> None:
     ucpformat.save(tmp_path / "a", {"w": np.ones(2)}, annotations={"org.example": {"run": 7}})
     with open_checkpoint(tmp_path / "a") as opened:
         assert opened.annotations == {"org.example": {"run": 7}}
-        assert (opened.step, opened.digest, opened.url) == (None, opened.root.digest, str(tmp_path / "a"))
+        assert (opened.step, opened.digest, opened.path) == (None, opened.root.digest, str(tmp_path / "a"))
         assert opened.producer == f"ucpformat {ucpformat.__version__}"
         assert (opened["w"].name, opened["w"].aliases, opened["w"].annotations) == ("w", (), {})
         assert isinstance(opened["w"]["value"].annotations, dict)

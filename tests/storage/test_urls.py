@@ -53,6 +53,29 @@ def test_local_urls_are_local_paths(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "step-1.ucp" / "ucp.json").is_file()
 
 
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    (here / "~").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    monkeypatch.chdir(here)
+    ucpformat.save("~/runs/a.ucp", STATE)
+    ucpformat.save("./~/a.ucp", {"n": 8})  # a directory of that name
+    assert (home / "runs" / "a.ucp" / "ucp.json").is_file()
+    assert ucpformat.load(Path("~/runs/a.ucp"))["n"] == 7
+    assert ucpformat.load("./~/a.ucp")["n"] == ucpformat.load(here / "~" / "a.ucp")["n"] == 8
+    for name in ("b.safetensors", "b.ucp"):
+        found = CliRunner().invoke(main, ["convert", "~/runs/a.ucp", f"~/{name}", "--drop", "values/*"])
+        assert found.exit_code == 0, found.output
+        assert (home / name).exists()
+    assert CliRunner().invoke(main, ["convert", "~/b.safetensors", "~/c.ucp"]).exit_code == 0
+    assert np.array_equal(ucpformat.load("~/c.ucp")["model"]["w"], STATE["w"])
+    with ucpformat.CheckpointManager("~/run") as manager:
+        manager.save(1, STATE)
+        assert Path(manager.path(1)) == home / "run" / "step-1.ucp"
+    assert sorted(path.name for path in here.iterdir()) == ["~"]
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_archives_are_read_by_many_threads(tmp_path: Path, kind: str) -> None:
     """An archive is one file with one place in it, which threads would move under one another."""
@@ -69,7 +92,7 @@ def test_archives_are_read(tmp_path: Path, kind: str) -> None:
     archive = shutil.make_archive(str(tmp_path / "all"), kind, tmp_path / "in", "a.ucp")
     url = f"{kind}://a.ucp::{archive}"
     with ucpformat.open(url) as checkpoint:
-        assert (checkpoint.step, checkpoint.url) == (3, url)
+        assert (checkpoint.step, checkpoint.path) == (3, url)
         assert np.array_equal(checkpoint["w"]["value"][10:20], STATE["w"][10:20])
     assert np.array_equal(ucpformat.load(url)["w"], STATE["w"])
     assert ucpformat.validate(url) == []

@@ -191,7 +191,7 @@ class BackgroundSaver:
 
     def save(
         self,
-        url: str | os.PathLike[str],
+        path: str | os.PathLike[str],
         describe_state: Callable[[], LocalState],
         options: SaveOptions,
         *,
@@ -207,15 +207,15 @@ class BackgroundSaver:
         if when_busy not in _MODES:
             raise error("UCP-E-MISMATCH", f"when_busy= is one of {', '.join(_MODES)}, not {when_busy!r}")
         if self._closed:
-            raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(url))
+            raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(path))
         began = time.perf_counter()
-        if not self._admitted(str(url), when_busy):
+        if not self._admitted(str(path), when_busy):
             kept = time.perf_counter() - began
-            return AsyncSave.ended(str(url), AsyncReport(None, 0, self._arena.nbytes, kept, 0.0, 0.0, 0.0))
-        result = AsyncSave(str(url))
+            return AsyncSave.ended(str(path), AsyncReport(None, 0, self._arena.nbytes, kept, 0.0, 0.0, 0.0))
+        result = AsyncSave(str(path))
         waited = time.perf_counter()
         with paused():
-            saving = prepare_save(url, describe_state, self._calls, options)
+            saving = prepare_save(path, describe_state, self._calls, options)
             work = _Work(saving, self._writes, self._arena, result, then)
             try:
                 self._last = result
@@ -226,7 +226,7 @@ class BackgroundSaver:
                 raise
         return result
 
-    def _admitted(self, url: str, when_busy: WhenBusy) -> bool:
+    def _admitted(self, path: str, when_busy: WhenBusy) -> bool:
         """Whether to save now, as all ranks agree."""
         last = self._last
         if when_busy == "wait":
@@ -249,12 +249,12 @@ class BackgroundSaver:
                 raise last._failure
             raise error("UCP-E-RANK", f"the previous save failed on rank {where[0]}", at=last.path)
         if len({flags[2] for flags in said}) > 1:
-            raise error("UCP-E-MISMATCH", "ranks differ in `when_busy`: give all the same", at=url)
+            raise error("UCP-E-MISMATCH", "ranks differ in `when_busy`: give all the same", at=path)
         if not any(flags[0] for flags in said):
             return True
         if when_busy == "raise":
             message = "the previous save is still being written; wait for it, or save less often"
-            raise error("UCP-E-EXISTS", message, at=url)
+            raise error("UCP-E-EXISTS", message, at=path)
         return False
 
     def drain(self) -> None:

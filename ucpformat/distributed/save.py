@@ -65,7 +65,7 @@ _DISCARD: Final = b"d"
 
 
 def save_together(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     describe_state: Callable[[], LocalState],
     group: Group,
     options: SaveOptions | None = None,
@@ -79,11 +79,11 @@ def save_together(
             where ranks contradict one another, ``UCP-E-COVER`` where something is held by none, ``UCP-E-STORE``,
             and ``UCP-E-RANK`` for what no code of the format describes.
     """
-    return prepare_save(url, describe_state, group, options).run()
+    return prepare_save(path, describe_state, group, options).run()
 
 
 def prepare_save(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     describe_state: Callable[[], LocalState],
     group: Group,
     options: SaveOptions | None = None,
@@ -93,16 +93,16 @@ def prepare_save(
     Raises as `save_together`.
     """
     options = options or SaveOptions()
-    store = open_target(url, durability=options.durability)
+    store = open_target(path, durability=options.durability)
     try:
-        return _agree(url, store, describe_state, group, options)
+        return _agree(path, store, describe_state, group, options)
     except BaseException:
         store.close()
         raise
 
 
 def _agree(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     store: Store,
     describe_state: Callable[[], LocalState],
     group: Group,
@@ -136,7 +136,7 @@ def _agree(
             raise AssertionError("nothing was described")
         settle_replicas(local, whole, group, options.replicas)
         owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
-        return Saving(url, store, local, group, options, replies[0][:_TOKEN_BYTES].hex(), whole, owners)
+        return Saving(path, store, local, group, options, replies[0][:_TOKEN_BYTES].hex(), whole, owners)
     except BaseException:
         if first:
             with suppress(Exception):
@@ -152,7 +152,7 @@ class Saving:
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        path: str | os.PathLike[str],
         store: Store,
         local: LocalState,
         group: Group,
@@ -162,7 +162,7 @@ class Saving:
         owners: Owners,
     ) -> None:
         self._owners = owners
-        self._url = url
+        self._path = path
         self._store = store
         self.local = local
         self._group = group
@@ -232,7 +232,7 @@ class Saving:
         def begin() -> None:
             nonlocal writer
             writer = CheckpointWriter(
-                self._url,
+                self._path,
                 self._whole.atoms.values(),
                 storage=self._options.storage,
                 chunk_bytes=self._options.chunk_bytes,

@@ -93,14 +93,14 @@ def _ignore(_: int) -> None:
 
 
 def repair(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     others: Iterable[str | os.PathLike[str]],
     *,
     dry_run: bool = False,
     digest: str | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> Repair:
-    """Bring back what is damaged of the checkpoint at ``url`` from ``others``: copies, or other steps of the same run.
+    """Bring back what is damaged of the checkpoint at ``path`` from ``others``: copies, or other steps of the same run.
 
     Bytes are found by the digests and checksums that the checkpoint records, first under their own keys, then by the
     names of atoms and slots, whatever the storage, chunks and packs of the other are. What is good stays as it is, byte
@@ -121,16 +121,16 @@ def repair(
     (True, [32])
     """
     with ExitStack() as stack:
-        with naming(url):
-            store = open_store(url)
+        with naming(path):
+            store = open_store(path)
             stack.callback(store.close)
         sources = []
         for other in others:
             with naming(other):
                 sources.append(Source(os.fspath(other)))
                 stack.callback(sources[-1].close)
-        with naming(url):
-            return _Repairing(os.fspath(url), store, sources, dry_run=dry_run, progress=progress).run(digest)
+        with naming(path):
+            return _Repairing(os.fspath(path), store, sources, dry_run=dry_run, progress=progress).run(digest)
 
 
 class _Repairing:
@@ -138,14 +138,14 @@ class _Repairing:
 
     def __init__(
         self,
-        url: str,
+        path: str,
         store: Store,
         sources: Sequence[Source],
         *,
         dry_run: bool,
         progress: Callable[[int], None],
     ) -> None:
-        self._url = url
+        self._path = path
         self._store = store
         self._sources = sources
         self._dry_run = dry_run
@@ -163,7 +163,7 @@ class _Repairing:
         if self._dry_run or not (damaged_root is not None or documents or damage.is_any):
             return self._finish(root, examined, checked, damage, None, documents)
         present = self._overlay.root if damaged_root is None else damaged_root
-        with restorer(self._url, self._store, present) as putting:
+        with restorer(self._path, self._store, present) as putting:
             if damaged_root is not None:
                 putting.put_root(self._overlay.root)
             return self._finish(root, examined, checked, damage, putting, documents)
@@ -197,7 +197,7 @@ class _Repairing:
                 continue
             if source.digest == digest or (digest is None and _is_like(damaged, source.root, source.digest)):
                 return source
-        found = ", ".join(f"{source.url} has {source.digest or 'none'}" for source in self._sources)
+        found = ", ".join(f"{source.path} has {source.digest or 'none'}" for source in self._sources)
         raise error(
             "UCP-E-DIGEST",
             f"the root document is damaged, and none of the others is known to have the same one ({found}); where you "
@@ -223,7 +223,7 @@ class _Repairing:
                         break
 
     def _note(self, key: str, nbytes: int, sources: Iterable[Source], *, is_whole: bool = True) -> None:
-        self._restored.append(Restored(key, nbytes, tuple(source.url for source in sources), is_whole))
+        self._restored.append(Restored(key, nbytes, tuple(source.path for source in sources), is_whole))
 
     def _finish(
         self,

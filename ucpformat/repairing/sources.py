@@ -35,12 +35,12 @@ class Source:
     they are not. Its methods raise nothing where it has not what is wanted.
 
     Raises:
-        UcpError: ``UCP-E-NOT-FOUND`` where nothing lies at ``url``.
+        UcpError: ``UCP-E-NOT-FOUND`` where nothing lies at ``path``.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.store: Store = open_store(url)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.store: Store = open_store(path)
         try:
             read_root(self.store)
         except UcpError as refusal:
@@ -69,7 +69,7 @@ class Source:
     @cached_property
     def _checkpoint(self) -> Checkpoint | None:
         try:
-            return open_checkpoint(self.url)
+            return open_checkpoint(self.path)
         except UcpError:
             return None
 

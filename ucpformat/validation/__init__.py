@@ -64,7 +64,7 @@ class Examination:
 
 
 def validate(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     level: Level = "integrity",
     *,
     workers: int | None = None,
@@ -72,7 +72,7 @@ def validate(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
-    """Every problem of the checkpoint at ``url`` up to ``level``; none is an empty list.
+    """Every problem of the checkpoint at ``path`` up to ``level``; none is an empty list.
 
     Each level contains the ones before it. ``progress`` is told of every so many stored bytes checked.
     Problems that can only be reached through a broken document are not found before it is mended.
@@ -94,8 +94,8 @@ def validate(
     >>> [problem.code for problem in ucp.validate("run.ucp")]
     ['UCP-E-JSON']
     """
-    with naming(url):
-        store = open_store(url)
+    with naming(path):
+        store = open_store(path)
         try:
             return validate_store(
                 store, level, workers=workers, layout_work=layout_work, expand=expand, progress=progress
@@ -105,7 +105,7 @@ def validate(
 
 
 def examine(
-    url: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     level: Level = "integrity",
     *,
     workers: int | None = None,
@@ -132,8 +132,8 @@ def examine(
     >>> survey.tensors, survey.gone, survey.partly
     (2, 2, 0)
     """
-    with naming(url):
-        store = open_store(url)
+    with naming(path):
+        store = open_store(path)
         try:
             examined, _, _ = examine_store(store, level, workers, layout_work, expand, progress)
         finally:

@@ -23,6 +23,7 @@ from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.model.compression_rule import compressor_of
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.stores.urls import local_path
 from ucpformat.tensor_files.source_files import watched
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Order:
         return f"packs/{self.attempt}.plan"
 
 
-def url_of(url: str | os.PathLike[str]) -> str:
-    """A URL, or a path that other processes find as well."""
-    text = os.fspath(url)
-    return text if "://" in text or "::" in text else str(Path(text).absolute())
+def url_of(path: str | os.PathLike[str]) -> str:
+    """Return a URL, or a path that other processes find as well."""
+    local = None if "://" in os.fspath(path) else local_path(path)
+    return os.fspath(path) if local is None else str(Path(local).absolute())

@@ -51,7 +51,10 @@ _NO_TARGETS: Final[Mapping[str, str]] = {
 
 
 def local_path(url: str | os.PathLike[str]) -> str | None:
-    """The path that ``url`` is, or names by ``file://``; None where it is reached through fsspec."""
+    """Return the local path that ``url`` is, or names by ``file://``; None where it is reached through fsspec.
+
+    A leading ``~`` is the home directory, as in a shell; a directory of that name is ``./~``.
+    """
     text = os.fspath(url)
     if "::" not in text:
         for prefix in _LOCAL:
@@ -59,7 +62,7 @@ def local_path(url: str | os.PathLike[str]) -> str | None:
                 path = text.removeprefix(prefix)
                 return path.removeprefix("/") if _IS_WINDOWS and _DRIVE.match(path) else path
         if "://" not in text:
-            return text
+            return os.path.expanduser(text)
     return None
 
 
