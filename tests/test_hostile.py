@@ -127,7 +127,7 @@ def blank_root(forged: Forgery) -> bytes:
     ],
 )  # fmt: skip
 def test_a_hostile_root_is_refused(tmp_path: Path, code: str, change: Callable[[bytes], bytes]) -> None:
-    """UCP-D-015, UCP-D-002, UCP-D-005, UCP-D-006, UCP-D-020, UCP-R-001, UCP-R-002, UCP-R-005."""
+    """UCP-D-002, UCP-D-005, UCP-D-006, UCP-D-020, UCP-R-001, UCP-R-002, UCP-R-005."""
     forged = make(tmp_path / "c", "packed")
     seal_text(forged.path, change(blank_root(forged)))
     refused(forged.path, code, "ucp.json", reads=True, spare=16 * MIB)

@@ -119,8 +119,8 @@ AT_ROOT: list[tuple[str, Any, Any, str, str]] = [
 WITH_SHAPE: list[tuple[str, Any, str]] = [
     ("UCP-D-062", [{**SHARD, "dim": 2}], "UCP-E-LAYOUT"),
     ("UCP-D-064", [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}], "UCP-E-LAYOUT"),
-    ("UCP-D-064", [{**BLOCKS, "sizes": [1, 2]}], "UCP-E-LAYOUT"),
-    ("UCP-D-064", [{**SHARD, "rule": "even"}], "UCP-E-LAYOUT"),
+    ("UCP-D-165", [{**BLOCKS, "sizes": [1, 2]}], "UCP-E-LAYOUT"),
+    ("UCP-D-164", [{**SHARD, "rule": "even"}], "UCP-E-LAYOUT"),
     # Sizes that do not sum in each block; views of other sizes, and across dims that an order has parted; wide orders.
     (
         "UCP-D-064",
@@ -172,7 +172,7 @@ def test_a_layout_that_does_not_fit_its_slot_is_reported(
 
 
 def test_only_needs_a_position(tmp_path: Path) -> None:
-    """UCP-D-070: steps can leave nothing out, since the one that could is refused by the schema."""
+    """Steps can leave nothing out, since the one that could is refused by the schema."""
     path = forge(tmp_path / "c", {"axes": AXES}, [{"kind": "only", "axis": "dp", "coordinates": []}])
     assert errors_of(path) == {("UCP-E-SCHEMA", f"{STEPS}/0/coordinates")}
 
@@ -188,7 +188,7 @@ def test_a_mesh_index_points_at_a_mesh(tmp_path: Path) -> None:
 
 
 def test_a_ragged_axis_is_used_after_the_one_that_decides_its_size(tmp_path: Path) -> None:
-    """UCP-D-070: the other way round, parts would leave gaps."""
+    """The other way round, parts would leave gaps."""
     mesh = {"axes": [{"name": "pp", "size": 2}, {"name": "dp", "by": "pp", "sizes": [1, 2]}]}
     steps = [{**SHARD, "axis": "dp"}, {**SHARD, "axis": "pp"}]
     path = forge(tmp_path / "c", mesh, steps)

@@ -180,7 +180,7 @@ def test_long_segments_are_aligned_to_pages(tmp_path: Path) -> None:
 def test_plain_chunks_are_whole_padded_objects(
     tmp_path_factory: pytest.TempPathFactory, tensor: Tensor, chunk_bytes: int
 ) -> None:
-    """UCP-D-038 to UCP-D-042, UCP-D-056, UCP-D-068."""
+    """UCP-D-039 to UCP-D-042, UCP-D-056, UCP-D-068."""
     path = tmp_path_factory.mktemp("plain") / "c"
     save(path, {("a", "value"): tensor}, storage="plain", chunk_bytes=chunk_bytes)
     grid = chunk_grid(tensor.data.shape, tensor.data.dtype.itemsize, chunk_bytes)
@@ -347,7 +347,7 @@ def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) 
 
 
 def test_a_root_over_its_limit_is_not_published(tmp_path: Path) -> None:
-    """UCP-D-015, UCP-S-006."""
+    """UCP-R-002, UCP-S-006."""
     writer = CheckpointWriter(tmp_path / "c", [], annotations={"org.example": "x" * MAX_ROOT_BYTES})
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         writer.commit()

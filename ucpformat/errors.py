@@ -173,7 +173,7 @@ REGISTRY: Final[dict[str, _Entry]] = {
     "UCP-E-DTYPE": _Entry(UnsupportedError, "the data type is not supported"),
     "UCP-E-SHAPE": _Entry(InvalidCheckpointError, "a shape is impossible or too large"),
     "UCP-E-LAYOUT": _Entry(LayoutError, "a mesh or layout is malformed"),
-    "UCP-E-COVER": _Entry(LayoutError, "pieces do not cover the tensor exactly"),
+    "UCP-E-COVER": _Entry(LayoutError, "local tensors that are to be written leave elements out"),
     "UCP-E-PATTERN": _Entry(LayoutError, "a pattern or an atom map is malformed or cannot be applied"),
     "UCP-E-VALUE": _Entry(InvalidCheckpointError, "a tagged value is malformed"),
     "UCP-E-TABLE": _Entry(InvalidCheckpointError, "a chunk table is malformed"),

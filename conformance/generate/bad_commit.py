@@ -133,7 +133,7 @@ def bad_commit_cases() -> Iterator[Case]:
     yield case(
         "limits/root",
         "A root document of more than 4 MiB",
-        ("UCP-D-015", "UCP-R-002"),
+        ("UCP-R-002",),
         "UCP-E-LIMIT",
         lambda _: None,
         setup=[{"pad": "ucp.json", "to": 2**22 + 1}],

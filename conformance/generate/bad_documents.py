@@ -148,6 +148,10 @@ def _root() -> Iterator[Case]:
             at=at,
             also=True,
         )
+    for name, key in {"claim": "index/claim", "claim-case": "index/Claim"}.items():
+        yield case(
+            f"keys/{name}", "The key of a writer's claim", ("UCP-D-163", "UCP-R-009"), "UCP-E-KEY", override("index0", key=key), at="ucp.json#/parts/0/index/key", also=True
+        )  # fmt: skip
     yield case(
         "keys/twice", "One key for two documents", ("UCP-D-140",), "UCP-E-KEY", override("table0", key="index/a1-0.json"), at="ucp.json#/parts/0", also=True
     )  # fmt: skip

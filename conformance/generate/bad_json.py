@@ -103,9 +103,9 @@ def _envelope() -> Iterator[Case]:
     lists = {
         "unsorted": (
             put("root", "read_features", to=["zstd", "blosc"]),
-            ("UCP-D-007", "UCP-D-009", "UCP-V-001"),
+            ("UCP-D-007", "UCP-D-009"),
         ),
-        "superfluous": (put("root", "read_features", to=["zstd"]), ("UCP-D-009", "UCP-V-001")),
+        "superfluous": (put("root", "read_features", to=["zstd"]), ("UCP-D-009",)),
     }
     for name, (mutate, requirements) in lists.items():
         yield case(
@@ -123,7 +123,7 @@ def _envelope() -> Iterator[Case]:
         draft.parts[1].index["atoms"][0]["slots"]["master"]["compressor"] = compressor
 
     yield case(
-        "features/undeclared", "A feature that is needed and not declared", ("UCP-D-009", "UCP-V-001"), "UCP-E-FEATURE-SET",
+        "features/undeclared", "A feature that is needed and not declared", ("UCP-D-009",), "UCP-E-FEATURE-SET",
         undeclared, at="ucp.json#/read_features", ops=(),
     )  # fmt: skip
     both = put("root", "write_features", to=["zstd"])

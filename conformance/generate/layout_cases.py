@@ -173,15 +173,15 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
     "position-too-large": (mesh(a=2), [only("a", 2)], (4,), "UCP-D-062"),
     "sizes-count": (mesh(a=2), [shard("a", 0, [4])], (4,), "UCP-D-064"),
     "sizes-sum": (mesh(a=2), [shard("a", 0, [2, 1])], (4,), "UCP-D-064"),
-    "blocks-sum": (mesh(a=2), [blocks(0, [2, 1])], (4,), "UCP-D-064"),
-    "even-indivisible": (mesh(a=2), [shard("a", 0, "even")], (5,), "UCP-D-064"),
+    "blocks-sum": (mesh(a=2), [blocks(0, [2, 1])], (4,), "UCP-D-165"),
+    "even-indivisible": (mesh(a=2), [shard("a", 0, "even")], (5,), "UCP-D-164"),
     "even-at-one-coordinate": (
         mesh(a=2, b=2),
         [shard("a", 0, "ceil"), shard("b", 0, "even")],
         (7,),
-        "UCP-D-064",
+        "UCP-D-164",
     ),
-    "blocks-at-one-coordinate": (mesh(a=2), [shard("a", 0), blocks(0, [2, 1])], (5,), "UCP-D-064"),
+    "blocks-at-one-coordinate": (mesh(a=2), [shard("a", 0), blocks(0, [2, 1])], (5,), "UCP-D-165"),
     "blocks-in-blocks": (mesh(a=2), [blocks(0, [2, 2]), blocks(0, [2, 2])], (4,), "UCP-D-065"),
     "shard-of-own-blocks": (
         mesh(a=2, b=2),
@@ -221,7 +221,7 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
         "UCP-D-084",
     ),
     "ragged-sizes": (ragged("p", "t", 2, 2), [shard("t", 0, [2, 2])], (4,), "UCP-D-085"),
-    "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-085"),
+    "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-166"),
     "view-late": (mesh(a=2), [shard("a", 0), view(2)], (4,), "UCP-D-086"),
     "permute-late": (mesh(a=2), [FLAT, permute(0)], (4,), "UCP-D-086"),
     "order-short": (mesh(a=2), [permute(0)], (2, 2), "UCP-D-087"),
@@ -318,7 +318,7 @@ def good_layout(
     ]  # fmt: skip
     expected["whole.bin"] = data
     draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", shape, data)})], chunk_bytes=16)
-    named = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", "UCP-D-070", *requirements)
+    named = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", *requirements)
     return Case(f"good/layouts/{name}", f"Layout: {name}", named, checks, draft.files(), expected)
 
 

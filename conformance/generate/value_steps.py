@@ -235,12 +235,12 @@ def _scale() -> Iterator[Case]:
         )  # fmt: skip
     # 80000 is beyond float16, and half of infinity is infinity; half of each first would be 40000.
     yield _writing(
-        "reduced-then-scaled", "A reduction whose factor is taken out of the sum", ("UCP-D-104", "UCP-R-025"),
+        "reduced-then-scaled", "A reduction whose factor is taken out of the sum", ("UCP-D-104", "UCP-W-037"),
         {"dtype": "float16", "shape": [1], "mesh": mesh(a=2), "steps": [partial("a"), scale(1)]},
         [([number], _halves(40000)) for number in range(2)], _halves(math.inf),
     )  # fmt: skip
     yield _writing(
-        "scale-write-inexact", "Local tensors that a factor does not divide", ("UCP-R-025",),
+        "scale-write-inexact", "Local tensors that a factor does not divide", ("UCP-W-037",),
         {"dtype": "float32", "shape": [1], "mesh": mesh(a=1), "steps": [scale(1)]},
         [([0], _singles(2.0**-149))], "UCP-E-INEXACT",
     )  # fmt: skip

@@ -85,7 +85,7 @@ def _places() -> Iterator[Case]:
         yield Case(
             f"good/write/published-{storage}",
             "The root document appears whole",
-            ("UCP-W-003", "UCP-W-014"),
+            ("UCP-W-003", "UCP-W-014", "UCP-W-038"),
             [check | {"watched": True}],
             None,
             data,

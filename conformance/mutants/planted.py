@@ -77,6 +77,15 @@ class PublishesInPlace(OracleDriver):
         (path / "ucp.json").write_bytes(root)
 
 
+class LeavesDrafts(OracleDriver):
+    """Publishes by a hard link, and keeps the draft."""
+
+    def publish(self, root: bytes, path: Path) -> None:
+        draft = path / f".ucp.json.{secrets.token_hex(4)}"
+        draft.write_bytes(root)
+        (path / "ucp.json").hardlink_to(draft)
+
+
 class WritesOverDebris(OracleDriver):
     """Looks for a root document alone before it writes."""
 
@@ -333,6 +342,7 @@ PLANTED: dict[str, type[OracleDriver]] = {
     "extends-inputs": ExtendsInputs,
     "stores-any-bool": StoresAnyBool,
     "publishes-in-place": PublishesInPlace,
+    "leaves-drafts": LeavesDrafts,
     "writes-over-debris": WritesOverDebris,
     "clears-checkpoints": ClearsCheckpoints,
     "drops-atom-annotations": DropsAtomAnnotations,

@@ -24,7 +24,7 @@ __all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "local_of", "pl
 
 REQUIREMENTS = (
     "UCP-D-026", "UCP-D-031", "UCP-D-037", "UCP-D-039", "UCP-D-041", "UCP-D-044", "UCP-D-062", "UCP-D-063",
-    "UCP-D-064", "UCP-D-070", "UCP-D-104", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-R-024", "UCP-R-026", "UCP-W-007",
+    "UCP-D-064", "UCP-D-104", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-R-024", "UCP-R-026", "UCP-W-007",
 )  # fmt: skip
 """What exchanges hold."""
 

@@ -248,11 +248,20 @@ def _locals(
     return PASS
 
 
+def _drafts(path: Path) -> Verdict | None:
+    """Whether a draft lies beside the root document that it became (UCP-W-038)."""
+    left = sorted(item.name for item in path.glob(".ucp.json.*"))
+    return ("fail", f"the draft {left[0]} is still there") if left else None
+
+
 def judge_written(path: Path, params: Mapping[str, Any], data: Mapping[str, bytes], digest: str) -> Verdict:
     """Whether the checkpoint at ``path`` is good and holds what ``params`` of a write asked for."""
     seen = examine(path)
     if seen.errors or seen.logical is None:
         return "fail", f"what was written is not good: {listed(seen.problems)}"
+    left = _drafts(path)
+    if left is not None:
+        return left
     logical = seen.logical
     found = logical.inspect()
     wanted: dict[str, Any] = {
@@ -320,6 +329,9 @@ def _rewritten(source: Path, path: Path, storage: str, expect: Mapping[str, Any]
         raise AssertionError("the source of a rewrite is not good")
     if after.errors or after.logical is None:
         return "fail", f"what was written is not good: {listed(after.problems)}"
+    left = _drafts(path)
+    if left is not None:
+        return left
     if after.logical.root["storage"] != storage or after.logical.root["digest"] != digest:
         return "fail", "another storage or digest"
     differs = _differs(after.logical.kept(), before.logical.kept())

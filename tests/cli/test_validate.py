@@ -100,7 +100,7 @@ def test_levels_see_different_faults(ucp: Ucp, checkpoint: Path) -> None:
 
 
 def test_features_are_a_matter_of_semantics(ucp: Ucp, checkpoint: Path) -> None:
-    """UCP-V-001."""
+    """UCP-D-009."""
     Forgery(checkpoint).edit("root", lambda root: root.update(read_features=["zstd"])).sealed()
     assert ucp("validate", checkpoint, "--level", "structure").exit_code == 0
     result = ucp("validate", checkpoint, "--level", "semantics")

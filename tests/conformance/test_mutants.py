@@ -52,6 +52,7 @@ PLANTED = {
     "extends-inputs": "bad/write/short",
     "stores-any-bool": "bad/write/bool-two",
     "publishes-in-place": "good/write/published",
+    "leaves-drafts": "good/write/published",
     "writes-over-debris": "good/write/debris",
     "clears-checkpoints": "bad/write/exists",
     "drops-atom-annotations": "good/rewrite/annotations-packed",

@@ -174,7 +174,7 @@ def test_stock_load_fills_a_template(
 
 
 def test_the_layout_is_what_the_fragments_show(converted: Converted) -> None:
-    """UCP-D-070: the recorded layout lowers, and covers; nothing is recorded where nothing is known."""
+    """The recorded layout lowers, and covers; nothing is recorded where nothing is known."""
     with ucpformat.open(converted("fsdp_4", "packed")) as checkpoint:
         layout = checkpoint["embed.weight"]["value"].layout
         assert layout is not None
@@ -250,7 +250,7 @@ class Attack:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_malicious_pickle_is_carried_and_never_run(tmp_path: Path, compress: bool) -> None:
-    """UCP-S-002, UCP-S-005: on the way in, out, validated, inspected and compared, nothing is executed."""
+    """UCP-S-005: on the way in, out, validated, inspected and compared, nothing is executed."""
     from click.testing import CliRunner
     from torch.distributed.checkpoint._extension import ZStandard
 

@@ -152,7 +152,7 @@ RAGGED = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 2))))
     ],
 )
 def test_what_a_ragged_axis_cannot_do_is_refused(steps: tuple[Step, ...], at: str) -> None:
-    """UCP-D-084, UCP-D-085."""
+    """UCP-D-084, UCP-D-085, UCP-D-166."""
     with pytest.raises(LayoutError) as caught:
         Layout(RAGGED, steps)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)

@@ -221,7 +221,7 @@ def test_rows_of_a_flat_tensor_are_merged_across_its_blocks() -> None:
 def test_what_does_not_lower_is_refused_with_its_place(
     steps: tuple[Step, ...], shape: tuple[int, ...], at: str
 ) -> None:
-    """UCP-D-062, UCP-D-064, UCP-D-089."""
+    """UCP-D-062, UCP-D-064, UCP-D-089, UCP-D-164, UCP-D-165."""
     with pytest.raises(LayoutError) as caught:
         lower(Layout(DP_TP, steps), shape)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)

@@ -33,7 +33,7 @@ def test_needed_features_are_the_compressors_beyond_gzip(names: list[str | None]
 def test_exactly_the_needed_features_are_declared(
     names: list[str | None], read: tuple[str, ...], write: tuple[str, ...]
 ) -> None:
-    """UCP-D-009, UCP-V-001."""
+    """UCP-D-009."""
     needed = needed_features(compressors(names))
     envelope = Envelope(read_features=read, write_features=write)
     problems = list(feature_set_problems(envelope, needed, at="ucp.json"))

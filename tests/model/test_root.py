@@ -175,7 +175,7 @@ def test_structure_reports_all_that_is_wrong_with_the_content(codes: set[str]) -
 
 
 def test_the_root_is_refused_before_it_is_parsed_when_it_is_too_long() -> None:
-    """UCP-D-015."""
+    """UCP-R-002."""
     assert refusal(b"{" + b" " * MAX_ROOT_BYTES).code == "UCP-E-LIMIT"
     longest = SEALED[:-1] + b" " * (MAX_ROOT_BYTES - len(SEALED)) + b"\n"
     assert refusal(longest).code == "UCP-E-DIGEST"

@@ -25,7 +25,7 @@ from ucpformat.model.place import place_from_json
 
 HEADER = "| step | of the layout alone | of the slot | at every coordinate | code |"
 ALONE, SLOT, COORDINATE, CODE = range(1, 5)
-OF_ELEMENTS = {"UCP-D-070", "UCP-D-104", "UCP-D-109"}
+OF_ELEMENTS = {"UCP-D-104", "UCP-D-109"}
 
 Json = dict[str, Any]
 LOWERED = [

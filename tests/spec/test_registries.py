@@ -45,9 +45,9 @@ def test_features_are_those_of_the_registry() -> None:
 
 
 def test_limits_are_those_of_the_library() -> None:
-    rows = table("| what | limit | code |")
-    limits = {what: limit for what, limit, _ in rows}
-    assert {code.strip("`") for _, _, code in rows} <= set(REGISTRY)
+    rows = table("| what | limit | code | stated by |")
+    limits = {what: limit for what, limit, _, _ in rows}
+    assert {code.strip("`") for _, _, code, _ in rows} <= set(REGISTRY)
     assert limits["elements of a local tensor"] == "2^53-1"
     assert MAX_ELEMENTS == 2**53 - 1
     assert limits["root document"] == f"{MAX_ROOT_BYTES >> 20} MiB"

@@ -298,7 +298,7 @@ def test_zeros_without_end_take_no_memory(tmp_path: Path) -> None:
 def test_bytes_that_are_whole_but_not_of_the_recorded_content(
     tmp_path: Path, storage: Storage, count: int
 ) -> None:
-    """UCP-V-003: the checksums of the table are right, the content digest is another's."""
+    """UCP-D-033: the checksums of the table are right, the content digest is another's."""
     tensor = Tensor(np.ones(count, np.int8), "int8")
     forged = forge(tmp_path / "c", {("a", "value"): tensor, ("b", "value"): tensor}, storage=storage)
     forged.edit(
@@ -333,7 +333,7 @@ def test_large_blobs_are_checked_piece_by_piece(tmp_path: Path) -> None:
 
 
 def test_pickles_in_blobs_are_never_loaded(tmp_path: Path) -> None:
-    """UCP-S-002, UCP-S-005."""
+    """UCP-S-005."""
     witness = tmp_path / "witness"
 
     class Payload:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import Problem, UcpError
-from ucpformat.model.names import RESERVED_COMPONENTS, check_component, check_key, check_name, is_component
+from ucpformat.model.names import (
+    CLAIM_KEY,
+    RESERVED_COMPONENTS,
+    check_component,
+    check_key,
+    check_name,
+    is_component,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,10 +41,12 @@ def name_problems(text: str, at: str) -> Iterator[Problem]:
 
 
 def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-KEY`` where ``key`` is not a key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-012)."""
+    """``UCP-E-KEY`` where ``key`` is not a key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-012, UCP-D-163)."""
     yield from _findings(check_key, key, at)
     if not key.startswith(room):
         yield Problem("UCP-E-KEY", at, f"the key {key[:80]!r} must begin with {room!r}")
+    if key.lower() == CLAIM_KEY:
+        yield Problem("UCP-E-KEY", at, f"{key!r} is the key of a writer's claim; choose another")
 
 
 def case_problems(keys: Iterable[tuple[str, str]]) -> Iterator[Problem]:

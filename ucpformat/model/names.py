@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "CLAIM_KEY",
     "MAX_COMPONENT_BYTES",
     "MAX_NAME_BYTES",
     "RESERVED_COMPONENTS",
@@ -33,6 +34,9 @@ __all__ = [
 
 MAX_COMPONENT_BYTES: Final = 200
 MAX_NAME_BYTES: Final = 1024
+
+# The object by which a writer claims a place in an object store.
+CLAIM_KEY: Final = "index/claim"
 
 # Zarr metadata lie beside the keys of arrays and groups.
 RESERVED_COMPONENTS: Final = frozenset({"zarr.json"})

@@ -197,7 +197,7 @@ def _collect(outcomes: Iterable[_Outcome], findings: Findings, progress: Callabl
 
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
-    """The content digest (UCP-V-003); a chunk that was refused has been reported already."""
+    """The content digest (UCP-D-033); a chunk that was refused has been reported already."""
     recorded, found = stored.content, content.value()
     if recorded is not None and found is not None and recorded != found:
         at = pointer(stored.part.index_key, "atoms")

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.model.names import check_key
+from ucpformat.model.names import CLAIM_KEY, check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.conditional_put import ConditionalPuts
 from ucpformat.storage.stores.local_io import MISSING
@@ -51,9 +51,6 @@ _WEB: Final = frozenset(("http", "https"))
 
 _SILENCE: Final = 12 * 3600.0
 """Seconds. An attempt of which nothing was seen for a day is dead to others; this one gives up long before."""
-
-_CLAIM: Final = "index/claim"
-"""The object that says, in storage plain, whose attempt has the keys that are the same in all attempts."""
 
 _STREAMS: Final = 4
 _BLOCK_BYTES: Final = 1 << 24
@@ -235,7 +232,7 @@ class RemoteStore:
                     at=self._url,
                 )
             with writing(self._url):
-                self._puts.put(self._full(_CLAIM), self._name.encode())
+                self._puts.put(self._full(CLAIM_KEY), self._name.encode())
             self._has_claim = True
         self._debris = debris
 
@@ -243,7 +240,7 @@ class RemoteStore:
         """Begin an attempt that goes on with what one has left, of which the caller knows that it is dead."""
         self._begin()
         if storage == "plain":
-            self.replace(_CLAIM, [memoryview(self._name.encode())])
+            self.replace(CLAIM_KEY, [memoryview(self._name.encode())])
             self._has_claim = True
 
     def _begin(self) -> list[str]:
@@ -280,7 +277,7 @@ class RemoteStore:
         """Remove what an earlier attempt has left: at once where its keys are needed, else behind the commit."""
         if self._has_claim:
             for key in keys:
-                if key != _CLAIM:
+                if key != CLAIM_KEY:
                     self.remove(key)
         else:
             self._debris.extend(keys)
@@ -377,7 +374,7 @@ class RemoteStore:
         """Remove what other attempts have left here, which can commit no more: there is a root document."""
         self._remove(key for key in self._debris if key not in self._created)
         if self._has_claim:
-            self._remove([_CLAIM])
+            self._remove([CLAIM_KEY])
         if self._uploads is not None:
             # Parts of objects that never were, from attempts that ended with their processes.
             self._uploads.abort_below(self._path)
@@ -402,7 +399,7 @@ class RemoteStore:
             return False
         # Where a removal is not answered it may be done later: nobody else may have the same keys then.
         if self._remove(created) and self._has_claim:
-            self._remove([_CLAIM])
+            self._remove([CLAIM_KEY])
         return True
 
     def _remove(self, keys: Iterable[str]) -> bool:

@@ -56,7 +56,7 @@ class SlotCheck {
     }) ?? null;
   }
 
-  /** The end of a chunk's own object, which no checksum of the table covers (UCP-V-008). */
+  /** The end of a chunk's own object, which no checksum of the table covers (UCP-D-160). */
   checkZarrCrc(index, segment, covered) {
     const key = this.reader.containerKey(index, segment);
     if (!this.validation.store.read(key, covered.length, ZARR_CRC).equals(zarrCrc(covered))) {
@@ -108,7 +108,7 @@ class SlotCheck {
       if (bytes === null) content = null;
       content?.update(bytes);
     }
-    if (slot.content !== null && content && content.finish() !== slot.content) { // UCP-V-003
+    if (slot.content !== null && content && content.finish() !== slot.content) { // UCP-D-033
       problems.add('UCP-E-CONTENT', `${slot.at}/content`, `another content digest of ${slot.label}`);
     }
   }

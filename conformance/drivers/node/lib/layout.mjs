@@ -280,13 +280,13 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
   && !['blocks', 'view', 'permute', 'pad', 'concat', 'local'].includes(step.kind);
 
 /**
- * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089),
+ * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089, UCP-D-164, UCP-D-165),
  * or a buffer that does not fit a tensor (UCP-D-097); or that cuts it into too many ranges (UCP-D-091), or pads it too far (UCP-D-141).
  *
  * A dimension depends only on the axes that its own steps name, and on those that decide their
  * sizes. Where no size is decided so, no axis acts on two dimensions, and it is enough to visit the
  * positions of those axes, one dimension after the other.
- * An accepted layout covers its tensor (UCP-D-070): the parts of each step together are what it
+ * An accepted layout covers its tensor (SPEC section 12): the parts of each step together are what it
  * cuts, at every position of the axes before, and `only` leaves a position wherever there is one.
  */
 export function checkFit(mesh, steps, shape, at, place = null) {

@@ -10,6 +10,9 @@ const CONTROL = /[\u0000-\u001f\u007f-\u009f]/;
 /** The document whose presence is the commit (SPEC section 9). */
 export const ROOT_KEY = 'ucp.json';
 
+/** The object by which a writer claims a place in an object store (SPEC section 8.3). */
+export const CLAIM_KEY = 'index/claim';
+
 /** Whether a string is one component of a key (UCP-D-010). */
 export const isComponent = (text) => COMPONENT.test(text);
 

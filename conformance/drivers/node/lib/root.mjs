@@ -9,9 +9,9 @@ import {rootDigestProblem} from './digest.mjs';
 import {unlikeInGroup} from './buffers.mjs';
 import {checkSteps, unsupportedIn} from './layout.mjs';
 import {checkMesh} from './mesh.mjs';
-import {ROOT_KEY, compareUtf8, foldKey, isKey, isName} from './names.mjs';
+import {CLAIM_KEY, ROOT_KEY, compareUtf8, foldKey, isKey, isName} from './names.mjs';
 
-/** Longest root document (UCP-D-015). */
+/** Longest root document (SPEC section 19). */
 export const MAX_ROOT = 4 << 20;
 /** Longest other JSON document, and longest table (SPEC section 19). */
 export const MAX_DOCUMENT = 256 * 2 ** 20;
@@ -72,10 +72,11 @@ function checkNegotiation(document, known, problems) {
   }
 }
 
-/** Reports what is wrong with a key (UCP-R-009, UCP-D-010 to UCP-D-012). */
+/** Reports what is wrong with a key (UCP-R-009, UCP-D-010 to UCP-D-012, UCP-D-163). */
 export function checkKey(key, prefix, at, problems) {
   if (!isKey(key)) problems.add('UCP-E-KEY', at, `${JSON.stringify(key).slice(0, 300)} is no safe key`);
   else if (!key.startsWith(prefix)) problems.add('UCP-E-KEY', at, `does not begin with ${prefix}`);
+  else if (foldKey(key) === CLAIM_KEY) problems.add('UCP-E-KEY', at, `${CLAIM_KEY} is the key of a writer's claim`);
 }
 
 /** Keys that have been seen, to find those that are not unique (UCP-D-011). */

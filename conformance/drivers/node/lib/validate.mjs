@@ -137,7 +137,7 @@ class Validation {
     checkState(state, this.root.state.key, complete && !this.blind ? known : null, this.problems);
   }
 
-  /** Declared against needed features (UCP-V-001). */
+  /** Declared against needed features (UCP-D-009). */
   features() {
     if (this.parts.some(({atoms}) => atoms.length === 0)) return;
     const {readFeatures, writeFeatures} = this.root;
@@ -170,7 +170,7 @@ class Validation {
     }) ?? false;
   }
 
-  /** Derived metadata with exactly their bytes (UCP-V-004). */
+  /** Derived metadata with exactly their bytes (UCP-D-040). */
   metadata(key, bytes) {
     this.reached.add(key);
     this.guard(() => {
