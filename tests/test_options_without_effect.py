@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ucpformat as ucp
-from ucpformat import Held, Layout, Mesh, MeshAxis, UcpError
+from ucpformat import Layout, Mesh, MeshAxis, TensorLayout, UcpError
 
-HELD = Held(Layout(Mesh((MeshAxis("dp", 1),)), ()), (3,))
+HELD = TensorLayout(Layout(Mesh((MeshAxis("dp", 1),)), ()), (3,))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,12 @@ def test_of_a_writer(tmp_path: Path, option: str) -> None:
         ({}, "nothing would be moved: give into="),
         ({"into": "a", "device": "cpu"}, "device= says where new tensors are made"),
         ({"into": "a", "message_bytes": 0}, "a message has a byte at least"),
-        ({"into": "a", "source": {"b": HELD}}, "source= says that this rank has a part of it"),
-        ({"into": "a", "target": {"b": HELD}}, "target= says that this rank has a part of it"),
-        ({"target": {"b": HELD}}, "no rank has this tensor in its state"),
+        ({"into": "a", "layouts": {"b": HELD}}, "layouts= says that this rank has a part of it"),
+        (
+            {"into": "a", "target_layouts": {"b": HELD}},
+            "target_layouts= says that this rank has a part of it",
+        ),
+        ({"target_layouts": {"b": HELD}}, "no rank has this tensor in its state"),
         ({"into": "b"}, "no rank has this tensor in its state"),
     ],
 )

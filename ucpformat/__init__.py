@@ -14,6 +14,7 @@ import typing
 from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
+    from ucpformat.distributed.save_options import SaveReport
     from ucpformat.errors import Problem, UcpError
     from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
     from ucpformat.manager import CheckpointManager
@@ -22,11 +23,11 @@ if typing.TYPE_CHECKING:
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
     from ucpformat.repairing import Repair, Restored, repair
-    from ucpformat.state_dict.async_save import AsyncReport, AsyncSave, AsyncSaver, async_save
+    from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, async_save
     from ucpformat.state_dict.per_rank import PerRank
     from ucpformat.state_dict.redistribution import redistribute
     from ucpformat.state_dict.save_load import load, save
-    from ucpformat.state_dict.tensors.local_tensors import Held
+    from ucpformat.state_dict.tensors.local_tensors import TensorLayout
     from ucpformat.validation import Examination, Loss, Survey, examine, validate
     from ucpformat.views import AtomView, SlotView
     from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
@@ -35,7 +36,6 @@ if typing.TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "AsyncReport",
     "AsyncSave",
     "AsyncSaver",
     "AtomSpec",
@@ -47,7 +47,6 @@ __all__ = [
     "Compressor",
     "Examination",
     "Flatten",
-    "Held",
     "Layout",
     "Loss",
     "Mesh",
@@ -59,10 +58,12 @@ __all__ = [
     "Problem",
     "Repair",
     "Restored",
+    "SaveReport",
     "Shard",
     "SlotSpec",
     "SlotView",
     "Survey",
+    "TensorLayout",
     "UcpError",
     "async_save",
     "examine",
@@ -77,7 +78,6 @@ __all__ = [
 
 # Where each name is; the imports above say the same to type checkers, and a test compares them.
 _HOMES: typing.Final = {
-    "AsyncReport": "state_dict.async_save",
     "AsyncSave": "state_dict.async_save",
     "AsyncSaver": "state_dict.async_save",
     "AtomSpec": "writer",
@@ -89,7 +89,6 @@ _HOMES: typing.Final = {
     "Compressor": "model.compressor",
     "Examination": "validation",
     "Flatten": "geometry",
-    "Held": "state_dict.tensors.local_tensors",
     "Layout": "geometry",
     "Loss": "validation",
     "Mesh": "geometry",
@@ -101,10 +100,12 @@ _HOMES: typing.Final = {
     "Problem": "errors",
     "Repair": "repairing",
     "Restored": "repairing",
+    "SaveReport": "distributed.save_options",
     "Shard": "geometry",
     "SlotSpec": "writer",
     "SlotView": "views",
     "Survey": "validation",
+    "TensorLayout": "state_dict.tensors.local_tensors",
     "UcpError": "errors",
     "async_save": "state_dict.async_save",
     "examine": "validation",

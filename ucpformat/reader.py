@@ -62,7 +62,7 @@ class Checkpoint(Mapping[str, AtomView]):
     with ``UCP-E-DIGEST`` where another checkpoint has taken its place. A process that is forked may go on reading a
     local one; what lies in an object store it has to open again, since fsspec's connections do not survive a fork.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2), "epoch": 3}, step=100)
+    >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2), "epoch": 3}, step=100)
     >>> with ucp.open("run.ucp") as ckpt:
     ...     list(ckpt), ckpt["w"]["value"][1:].tolist(), ckpt.value("epoch"), ckpt.step
     (['w'], [[2, 3], [4, 5]], 3, 100)
@@ -394,7 +394,7 @@ def open_checkpoint(
     Raises:
         UcpError: as procedure 17.1 of the specification says.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
     >>> with ucp.open("run.ucp") as ckpt:
     ...     ckpt["w"]["value"][0:2].tolist()
     [[0, 1], [2, 3]]

@@ -78,7 +78,7 @@ class SlotView:
     slices, such as ``dask.array.from_array``, and numpy functions read all of it. It can be pickled, for a worker
     process say: there it opens the checkpoint again, which must still be the same one.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
     >>> with ucp.open("run.ucp") as ckpt:
     ...     view = ckpt["w"]["value"]
     ...     view.shape, view[1].tolist()
@@ -258,7 +258,7 @@ def _integer(item: object) -> int:
 class AtomView(Mapping[str, SlotView]):
     """One atom: its slots by name. It can be pickled, as `SlotView` can.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.ones((8, 4), np.float32)})
+    >>> report = ucp.save("run.ucp", {"w": np.ones((8, 4), np.float32)})
     >>> with ucp.open("run.ucp") as ckpt:
     ...     list(ckpt["w"]), ckpt["w"]["value"].shape
     (['value'], (8, 4))

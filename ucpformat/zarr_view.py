@@ -57,7 +57,7 @@ def zarr_store(path: str | os.PathLike[str]) -> UcpZarrStore:
         UcpError: as `ucpformat.open`.
 
     >>> import zarr
-    >>> digest = ucp.save("run.ucp", {"w": np.ones((2, 2))})
+    >>> report = ucp.save("run.ucp", {"w": np.ones((2, 2))})
     >>> zarr.open_group(ucp.zarr_store("run.ucp"), mode="r")["w/value"][0].tolist()
     [1.0, 1.0]
     """

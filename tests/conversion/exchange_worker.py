@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import ucpformat
 from tests.processes import join, leave
-from ucpformat import Compressor, Flatten, Held, Layout, Mesh, MeshAxis
+from ucpformat import Compressor, Flatten, Layout, Mesh, MeshAxis, TensorLayout
 from ucpformat.geometry import BufferPlace, Concat
 from ucpformat.geometry import Shard as ShardStep
 
@@ -103,9 +103,11 @@ def a_subgroup_moves_into_flat_buffers() -> None:
         places = {"a": 0, "b": 42}
         found = ucpformat.redistribute(
             {"n": 5, **{name: marker(name, torch.float16) for name in places}},
-            None,
-            {name: Held(flat, SHAPES[name], BufferPlace((first,), (70,))) for name, first in places.items()},
-            group,
+            target_layouts={
+                name: TensorLayout(flat, SHAPES[name], BufferPlace((first,), (70,)))
+                for name, first in places.items()
+            },
+            group=group,
         )
         assert found["n"] == 5
         assert found["a"] is found["b"]

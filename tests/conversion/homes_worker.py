@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 import ucpformat
 from tests.conversion.composites import Recipe, Rounding, Scaled, alike
 from tests.processes import join, leave
-from ucpformat import Held, Layout, Mesh, MeshAxis, UcpError
+from ucpformat import Layout, Mesh, MeshAxis, TensorLayout, UcpError
 from ucpformat import Shard as ShardStep
 
 
@@ -81,7 +81,7 @@ def divided_subclasses(path: Path) -> None:
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
 
     made, other = divided(codes, scale), divided(torch.zeros_like(codes), torch.zeros_like(scale))
-    layouts = {"w.scale": Held(Layout(Mesh((MeshAxis("dp", 2),)), (ShardStep("dp", 0),)), (6,))}
+    layouts = {"w.scale": TensorLayout(Layout(Mesh((MeshAxis("dp", 2),)), (ShardStep("dp", 0),)), (6,))}
     try:
         ucpformat.save(path, {"w": made})
     except UcpError as refusal:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ucpformat
-from ucpformat import Flatten, Held, Layout, Mesh, MeshAxis
+from ucpformat import Flatten, Layout, Mesh, MeshAxis, TensorLayout
 from ucpformat.geometry import BufferMember, Concat, buffer_places
 from ucpformat.geometry import Shard as ShardStep
 
@@ -69,7 +69,7 @@ class Job:
 
     state: State
     whole: Callable[[], dict[str, Any]]
-    layouts: dict[str, Held] = field(default_factory=dict)
+    layouts: dict[str, TensorLayout] = field(default_factory=dict)
 
 
 def _values(seed: int) -> State:
@@ -226,7 +226,7 @@ def _zero(net: Net, seed: int) -> Job:
         "param_groups": [{**group, "params": list(named)}],
     }
     layouts = {
-        f"optim.state.{name}.{slot}": Held(layout(slot), shape, place)
+        f"optim.state.{name}.{slot}": TensorLayout(layout(slot), shape, place)
         for name, shape, place in zip(named, shapes, places, strict=True)
         for slot in moments
     }
@@ -260,7 +260,7 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 
 def save(job: Job, path: str, **options: Any) -> str:
     """Save a job's state with ucp."""
-    return ucpformat.save(path, job.state, layouts=job.layouts, **options)
+    return ucpformat.save(path, job.state, layouts=job.layouts, **options).digest
 
 
 def load(job: Job, path: str, **options: Any) -> None:

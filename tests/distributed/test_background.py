@@ -18,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.distributed.test_save import Held, cases, local_state, logical
+from tests.distributed.test_save import TensorLayout, cases, local_state, logical
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed import background
-from ucpformat.distributed.background import AsyncReport, BackgroundSaver
+from ucpformat.distributed.background import BackgroundSaver
 from ucpformat.distributed.group import OneProcess
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions
+from ucpformat.distributed.save_options import SaveReport
 from ucpformat.distributed.snapshot import Copy, HostCopier
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError, error
@@ -37,11 +38,11 @@ _T = TypeVar("_T")
 OPTIONS = SaveOptions(durability="none", workers=1, chunk_bytes=1024)
 TRUSTING = replace(OPTIONS, replicas="trust")  # to compare copies is to look at tensors during the call
 RANKS = 2
-ROWS: dict[SlotName, Held] = {
+ROWS: dict[SlotName, TensorLayout] = {
     ("w", "value"): ((700, 3), Layout(Mesh((MeshAxis("dp", RANKS),)), (Shard("dp", 0),)), None),
     ("norm", "value"): ((900,), None, None),
 }
-NORM: dict[SlotName, Held] = {("norm", "value"): ((900,), None, None)}
+NORM: dict[SlotName, TensorLayout] = {("norm", "value"): ((900,), None, None)}
 
 
 class GatedCopier(HostCopier):
@@ -74,7 +75,7 @@ def together(size: int, work: Callable[[ThreadGroup], _T]) -> list[_T]:
 
 
 def owned(
-    rank: int, slots: dict[SlotName, Held], state: StateDocument | None = None
+    rank: int, slots: dict[SlotName, TensorLayout], state: StateDocument | None = None
 ) -> tuple[LocalState, Any]:
     """A local state whose tensors may be changed, and these."""
     local = local_state(rank, slots, state)
@@ -87,7 +88,7 @@ def spoil(tensors: dict[SlotName, NDArray[np.generic]]) -> None:
         tensor[...] = np.zeros((), tensor.dtype)
 
 
-def is_snapshot(path: Path, slots: dict[SlotName, Held]) -> None:
+def is_snapshot(path: Path, slots: dict[SlotName, TensorLayout]) -> None:
     assert list(validate(path)) == []
     with open_checkpoint(path) as checkpoint:
         assert {(atom, slot) for atom, view in checkpoint.items() for slot in view} == set(slots)
@@ -98,13 +99,13 @@ def is_snapshot(path: Path, slots: dict[SlotName, Held]) -> None:
 @settings(max_examples=60)
 @given(cases(), st.sampled_from([None, 16 << 10, 256 << 10]))
 def test_what_changes_after_the_call_is_not_in_the_checkpoint(
-    case: tuple[int, dict[SlotName, Held]], limit: int | None
+    case: tuple[int, dict[SlotName, TensorLayout]], limit: int | None
 ) -> None:
     """Nothing is written before everything has changed, but where there is less room than tensors need."""
     size, slots = case
     gates = [threading.Event() for _ in range(size)]
 
-    def work(group: ThreadGroup) -> list[AsyncReport]:
+    def work(group: ThreadGroup) -> list[SaveReport]:
         gate = gates[group.rank]
         copier = GatedCopier(gate) if limit is None else HostCopier()
         reports = []
@@ -136,7 +137,7 @@ def test_what_changes_after_the_call_is_not_in_the_checkpoint(
 def test_chunks_that_ranks_share_go_to_one_of_them(tmp_path: Path, limit: int | None) -> None:
     """In storage plain parts travel between the threads that write, from memory that is used again."""
 
-    def work(group: ThreadGroup) -> AsyncReport:
+    def work(group: ThreadGroup) -> SaveReport:
         local, tensors = owned(group.rank, ROWS)
         with BackgroundSaver(group, arena_bytes=limit) as saver:
             options = replace(OPTIONS, storage="plain", chunk_bytes=1040)
@@ -150,9 +151,9 @@ def test_chunks_that_ranks_share_go_to_one_of_them(tmp_path: Path, limit: int | 
 
 def test_only_what_a_rank_writes_is_staged(tmp_path: Path) -> None:
     """A tensor that two ranks have takes each of them the memory of its half."""
-    slots: dict[SlotName, Held] = {("w", "value"): ((8 << 20,), None, None)}
+    slots: dict[SlotName, TensorLayout] = {("w", "value"): ((8 << 20,), None, None)}
 
-    def work(group: ThreadGroup) -> AsyncReport:
+    def work(group: ThreadGroup) -> SaveReport:
         local, _ = owned(group.rank, slots)
         with BackgroundSaver(group) as saver:
             options = replace(OPTIONS, chunk_bytes=1 << 20)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat
-from tests.distributed.test_save import Held as HeldSlot
+from tests.distributed.test_save import TensorLayout as HeldSlot
 from tests.distributed.test_save import cases, local_state, save_all
-from ucpformat import Held, Layout, Mesh, MeshAxis, Shard
+from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout
 from ucpformat.distributed.local_state import SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
@@ -69,11 +69,12 @@ def test_objects_are_two_for_each_writer_and_a_few_documents(
 
 def test_zeros_and_compressed_chunks_take_less(tmp_path: Path) -> None:
     state = {"zeros": np.zeros(5000, np.int32), "ones": np.ones(5000, np.int32)}
-    reports: list[Any] = []
-    ucpformat.save(tmp_path / "a", state, report=reports.append)
     zstd = ucpformat.Compressor("zstd", {"level": 3, "checksum": False})
-    ucpformat.save(tmp_path / "b", state, compressor=zstd, report=reports.append)
-    ucpformat.save(tmp_path / "c", state, storage="plain", report=reports.append)
+    reports = [
+        ucpformat.save(tmp_path / "a", state),
+        ucpformat.save(tmp_path / "b", state, compressor=zstd),
+        ucpformat.save(tmp_path / "c", state, storage="plain"),
+    ]
     assert reports[0].stored.data == 20_000
     assert 0 < reports[1].stored.data < 20_000
     assert (reports[2].stored.data, reports[2].stored.alignment) == (20_004, 0)
@@ -103,8 +104,8 @@ def peak(work: Callable[[ThreadGroup], object]) -> int:
         tracemalloc.stop()
 
 
-def spread(dim: int) -> Held:
-    return Held(Layout(MESH, (Shard("a", dim),)), SHAPE)
+def spread(dim: int) -> TensorLayout:
+    return TensorLayout(Layout(MESH, (Shard("a", dim),)), SHAPE)
 
 
 def local_parts(dim: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.distributed.processes_of_one import SocketGroup, run_processes
-from tests.distributed.test_save import Held, local_state, logical
+from tests.distributed.test_save import TensorLayout, local_state, logical
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed.local_state import SlotName
@@ -22,7 +22,7 @@ from ucpformat.model.state import StateDocument
 
 SIZE = 3
 ROWS = Layout(Mesh((MeshAxis("dp", SIZE),)), (Shard("dp", 0),))
-SLOTS: dict[SlotName, Held] = {
+SLOTS: dict[SlotName, TensorLayout] = {
     ("w", "value"): ((700, 3), ROWS, None),
     ("w", "exp_avg"): ((700, 3), ROWS, None),
     ("norm", "value"): ((900,), None, None),

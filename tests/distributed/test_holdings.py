@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 
-from tests.distributed.test_save import Held, cases
+from tests.distributed.test_save import TensorLayout, cases
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.holdings import map_of, plain_holdings, united
 from ucpformat.distributed.local_state import SlotName
@@ -26,7 +26,7 @@ from ucpformat.geometry import (
 
 
 @given(cases())
-def test_one_rank_holds_what_its_region_says(case: tuple[int, dict[SlotName, Held]]) -> None:
+def test_one_rank_holds_what_its_region_says(case: tuple[int, dict[SlotName, TensorLayout]]) -> None:
     count, slots = case
     everyone = frozenset(range(count))
     for shape, layout, place in slots.values():

@@ -9,7 +9,7 @@ import pytest
 
 import ucpformat
 from tests.distributed.test_redistribution import DP, held, refusals
-from ucpformat import Held, Mesh, MeshAxis, Shard
+from ucpformat import Mesh, MeshAxis, Shard, TensorLayout
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import Partial
 
@@ -30,7 +30,7 @@ def test_copies_that_differ_are_never_mixed_unnoticed(replicas: Any, differing: 
 
     def work(group: ThreadGroup) -> Any:
         state = copies(group.rank, differing)
-        return ucpformat.redistribute(state, None, WANTED, group, replicas=replicas)
+        return ucpformat.redistribute(state, target_layouts=WANTED, group=group, replicas=replicas)
 
     found: list[Any] = run_threads(3, work)
     if replicas == "check" and differing < 3:
@@ -51,11 +51,17 @@ def test_replicas_by_a_layout_are_compared_on_request_and_contributions_are_no_c
     shared = held(mesh, (8,), Shard("shard", 0))
     summed = held(mesh, (8,), Shard("shard", 0), Partial("replica", "sum"))
 
-    def work(source: Held, other: float) -> Any:
+    def work(source: TensorLayout, other: float) -> Any:
         def one(group: ThreadGroup) -> Any:
             part = np.arange(4.0) + 4 * (group.rank % 2) + (other if group.rank == 3 else 0)
             target = held(Mesh((MeshAxis("dp", 4),)), (8,))
-            return ucpformat.redistribute({"w": part}, {"w": source}, {"w": target}, group, replicas="check")
+            return ucpformat.redistribute(
+                {"w": part},
+                layouts={"w": source},
+                target_layouts={"w": target},
+                group=group,
+                replicas="check",
+            )
 
         return one
 
@@ -71,7 +77,7 @@ def test_replicas_by_a_layout_are_compared_on_request_and_contributions_are_no_c
 
 def test_another_word_for_replicas_is_refused() -> None:
     def work(group: ThreadGroup) -> Any:
-        return ucpformat.redistribute(copies(0, 9), None, WANTED, group, replicas="first")  # type: ignore[arg-type]
+        return ucpformat.redistribute(copies(0, 9), target_layouts=WANTED, group=group, replicas="first")  # type: ignore[arg-type]
 
     assert {str(one) for one in run_threads(2, work)} == {
         "UCP-E-MISMATCH: replicas= is one of compare, check, trust, not 'first'"

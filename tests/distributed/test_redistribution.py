@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.geometry.model import local_array
 from tests.geometry.strategies import placed_layouts, shapes
-from ucpformat import Held, UcpError
+from ucpformat import TensorLayout, UcpError
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.redistribution import Destination, RedistributionReport, redistribute_together
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
@@ -45,7 +45,7 @@ MARK = -77.0
 class Side:
     """How one tensor is held, on a mesh of some ranks of the job."""
 
-    held: Held
+    held: TensorLayout
 
     def local(self, rank: int, whole: Array, outside: float) -> Array | None:
         """What ``rank`` holds; ``outside`` where no element lies."""
@@ -77,7 +77,7 @@ class Side:
         return any(isinstance(step, Concat) for step in self.held.layout.steps)
 
 
-def contributions(held: Held) -> int:
+def contributions(held: TensorLayout) -> int:
     sizes = {axis.name: axis.size for axis in held.layout.mesh.axes}
     return math.prod(sizes[step.axis] for step in held.layout.steps if isinstance(step, Partial))
 
@@ -96,7 +96,7 @@ def sides(draw: st.DrawFn, shape: tuple[int, ...], world: int, kinds: str, buffe
             step = Scale(Fraction(draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 8]))))
         # Tensors of one buffer do not overlap; these have one each.
         steps.append(Concat(buffer) if isinstance(step, Concat) else step)
-    return Side(Held(Layout(layout.mesh, tuple(steps)), shape, place))
+    return Side(TensorLayout(Layout(layout.mesh, tuple(steps)), shape, place))
 
 
 Case = tuple[int, dict[str, tuple[Side, Side]]]
@@ -154,9 +154,11 @@ def run(
                 given[name] = np.full_like(place, MARK)
         found = ucpformat.redistribute(
             state,
-            {name: source.held for name, (source, _) in tensors.items() if name in state},
-            {name: target.held for name, (_, target) in tensors.items() if not into or name in given},
-            group,
+            layouts={name: source.held for name, (source, _) in tensors.items() if name in state},
+            target_layouts={
+                name: target.held for name, (_, target) in tensors.items() if not into or name in given
+            },
+            group=group,
             into=given if into else None,
             message_bytes=message_bytes,
             report=lambda report: reports.__setitem__(rank, report),
@@ -211,8 +213,8 @@ def test_any_layout_becomes_any_other(case: Case, message_bytes: int, into: bool
 DP = Mesh((MeshAxis("dp", 3),))
 
 
-def held(mesh: Mesh, shape: tuple[int, ...], *steps: Step, place: BufferPlace | None = None) -> Held:
-    return Held(Layout(mesh, steps), shape, place)
+def held(mesh: Mesh, shape: tuple[int, ...], *steps: Step, place: BufferPlace | None = None) -> TensorLayout:
+    return TensorLayout(Layout(mesh, steps), shape, place)
 
 
 def test_replicas_share_the_work() -> None:
@@ -224,9 +226,9 @@ def test_replicas_share_the_work() -> None:
         state = {"w": np.arange(64.0)} if group.rank < 4 else None
         return ucpformat.redistribute(
             state,
-            {"w": held(here, (64,))} if state else {},
-            {"w": held(there, (64,), Shard("r", 0))},
-            group,
+            layouts={"w": held(here, (64,))} if state else {},
+            target_layouts={"w": held(there, (64,), Shard("r", 0))},
+            group=group,
             report=lambda report: reports.__setitem__(group.rank, report),
         )
 
@@ -250,7 +252,7 @@ def test_tensors_of_a_buffer_share_one() -> None:
             }
         }
         target = {name: held(DP, size, *flat, place=places[name]) for name, size in sizes.items()}
-        return ucpformat.redistribute(state if group.rank == 1 else {}, None, target, group)
+        return ucpformat.redistribute(state if group.rank == 1 else {}, target_layouts=target, group=group)
 
     for rank, got in enumerate(run_threads(3, work)):
         assert isinstance(got, dict), got
@@ -269,9 +271,16 @@ def test_what_does_not_fit_is_refused_by_all_with_its_name() -> None:
     rows = held(DP, (6,), Shard("dp", 0))
     full = np.arange(6.0)
 
-    def asks(target: Mapping[str, Held], source: Mapping[str, Held] | None = None, state: Any = None) -> Any:
+    def asks(
+        target: Mapping[str, TensorLayout],
+        source: Mapping[str, TensorLayout] | None = None,
+        state: Any = None,
+    ) -> Any:
         return lambda group: ucpformat.redistribute(
-            {"w": full} if state is None else state(group.rank), source, target, group
+            {"w": full} if state is None else state(group.rank),
+            layouts=source,
+            target_layouts=target,
+            group=group,
         )
 
     assert refusals(asks({"v": rows})) == {("UCP-E-MISMATCH", "v")}
@@ -291,9 +300,12 @@ def test_what_does_not_fit_is_refused_by_all_with_its_name() -> None:
 def test_entries_of_each_coordinate_stay_or_are_refused() -> None:
     own = held(DP, (3, 2), LocalOnly("keep"))
 
-    def work(target: Held) -> Any:
+    def work(target: TensorLayout) -> Any:
         return lambda group: ucpformat.redistribute(
-            {"w": np.full(2, float(group.rank))}, {"w": own}, {"w": target}, group
+            {"w": np.full(2, float(group.rank))},
+            layouts={"w": own},
+            target_layouts={"w": target},
+            group=group,
         )
 
     backwards = Mesh((MeshAxis("dp", 3),), (2, 1, 0))
@@ -307,9 +319,8 @@ def test_a_factor_that_rounds_is_raised_by_all() -> None:
         tiny = np.full(6, 2.0**-1074) if group.rank == 2 else np.zeros(6)
         return ucpformat.redistribute(
             {"w": tiny} if group.rank == 2 else {},
-            None,
-            {"w": held(DP, (6,), Scale(Fraction(1, 2)), Shard("dp", 0))},
-            group,
+            target_layouts={"w": held(DP, (6,), Scale(Fraction(1, 2)), Shard("dp", 0))},
+            group=group,
         )
 
     assert refusals(work) == {("UCP-E-INEXACT", "w")}
@@ -319,7 +330,9 @@ def test_memory_of_the_source_is_no_target() -> None:
     def work(group: ThreadGroup) -> Any:
         memory = np.arange(12.0)
         other = {"v": memory[3:9]}
-        return ucpformat.redistribute({"w": memory[:6], "x": memory[1:2]}, None, {}, group, into=other)
+        return ucpformat.redistribute(
+            {"w": memory[:6], "x": memory[1:2]}, target_layouts={}, group=group, into=other
+        )
 
     assert refusals(work) == {("UCP-E-MISMATCH", "v")}
 
@@ -330,7 +343,7 @@ def test_a_thread_that_leaves_fails_the_others() -> None:
             group.all_gather(b"+" + b"\0" * 32)
             raise KeyboardInterrupt
         return ucpformat.redistribute(
-            {"w": np.arange(6.0)}, None, {"w": held(DP, (6,), Shard("dp", 0))}, group
+            {"w": np.arange(6.0)}, target_layouts={"w": held(DP, (6,), Shard("dp", 0))}, group=group
         )
 
     found = run_threads(3, work)
@@ -342,7 +355,7 @@ def test_arrays_that_are_not_dense_are_filled_by_way_of_staging(order: str) -> N
     def work(group: ThreadGroup) -> Any:
         into = {"w": np.zeros((6, 8), np.float64, order)[::2, ::-1]}  # type: ignore[call-overload]
         return ucpformat.redistribute(
-            {"w": np.arange(24.0).reshape(3, 8)} if group.rank == 1 else {}, None, None, group, into=into
+            {"w": np.arange(24.0).reshape(3, 8)} if group.rank == 1 else {}, group=group, into=into
         )
 
     for one in run_threads(3, work):
@@ -377,9 +390,12 @@ def test_what_goes_together_is_listed_by_all() -> None:
     own = held(DP, (3, 2), LocalOnly())
     doubled = held(DP, (6,), Scale(Fraction(2)))
 
-    def work(source: Held, target: Held, local: Any) -> Any:
+    def work(source: TensorLayout, target: TensorLayout, local: Any) -> Any:
         return lambda group: ucpformat.redistribute(
-            {"w": local} if group.rank else {}, {"w": source} if group.rank else {}, {"w": target}, group
+            {"w": local} if group.rank else {},
+            layouts={"w": source} if group.rank else {},
+            target_layouts={"w": target},
+            group=group,
         )
 
     assert refusals(work(own, own, np.zeros(2))) == {("UCP-E-LAYOUT", "w")}
@@ -395,7 +411,9 @@ def test_parts_of_a_buffer_that_is_not_dense_are_staged_together() -> None:
         buffer = np.full(6, MARK)[::2]
         state = {name: np.arange(4.0) for name in sizes} if group.rank == 0 else {}
         target = {name: held(DP, size, *flat, place=places[name]) for name, size in sizes.items()}
-        return ucpformat.redistribute(state, None, target, group, into=dict.fromkeys(sizes, buffer))["a"]
+        return ucpformat.redistribute(
+            state, target_layouts=target, group=group, into=dict.fromkeys(sizes, buffer)
+        )["a"]
 
     found = [cell for part in run_threads(3, work) for cell in np.asarray(part).tolist()]
     assert found == [0, 1, 2, 3, 0, 1, 2, 3, MARK]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ucpformat
 from tests.distributed.test_save import ROWS, local_state
-from ucpformat import Held, Layout, Mesh, MeshAxis, Shard, UcpError
+from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.save_options import Replicas
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
@@ -41,17 +41,11 @@ def state_of(rank: int, differing: Mapping[str, int]) -> dict[str, Any]:
 def save_all(
     path: Path, world: int, differing: Mapping[str, int], **options: Any
 ) -> list[SaveReport | BaseException]:
-    said: list[SaveReport | BaseException] = [UcpError("UCP-E-RANK", "nothing")] * world
-
-    def work(group: ThreadGroup) -> None:
-        def keep(report: SaveReport) -> None:
-            said[group.rank] = report
-
+    def work(group: ThreadGroup) -> SaveReport:
         state = state_of(group.rank, differing)
-        ucpformat.save(path, state, group=group, chunk_bytes=CHUNK, report=keep, **options)
+        return ucpformat.save(path, state, group=group, chunk_bytes=CHUNK, **options)
 
-    failures = run_threads(world, work)
-    return [said[rank] if failure is None else failure for rank, failure in enumerate(failures)]
+    return run_threads(world, work)
 
 
 def assert_is(path: Path, state: Mapping[str, Any]) -> None:
@@ -131,7 +125,7 @@ def test_stages_are_settled_each_for_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["compare", "check"])
 def test_replicas_of_layouts_are_compared_with_check_alone(tmp_path: Path, mode: Any) -> None:
     mesh = Mesh((MeshAxis("replica", 2), MeshAxis("shard", 2)))
-    held = Held(Layout(mesh, (Shard("shard", 0),)), (8,))
+    held = TensorLayout(Layout(mesh, (Shard("shard", 0),)), (8,))
 
     def work(group: ThreadGroup) -> None:
         part = np.arange(4.0) + 4 * (group.rank % 2) + (0.5 if group.rank == 3 else 0)

@@ -45,7 +45,7 @@ from ucpformat.geometry import (
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
-Held = tuple[tuple[int, ...], Layout | None, BufferPlace | None]
+TensorLayout = tuple[tuple[int, ...], Layout | None, BufferPlace | None]
 
 
 def logical(shape: tuple[int, ...], seed: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -53,7 +53,9 @@ def logical(shape: tuple[int, ...], seed: int = 0) -> np.ndarray[Any, np.dtype[n
     return (np.arange(math.prod(shape), dtype=np.int32) + 1000 * seed + 1).reshape(shape)
 
 
-def local_state(rank: int, slots: dict[SlotName, Held], state: StateDocument | None = None) -> LocalState:
+def local_state(
+    rank: int, slots: dict[SlotName, TensorLayout], state: StateDocument | None = None
+) -> LocalState:
     """What ``rank`` holds of slots that are given by shape, layout and place."""
     atoms: dict[str, dict[str, SlotSpec]] = {}
     arrays: dict[SlotName, Any] = {}
@@ -75,7 +77,7 @@ def local_state(rank: int, slots: dict[SlotName, Held], state: StateDocument | N
 
 
 def save_all(
-    path: Path, size: int, slots: dict[SlotName, Held], **options: Any
+    path: Path, size: int, slots: dict[SlotName, TensorLayout], **options: Any
 ) -> list[SaveReport | BaseException]:
     """Save from ``size`` ranks."""
     chosen = SaveOptions(durability="none", workers=2, **options)
@@ -85,12 +87,12 @@ def save_all(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[int, dict[SlotName, Held]]:
+def cases(draw: st.DrawFn) -> tuple[int, dict[SlotName, TensorLayout]]:
     """Ranks, and slots that they hold by layouts over meshes of all of them."""
     sizes = draw(st.sampled_from([(2,), (4,), (2, 2), (3,), (2, 3), (2, 1, 2)]))
     count = math.prod(sizes)
     axes = tuple(MeshAxis(f"a{place}", size) for place, size in enumerate(sizes))
-    slots: dict[SlotName, Held] = {}
+    slots: dict[SlotName, TensorLayout] = {}
     for number in range(draw(st.integers(1, 4))):
         shape = draw(shapes(max_ndim=4))
         ranks = draw(st.none() | st.permutations(range(count)).map(tuple))
@@ -108,7 +110,7 @@ def cases(draw: st.DrawFn) -> tuple[int, dict[SlotName, Held]]:
 
 @given(cases(), st.sampled_from([1, 64, 1024]))
 def test_what_ranks_hold_by_any_layout_is_stored_whole(
-    case: tuple[int, dict[SlotName, Held]], chunk_kib: int
+    case: tuple[int, dict[SlotName, TensorLayout]], chunk_kib: int
 ) -> None:
     count, slots = case
     with TemporaryDirectory() as scratch:
@@ -127,7 +129,7 @@ def test_what_ranks_hold_by_any_layout_is_stored_whole(
 
 @given(cases(), st.sampled_from([64, 1024, 65536]))
 def test_each_rank_writes_its_share_and_no_cell_is_written_twice(
-    case: tuple[int, dict[SlotName, Held]], chunk_bytes: int
+    case: tuple[int, dict[SlotName, TensorLayout]], chunk_bytes: int
 ) -> None:
     """At most what it alone holds and, for every set of ranks, their bytes over their number plus one chunk."""
     count, slots = case
@@ -168,7 +170,7 @@ def holdings_of(source: Source, shape: tuple[int, ...]) -> Holdings:
 
 
 DP = Mesh((MeshAxis("dp", 3),))
-ROWS: dict[SlotName, Held] = {
+ROWS: dict[SlotName, TensorLayout] = {
     ("a", "value"): ((50, 2), Layout(DP, (Shard("dp", 0),)), None),
     ("b", "value"): ((7,), None, None),
 }
@@ -276,7 +278,7 @@ def test_stages_of_a_pipeline_add_up(tmp_path: Path) -> None:
 
 def test_what_no_rank_holds_is_missed(tmp_path: Path) -> None:
     mesh = Mesh((MeshAxis("dp", 4),))
-    slots: dict[SlotName, Held] = {("a", "value"): ((8,), Layout(mesh, (Shard("dp", 0),)), None)}
+    slots: dict[SlotName, TensorLayout] = {("a", "value"): ((8,), Layout(mesh, (Shard("dp", 0),)), None)}
     found = refused(tmp_path / "a", lambda group: local_state(group.rank, slots))
     assert {one.code for one in found} == {"UCP-E-COVER"}
 

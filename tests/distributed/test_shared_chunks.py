@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.distributed.test_save import Held, cases, local_state, logical
+from tests.distributed.test_save import TensorLayout, cases, local_state, logical
 from ucpformat import Compressor, validate
 from ucpformat import open as open_checkpoint
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
@@ -58,7 +58,7 @@ def compressed(local: LocalState, compressor: Compressor | None) -> LocalState:
 
 
 def alone(
-    path: Path, slots: dict[SlotName, Held], compressor: Compressor | None, options: SaveOptions
+    path: Path, slots: dict[SlotName, TensorLayout], compressor: Compressor | None, options: SaveOptions
 ) -> None:
     """The same state, written by one process that has all of it."""
     atoms = [
@@ -91,7 +91,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(atoms)): file.read_bytes() for file in atoms.rglob("*") if file.is_file()}
 
 
-def lacking_bytes(count: int, slots: dict[SlotName, Held], chunk_bytes: int) -> int:
+def lacking_bytes(count: int, slots: dict[SlotName, TensorLayout], chunk_bytes: int) -> int:
     """Bytes of all chunks, less what the rank holds of each that holds the most."""
     everyone = frozenset(range(count))
     total = 0
@@ -111,7 +111,7 @@ def lacking_bytes(count: int, slots: dict[SlotName, Held], chunk_bytes: int) -> 
 
 @given(cases(), st.sampled_from([1, 64, 1024]), st.sampled_from(WAYS), st.booleans())
 def test_what_several_write_is_what_one_writes(
-    case: tuple[int, dict[SlotName, Held]],
+    case: tuple[int, dict[SlotName, TensorLayout]],
     chunk_kib: int,
     way: tuple[Storage, Compressor | None],
     ring: bool,
@@ -191,7 +191,7 @@ def test_whoever_has_most_of_a_chunk_owns_it() -> None:
 
 @given(cases(), st.sampled_from([64, 1024, 65536]), st.sampled_from([1, 1024, 1 << 28]))
 def test_plans_of_all_ranks_fit_together(
-    case: tuple[int, dict[SlotName, Held]], chunk_bytes: int, most: int
+    case: tuple[int, dict[SlotName, TensorLayout]], chunk_bytes: int, most: int
 ) -> None:
     """Each cell is given once; giver and owner know of one another; who meets in several waves meets in one order."""
     count, held = case
@@ -264,7 +264,7 @@ def test_a_rank_does_not_plan_the_chunks_of_others(monkeypatch: pytest.MonkeyPat
     assert len(seen) <= share // 1024 + 2
 
 
-SLOTS: dict[SlotName, Held] = {
+SLOTS: dict[SlotName, TensorLayout] = {
     ("w", "value"): ((64, 16), COLUMNS, None),
     ("z", "value"): ((9,), Layout(Mesh((MeshAxis("tp", 4),)), (Shard("tp", 0),)), None),
 }

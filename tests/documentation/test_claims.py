@@ -273,7 +273,10 @@ def test_extras_that_are_named_exist() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("ucp.save", "ucp.save(path, state, nothing=1)"), ("ucp.Held", "ucp.Held(layout, form=(1,))")],
+    [
+        ("ucp.save", "ucp.save(path, state, nothing=1)"),
+        ("ucp.TensorLayout", "ucp.TensorLayout(layout, form=(1,))"),
+    ],
 )
 def test_a_call_that_does_not_fit_is_found(name: str, text: str) -> None:
     ((found, call),) = calls(text)

@@ -17,7 +17,7 @@ from ucpformat.errors import UcpError
 
 RANKS = 3
 ROWS = ucp.Layout(ucp.Mesh((ucp.MeshAxis("dp", RANKS),)), (ucp.Shard("dp", 0),))
-LAYOUTS = {"model.w": ucp.Held(ROWS, (900,))}
+LAYOUTS = {"model.w": ucp.TensorLayout(ROWS, (900,))}
 
 
 def state(rank: int, step: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import ucpformat
 import ucpformat.distributed.group
-from ucpformat import Flatten, Held, Layout, Mesh, MeshAxis, Shard, UcpError
+from ucpformat import Flatten, Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import BufferPlace, Concat, Pad
 
@@ -87,7 +87,7 @@ def test_entries_are_renamed(path: Path) -> None:
             "rename= renames no entry of the state: 'odel'; did you mean 'model'?",
         ),
         (
-            {"layouts": {"model.ww": Held(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
+            {"layouts": {"model.ww": TensorLayout(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
             "layouts= names no tensor of the state: 'model.ww'; did you mean 'model.w'?",
         ),
         (
@@ -119,7 +119,7 @@ def test_an_empty_state_is_an_error(path: Path) -> None:
         {"cast": True},
         {"rename": {"a": "b"}},
         {"strict": False},
-        {"layouts": {"a": Held(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
+        {"layouts": {"a": TensorLayout(Layout(Mesh((MeshAxis("dp", 1),)), ()), (2,))}},
         {"per_rank": "keep"},
         {"read_once": True},
         {"report": print},
@@ -211,10 +211,15 @@ FLAT = Layout(Mesh((MeshAxis("dp", 2),)), (Flatten(), Concat("flat"), Shard("dp"
 PLACES = {"a": BufferPlace((0,), (8,)), "b": BufferPlace((3,), (8,))}
 
 
-def buffers(group: ThreadGroup, parts: list[np.ndarray[Any, Any]]) -> tuple[dict[str, Any], dict[str, Held]]:
+def buffers(
+    group: ThreadGroup, parts: list[np.ndarray[Any, Any]]
+) -> tuple[dict[str, Any], dict[str, TensorLayout]]:
     """Tensors of 3 and 4 elements in a buffer of 8, of which each rank has a half."""
     part = parts[group.rank]
-    return {"a": part, "b": part}, {"a": Held(FLAT, (3,), PLACES["a"]), "b": Held(FLAT, (2, 2), PLACES["b"])}
+    return {"a": part, "b": part}, {
+        "a": TensorLayout(FLAT, (3,), PLACES["a"]),
+        "b": TensorLayout(FLAT, (2, 2), PLACES["b"]),
+    }
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -223,7 +228,7 @@ def test_tensors_of_one_buffer_keep_to_their_places(tmp_path: Path, strided: boo
 
     def save(group: ThreadGroup) -> str:
         state, layouts = buffers(group, [flat[:4], flat[4:]])
-        return ucpformat.save(tmp_path / "s", state, group=group, layouts=layouts)
+        return ucpformat.save(tmp_path / "s", state, group=group, layouts=layouts).digest
 
     assert len(set(run_threads(2, save))) == 1
     with ucpformat.open(tmp_path / "s") as checkpoint:
@@ -248,18 +253,18 @@ def test_tensors_of_one_buffer_keep_to_their_places(tmp_path: Path, strided: boo
 
 def test_padding_is_zero(tmp_path: Path) -> None:
     padded = Layout(Mesh((MeshAxis("dp", 1),)), (Pad(0, to=4),))
-    ucpformat.save(tmp_path / "s", {"a": np.array([1, 2, 3, 9])}, layouts={"a": Held(padded, (3,))})
+    ucpformat.save(tmp_path / "s", {"a": np.array([1, 2, 3, 9])}, layouts={"a": TensorLayout(padded, (3,))})
     assert ucpformat.load(tmp_path / "s")["a"].tolist() == [1, 2, 3]
     into = np.full(4, 5)
-    ucpformat.load(tmp_path / "s", {"a": into}, layouts={"a": Held(padded, (3,))})
+    ucpformat.load(tmp_path / "s", {"a": into}, layouts={"a": TensorLayout(padded, (3,))})
     assert into.tolist() == [1, 2, 3, 0]
 
 
 def test_layouts_have_to_fit(tmp_path: Path) -> None:
     layout = Layout(Mesh((MeshAxis("dp", 1),)), (Shard("dp", 0),))
     for layouts, code in (
-        ({"a": Held(layout, (5,))}, "UCP-E-MISMATCH"),
-        ({"b": Held(layout, (4,))}, "UCP-E-NAME"),
+        ({"a": TensorLayout(layout, (5,))}, "UCP-E-MISMATCH"),
+        ({"b": TensorLayout(layout, (4,))}, "UCP-E-NAME"),
     ):
         with pytest.raises(UcpError) as caught:
             ucpformat.save(tmp_path / "s", {"a": np.zeros(4), "n": 1}, layouts=layouts)

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat
-from tests.distributed.test_save import Held as HeldSlot
+from tests.distributed.test_save import TensorLayout as HeldSlot
 from tests.distributed.test_save import cases, logical
 from tests.geometry.model import local_array
-from ucpformat import Held, Layout, Mesh, MeshAxis, Shard, UcpError
+from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
 from ucpformat.distributed.local_state import SlotName
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import Concat, lower
@@ -55,13 +55,13 @@ def load_all(
     def work(group: ThreadGroup) -> dict[str, Any]:
         groups[group.rank] = group
         state: dict[str, Any] = {}
-        layouts: dict[str, Held] = {}
+        layouts: dict[str, TensorLayout] = {}
         for name, held in slots.items():
             cells = held_cells(group.rank, held)
             if cells is not None:
                 state[dotted(name)] = np.full(cells.shape, -5, np.int32)
                 if held[1] is not None:
-                    layouts[dotted(name)] = Held(held[1], held[0], held[2])
+                    layouts[dotted(name)] = TensorLayout(held[1], held[0], held[2])
         return ucpformat.load(
             path,
             state,

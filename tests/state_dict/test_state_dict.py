@@ -119,8 +119,9 @@ def names(state: Any, path: tuple[str, ...] = ()) -> list[str]:
 def test_any_state_comes_back(state: dict[Any, Any], storage: Storage, compressor: Any) -> None:
     assume(len(set(names(state))) == len(names(state)))
     path = f"memory://{uuid4().hex}"
-    digest = ucpformat.save(path, state, storage=storage, chunk_bytes=64, compressor=compressor, step=1)
-    assert digest.startswith("sha256:")
+    report = ucpformat.save(path, state, storage=storage, chunk_bytes=64, compressor=compressor, step=1)
+    assert report.digest.startswith("sha256:")
+    assert report.seconds == report.stalled > 0
     assert ucpformat.validate(path) == []
     loaded = ucpformat.load(path)
     assert same(loaded, state), (loaded, state)

@@ -119,9 +119,24 @@ def test_jax_arrays_are_refused_with_what_to_do(tmp_path: Path) -> None:
         ucpformat.save(tmp_path / "s", {"w": array})
 
 
-@pytest.mark.parametrize(
-    "given", [torch.nn.Linear(1, 1), [1, 2], None, 3], ids=["module", "list", "none", "number"]
-)
+def test_a_module_alone_is_a_state(tmp_path: Path) -> None:
+    saved = torch.nn.Linear(3, 2)
+    report = ucpformat.save(tmp_path / "a", saved)
+    ucpformat.async_save(tmp_path / "b", saved).wait()
+    ucpformat.CheckpointManager(tmp_path / "run").save(1, saved)
+    assert (report.nbytes, list(ucpformat.load(tmp_path / "a"))) == (32, ["model"])
+    fills: list[Callable[[torch.nn.Module], object]] = [
+        lambda module: ucpformat.load(tmp_path / "a", module),
+        lambda module: ucpformat.load(tmp_path / "b", {"model": module}),
+        lambda module: ucpformat.CheckpointManager(tmp_path / "run").restore(module),
+    ]
+    for fill in fills:
+        filled = torch.nn.Linear(3, 2)
+        fill(filled)
+        assert torch.equal(filled.weight, saved.weight)
+
+
+@pytest.mark.parametrize("given", [[1, 2], None, 3], ids=["list", "none", "number"])
 def test_a_state_is_a_dict(tmp_path: Path, given: Any) -> None:
     acts: list[Any] = [ucpformat.save, lambda path, state: ucpformat.async_save(path, state).wait()]
     if given is not None:

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from ucpformat.distributed.arena import Arena
@@ -22,6 +22,7 @@ from ucpformat.distributed.save import SaveReport, prepare_save
 from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
 from ucpformat.errors import error
 from ucpformat.gc_pause import paused
+from ucpformat.writer import StoredBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,39 +32,11 @@ if TYPE_CHECKING:
     from ucpformat.distributed.local_state import LocalState
     from ucpformat.distributed.save import Part, SaveOptions, Saving
 
-__all__ = ["AsyncReport", "AsyncSave", "BackgroundSaver", "WhenBusy"]
+__all__ = ["AsyncSave", "BackgroundSaver", "WhenBusy"]
 
 WhenBusy = Literal["wait", "raise", "skip"]
 """What a save does that begins while the previous one is under way."""
 _MODES: Final = get_args(WhenBusy)
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncReport:
-    """What came of a save, on this rank.
-
-    ``digest`` is that of the root document, None for a save that was skipped. ``nbytes`` are the logical bytes that
-    this rank wrote, ``arena_bytes`` the size of its arena, the most that it ever needed. Times are in seconds: for how
-    long the call kept its caller (``stalled``), of that for the previous save (``waited``) and for copies
-    (``staging``); and for how long it wrote afterwards (``writing``).
-
-    >>> report = ucp.async_save("step-1.ucp", {"w": np.ones(4, np.float32)}).wait()
-    >>> report.nbytes, report.skipped
-    (16, False)
-    """
-
-    digest: str | None
-    nbytes: int
-    arena_bytes: int
-    stalled: float
-    waited: float
-    staging: float
-    writing: float
-
-    @property
-    def skipped(self) -> bool:
-        """Whether nothing was saved, because the previous save was still under way."""
-        return self.digest is None
 
 
 class AsyncSave:
@@ -79,12 +52,12 @@ class AsyncSave:
         self.path = path
         self._ended = threading.Event()
         self._ready: list[Callable[[], None]] = []
-        self._report: AsyncReport | None = None
+        self._report: SaveReport | None = None
         self._failure: BaseException | None = None
         self._told = False
 
     @classmethod
-    def ended(cls, path: str, report: AsyncReport) -> AsyncSave:
+    def ended(cls, path: str, report: SaveReport) -> AsyncSave:
         """A save that is over and good."""
         found = cls(path)
         found._end(report)
@@ -99,7 +72,7 @@ class AsyncSave:
         for ready in self._ready:
             ready()
 
-    def wait(self, timeout: float | None = None) -> AsyncReport:
+    def wait(self, timeout: float | None = None) -> SaveReport:
         """Return when this rank knows that the checkpoint is committed.
 
         Raises:
@@ -127,8 +100,8 @@ class AsyncSave:
         self._told = True
         self._end(error("UCP-E-RANK", message, at=self.path))
 
-    def _end(self, outcome: AsyncReport | BaseException) -> None:
-        if isinstance(outcome, AsyncReport):
+    def _end(self, outcome: SaveReport | BaseException) -> None:
+        if isinstance(outcome, SaveReport):
             self._report = outcome
         else:
             self._failure = outcome
@@ -211,7 +184,10 @@ class BackgroundSaver:
         began = time.perf_counter()
         if not self._admitted(str(path), when_busy):
             kept = time.perf_counter() - began
-            return AsyncSave.ended(str(path), AsyncReport(None, 0, self._arena.nbytes, kept, 0.0, 0.0, 0.0))
+            report = SaveReport(
+                "", 0, 0, StoredBytes(0, 0, 0), kept, kept, waited=kept, arena_bytes=self._arena.nbytes
+            )
+            return AsyncSave.ended(str(path), report)
         result = AsyncSave(str(path))
         waited = time.perf_counter()
         with paused():
@@ -398,7 +374,13 @@ class _Work:
             self._result._end(outcome)
         else:
             self._result._end(
-                AsyncReport(
-                    outcome.digest, outcome.nbytes, self._arena.nbytes, stalled, waited, staging, writing
+                replace(
+                    outcome,
+                    seconds=waited + outcome.seconds,
+                    stalled=stalled,
+                    waited=waited,
+                    staging=staging,
+                    writing=writing,
+                    arena_bytes=self._arena.nbytes,
                 )
             )

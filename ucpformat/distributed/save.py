@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
@@ -92,10 +93,11 @@ def prepare_save(
 
     Raises as `save_together`.
     """
+    began = time.perf_counter()
     options = options or SaveOptions()
     store = open_target(path, durability=options.durability)
     try:
-        return _agree(path, store, describe_state, group, options)
+        return _agree(path, store, describe_state, group, options, began)
     except BaseException:
         store.close()
         raise
@@ -107,6 +109,7 @@ def _agree(
     describe_state: Callable[[], LocalState],
     group: Group,
     options: SaveOptions,
+    began: float,
 ) -> Saving:
     """Prepare the place, and learn what all have to save."""
     first = group.rank == group.ranks[0]
@@ -136,7 +139,8 @@ def _agree(
             raise AssertionError("nothing was described")
         settle_replicas(local, whole, group, options.replicas)
         owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
-        return Saving(path, store, local, group, options, replies[0][:_TOKEN_BYTES].hex(), whole, owners)
+        attempt = replies[0][:_TOKEN_BYTES].hex()
+        return Saving(path, store, local, group, options, attempt, whole, owners, began)
     except BaseException:
         if first:
             with suppress(Exception):
@@ -160,6 +164,7 @@ class Saving:
         attempt: str,
         whole: Described,
         owners: Owners,
+        began: float,
     ) -> None:
         self._owners = owners
         self._path = path
@@ -180,6 +185,7 @@ class Saving:
             self._planned = whole_chunks(self._whole_chunks.values(), group.rank)
         self._nbytes = 0
         self._sent = 0
+        self._began = began
 
     def run(
         self, batches: Callable[[], Iterator[Sequence[Part]]] | None = None, group: Group | None = None
@@ -196,7 +202,8 @@ class Saving:
         first = self._group.rank == self._group.ranks[0]
         try:
             digest, stored = self._commit() if first else self._contribute()
-            return SaveReport(digest, self._nbytes, self._sent, stored)
+            seconds = time.perf_counter() - self._began
+            return SaveReport(digest, self._nbytes, self._sent, stored, seconds, stalled=seconds)
         finally:
             self._store.close()
 

@@ -77,12 +77,42 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What came of it: the root digest, the logical bytes that this rank wrote, and those that it sent to others.
+    """What a save wrote, and how long it took.
 
-    ``stored`` is what the whole checkpoint takes; the same on all ranks.
+    Attributes:
+        digest: the root digest of the checkpoint, ``sha256:`` and 64 digits; empty where nothing was saved.
+        nbytes: logical bytes that this rank wrote.
+        sent: bytes that this rank sent to other ranks.
+        stored: bytes that the whole checkpoint takes: of data, of alignment and of documents. The same on all ranks.
+        seconds: from the call until the checkpoint was committed.
+        stalled: seconds for which the call kept its caller.
+        waited: seconds of these for which the call waited for the previous save.
+        staging: seconds of these for which it copied tensors into host memory.
+        writing: seconds for which a save in the background wrote.
+        arena_bytes: bytes of host memory for the copies: the most that saves of this saver ever needed.
+
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4, np.float32)})
+    >>> report.nbytes, report.stored.data, report.skipped
+    (16, 16, False)
     """
 
     digest: str
     nbytes: int
     sent: int
     stored: StoredBytes
+    seconds: float
+    stalled: float
+    waited: float = 0.0
+    staging: float = 0.0
+    writing: float = 0.0
+    arena_bytes: int = 0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was saved, because the previous save was still under way.
+
+        >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4, np.float32)}, when_busy="skip")
+        >>> save.wait().skipped
+        False
+        """
+        return not self.digest

@@ -45,7 +45,7 @@ class Shard:
     with one more for the first ``d mod n`` parts (numpy.array_split); or explicit sizes, zeros legal,
     which sum to ``d``. ``d`` is the extent as it stands, so that shards of one dim nest.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.arange(5)})
+    >>> report = ucp.save("run.ucp", {"w": np.arange(5)})
     >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), (ucp.Shard("tp", 0),))
     >>> with ucp.open("run.ucp") as ckpt:
     ...     [ckpt.read("w", layout=layout, coord={"tp": position}).tolist() for position in (0, 1)]
@@ -77,7 +77,7 @@ class Blocks:
 
     A fused weight of which query has 4 rows, key and value 2 each, of which each of two ranks has half:
 
-    >>> digest = ucp.save("run.ucp", {"qkv": np.arange(8)})
+    >>> report = ucp.save("run.ucp", {"qkv": np.arange(8)})
     >>> steps = (ucp.Blocks(0, (4, 2, 2)), ucp.Shard("tp", 0, "even"))
     >>> with ucp.open("run.ucp") as ckpt:
     ...     ckpt.read("qkv", layout=ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), steps), coord={"tp": 1})
@@ -102,7 +102,7 @@ class Flatten:
 
     ZeRO: each of two ranks has half of the elements, whatever the shape is.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+    >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
     >>> steps = (ucp.Flatten(), ucp.Shard("dp", 0, "even"))
     >>> with ucp.open("run.ucp") as ckpt:
     ...     ckpt.read("w", layout=ucp.Layout(ucp.Mesh((ucp.MeshAxis("dp", 2),)), steps), coord={"dp": 1})

@@ -15,7 +15,7 @@ from ucpformat.errors import error
 from ucpformat.geometry import Flatten, Layout, Mesh, MeshAxis, Shard
 from ucpformat.integrations.random_states import fill_random_states, random_states
 from ucpformat.reader import open_checkpoint
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 from ucpformat.state_dict.torch_group import group_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Parts:
     """What this rank holds, and how the ranks hold it."""
 
     state: dict[str, Any]
-    layouts: dict[str, Held] = field(default_factory=dict)
+    layouts: dict[str, TensorLayout] = field(default_factory=dict)
 
 
 def save_state(engine: Any, manager: CheckpointManager, step: int, **options: Any) -> Any:
@@ -152,7 +152,7 @@ def _link(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _layouts(members: Sequence[tuple[str, Any]]) -> dict[str, Held]:
+def _layouts(members: Sequence[tuple[str, Any]]) -> dict[str, TensorLayout]:
     """How the ranks hold each parameter's run of elements; ranks tell each other where theirs begin."""
     group = group_of(None)
     mine = {
@@ -174,7 +174,7 @@ def _layouts(members: Sequence[tuple[str, Any]]) -> dict[str, Held]:
                 raise error("UCP-E-LAYOUT", "the parts of ranks are not in their order", at=name)
             begin += length
         sizes = tuple(length for _, length in runs)
-        found[name] = Held(Layout(mesh, (Flatten(), Shard("dp", 0, sizes))), tuple(parameter.shape))
+        found[name] = TensorLayout(Layout(mesh, (Flatten(), Shard("dp", 0, sizes))), tuple(parameter.shape))
     return found
 
 

@@ -13,7 +13,7 @@ from ucpformat.errors import error
 from ucpformat.geometry import Layout, Shard
 from ucpformat.state_dict.keys.paths import dotted, flatten
 from ucpformat.state_dict.stateful import state_to_save
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 from ucpformat.state_dict.tensors.torch_layouts import layout_of
 from ucpformat.state_dict.tensors.values import is_tensor
 
@@ -22,14 +22,14 @@ __all__ = ["block_layouts"]
 _KINDS = ("OptimState8bit", "OptimStateFp8")
 
 
-def block_layouts(state: Mapping[str, Any]) -> dict[str, Held]:
+def block_layouts(state: Mapping[str, Any]) -> dict[str, TensorLayout]:
     """What ``layouts=`` of `save` and `load` takes, for a state of modules and optimizers or of their state dicts.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, naming the entry, for parameters that are not divided in equal parts
             along dim 0 over one axis of the mesh.
     """
-    found: dict[str, Held] = {}
+    found: dict[str, TensorLayout] = {}
     for path, leaf in flatten(state_to_save(state), is_tensor).items():
         if not is_tensor(leaf) or not hasattr(leaf, "device_mesh"):
             continue
@@ -40,11 +40,11 @@ def block_layouts(state: Mapping[str, Any]) -> dict[str, Held]:
             found[f"{name}.scale"] = _scales(whole, local, name)
             if hasattr(local, "qmap"):
                 table = Layout(layout_of(whole).mesh, ())
-                found[f"{name}.qmap"] = Held(table, tuple(local.qmap.shape))
+                found[f"{name}.qmap"] = TensorLayout(table, tuple(local.qmap.shape))
     return found
 
 
-def _scales(whole: Any, local: Any, name: str) -> Held:
+def _scales(whole: Any, local: Any, name: str) -> TensorLayout:
     layout = layout_of(whole)
     shards = [step for step in layout.steps if isinstance(step, Shard)]
     parts = whole.numel() // max(1, local.numel())
@@ -59,4 +59,4 @@ def _scales(whole: Any, local: Any, name: str) -> Held:
             "give the layouts of its scales, or keep states in full precision",
             at=name,
         )
-    return Held(Layout(layout.mesh, tuple(Shard(step.axis, 0) for step in shards)), (count,))
+    return TensorLayout(Layout(layout.mesh, tuple(Shard(step.axis, 0) for step in shards)), (count,))

@@ -17,7 +17,7 @@ from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_f
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
-from ucpformat.state_dict.async_save import AsyncReport, AsyncSave, AsyncSaver, WhenBusy
+from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy
 from ucpformat.state_dict.save_load import load, save_state
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.storage.stores.store import is_remote
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     import os
     from types import TracebackType
 
+    from torch.nn import Module
+
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
-    from ucpformat.state_dict.tensors.local_tensors import Held
+    from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["CheckpointManager"]
 
@@ -129,13 +131,13 @@ class CheckpointManager:
     def save(
         self,
         step: int,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | Module,
         *,
         metrics: Mapping[str, float] | None = None,
         asynchronous: bool | None = None,
         replace: bool = False,
         when_busy: WhenBusy = "wait",
-        layouts: Mapping[str, Held] | None = None,
+        layouts: Mapping[str, TensorLayout] | None = None,
         replicas: Replicas = "compare",
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
@@ -192,7 +194,7 @@ class CheckpointManager:
             report = save_state(
                 path, state, options, group=self._group, layouts=layouts, compressor=compressor
             )
-            saved = AsyncSave.ended(path, AsyncReport(report.digest, report.nbytes, 0, 0.0, 0.0, 0.0, 0.0))
+            saved = AsyncSave.ended(path, report)
             decided(self._group, lambda: self._committed(step))
         self._warn(self._failed, "could not be removed, or keeps others from being removed")
         return saved
@@ -257,7 +259,12 @@ class CheckpointManager:
         return removed
 
     def restore(
-        self, state: dict[str, Any], step: int | None = None, *, check: Level | None = None, **options: Any
+        self,
+        state: dict[str, Any] | Module,
+        step: int | None = None,
+        *,
+        check: Level | None = None,
+        **options: Any,
     ) -> int:
         """Fill ``state`` from the checkpoint of ``step``, or from the newest good one; returns the step.
 
@@ -276,12 +283,18 @@ class CheckpointManager:
             raise error("UCP-E-NOT-FOUND", "no checkpoint was committed here", at=self.run.url)
         return found
 
-    def resume(self, state: dict[str, Any], *, check: Level | None = None, **options: Any) -> int | None:
+    def resume(
+        self, state: dict[str, Any] | Module, *, check: Level | None = None, **options: Any
+    ) -> int | None:
         """As `restore`, of the newest good one; None where none was ever committed, and ``state`` is as it was."""
         return self._restore(state, None, check, options)
 
     def _restore(
-        self, state: dict[str, Any], step: int | None, check: Level | None, options: Mapping[str, Any]
+        self,
+        state: dict[str, Any] | Module,
+        step: int | None,
+        check: Level | None,
+        options: Mapping[str, Any],
     ) -> int | None:
         if step is not None:
             step = step_number(step)
@@ -339,7 +352,7 @@ class CheckpointManager:
         found = json.loads(decided(self._group, look))
         return None if found is None else error(found[0], found[1], at=found[2])
 
-    def _load(self, path: str, state: dict[str, Any], options: Mapping[str, Any]) -> UcpError | None:
+    def _load(self, path: str, state: dict[str, Any] | Module, options: Mapping[str, Any]) -> UcpError | None:
         """Fill the state; the damage that kept any rank from it, as all ranks agree."""
 
         def fill() -> bytes:

@@ -43,7 +43,7 @@ class Compressor:
     """A Zarr v3 codec from bytes to bytes: its name and its whole configuration.
 
     >>> fast = ucp.Compressor("zstd", {"level": 1, "checksum": False})
-    >>> digest = ucp.save("run.ucp", {"w": np.ones(1000, np.float32)}, compressor=fast)
+    >>> report = ucp.save("run.ucp", {"w": np.ones(1000, np.float32)}, compressor=fast)
     """
 
     name: str

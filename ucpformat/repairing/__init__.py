@@ -71,7 +71,7 @@ class Repair:
     ``survey`` says what is still lost by them, and ``before`` what was when documents were back; None where that is not
     known.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
     >>> ucp.repair("run.ucp", [], dry_run=True).is_whole
     True
     """
@@ -111,7 +111,7 @@ def repair(
         UcpError: ``UCP-E-NOT-FOUND`` where there is no root document, so that nothing is committed; ``UCP-E-DIGEST``
             where that is damaged and no other has it; ``UCP-E-STORE`` where the store fails or cannot replace objects.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
     >>> import shutil
     >>> from pathlib import Path
     >>> copied = shutil.copytree("run.ucp", "copy.ucp")

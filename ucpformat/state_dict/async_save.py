@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from ucpformat.distributed.background import AsyncReport, AsyncSave, BackgroundSaver, WhenBusy
+from ucpformat.distributed.background import AsyncSave, BackgroundSaver, WhenBusy
 from ucpformat.distributed.group import Group, another
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import HostCopier
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from torch.nn import Module
+
     from ucpformat.distributed.local_state import LocalState
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
-    from ucpformat.state_dict.tensors.local_tensors import Held
+    from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
-__all__ = ["AsyncReport", "AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
+__all__ = ["AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
 
 
 class AsyncSaver:
@@ -67,9 +69,9 @@ class AsyncSaver:
     def save(
         self,
         path: str | os.PathLike[str],
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | Module,
         *,
-        layouts: Mapping[str, Held] | None = None,
+        layouts: Mapping[str, TensorLayout] | None = None,
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         compressor: Compression | None = None,
@@ -122,10 +124,10 @@ _savers: dict[object, AsyncSaver] = {}
 
 def async_save(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Module,
     *,
     group: object = None,
-    layouts: Mapping[str, Held] | None = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
     storage: Storage = "packed",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     compressor: Compression | None = None,

@@ -18,7 +18,7 @@ from ucpformat.state_dict.per_rank import require_rule
 if TYPE_CHECKING:
     from ucpformat.errors import UcpError
     from ucpformat.state_dict.per_rank import Ask, AskEach
-    from ucpformat.state_dict.tensors.local_tensors import Held
+    from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["Fits", "LoadOptions", "Named", "Only", "Rename", "fits", "fronts", "near", "without_effect"]
 
@@ -130,7 +130,7 @@ class LoadOptions:
 
     only: Only
     rename: Rename
-    layouts: Mapping[str, Held]
+    layouts: Mapping[str, TensorLayout]
     per_rank: AskEach
     cast: bool
     strict: bool

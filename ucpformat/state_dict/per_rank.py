@@ -29,7 +29,7 @@ class PerRank:
     share of the sum of all counters (``resplit``), or a `NewSeed` that no other position gets (``reseed``).
 
     >>> state = {"seed": ucp.PerRank(17, "reseed")}
-    >>> digest = ucp.save("run.ucp", state)
+    >>> report = ucp.save("run.ucp", state)
     >>> ucp.load("run.ucp", state)["seed"]  # the same number of ranks: each its own
     17
     """

@@ -26,7 +26,7 @@ from ucpformat.state_dict.keys.paths import (
     path_to_json,
 )
 from ucpformat.state_dict.tensors.destinations import copy_into, own_memory
-from ucpformat.state_dict.tensors.local_tensors import Held, LocalTensor, local_map_at, local_tensor
+from ucpformat.state_dict.tensors.local_tensors import LocalTensor, TensorLayout, local_map_at, local_tensor
 from ucpformat.state_dict.tensors.values import destination_of, is_tensor, to_torch
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.writer import AtomSpec, SlotSpec
@@ -45,11 +45,11 @@ _SLOT = "value"
 
 def redistribute(
     state: Mapping[str, Any] | None,
-    source: Mapping[str, Held] | None = None,
-    target: Mapping[str, Held] | None = None,
-    group: object = None,
-    *,
     into: dict[str, Any] | None = None,
+    *,
+    group: object = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
+    target_layouts: Mapping[str, TensorLayout] | None = None,
     device: object = None,
     message_bytes: int = MESSAGE_BYTES,
     replicas: Replicas = "compare",
@@ -59,12 +59,13 @@ def redistribute(
 
     Every rank of ``group`` (the default process group, unless given) calls this. ``state`` is what it holds: a nested
     dict, or None. DTensors tell how they are sharded, plain tensors and arrays are the same on every rank that has
-    them, and ``source`` says it, by dotted path, of those that do not tell.
+    them, and ``layouts`` says it, by dotted path, of those that do not tell.
 
-    With ``into``, a nested dict, its tensors are filled in place; ``target`` says how those are sharded that do not
-    tell. Without it ``target`` names the tensors that are wanted, and this rank's parts of them are made: as torch
-    tensors, on ``device`` or where this rank's own of that name is, else on the CPU, or as numpy arrays where the
-    source is one. Tensors that ``target`` puts into one buffer share one. What is not a tensor stays as it is.
+    With ``into``, a nested dict, its tensors are filled in place; ``target_layouts`` says how those are sharded that
+    do not tell. Without it ``target_layouts`` names the tensors that are wanted, and this rank's parts of them are
+    made: as torch tensors, on ``device`` or where this rank's own of that name is, else on the CPU, or as
+    numpy arrays where the source is one. Tensors that ``target_layouts`` puts into one buffer share one. What is not
+    a tensor stays as it is.
     The two sides need not have ranks in common. Tensors that nobody wants stay where they are.
 
     Where ranks hold different copies of a plain tensor, the first rank's is taken, as by `save`; with
@@ -82,12 +83,13 @@ def redistribute(
 
     One rank that keeps what it has; under torchrun, tensors move between the ranks:
 
-    >>> here = ucp.Held(ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 1),)), (ucp.Shard("tp", 0, "even"),)), (2, 2))
-    >>> ucp.redistribute({"w": np.ones((2, 2))}, source={"w": here}, target={"w": here})["w"].tolist()
+    >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 1),)), (ucp.Shard("tp", 0, "even"),))
+    >>> here = {"w": ucp.TensorLayout(layout, shape=(2, 2))}
+    >>> ucp.redistribute({"w": np.ones((2, 2))}, layouts=here, target_layouts=here)["w"].tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    if into is None and not target:
-        message = "nothing would be moved: give into=, or target= with the tensors that are wanted"
+    if into is None and not target_layouts:
+        message = "nothing would be moved: give into=, or target_layouts= with the tensors that are wanted"
         raise error("UCP-E-MISMATCH", message)
     if into is not None and device is not None:
         raise error("UCP-E-MISMATCH", "device= says where new tensors are made, and those of into= are there")
@@ -97,7 +99,7 @@ def redistribute(
         message = f"replicas= is one of {', '.join(get_args(Replicas))}, not {replicas!r}"
         raise error("UCP-E-MISMATCH", message)
     together = group_of(group)
-    moving = _Moving(together.rank, dict(source or {}), dict(target or {}), into, device)
+    moving = _Moving(together.rank, dict(layouts or {}), dict(target_layouts or {}), into, device)
     done = redistribute_together(
         lambda: moving.held(state or {}),
         moving.wanted,
@@ -126,8 +128,8 @@ class _Moving:
     def __init__(
         self,
         rank: int,
-        source: Mapping[str, Held],
-        target: Mapping[str, Held],
+        source: Mapping[str, TensorLayout],
+        target: Mapping[str, TensorLayout],
         into: dict[str, Any] | None,
         device: object,
     ) -> None:
@@ -151,7 +153,7 @@ class _Moving:
         tensors = {dotted(path): leaf for path, leaf in leaves.items() if is_tensor(leaf)}
         self._paths = {dotted(path): path for path in leaves}
         self.others = {path: leaf for path, leaf in leaves.items() if not is_tensor(leaf)}
-        self._require_named("source", self._source, tensors)
+        self._require_named("layouts", self._source, tensors)
         self._held = _local_tensors(tensors, self._source, self._rank)
         return LocalState(
             [
@@ -167,7 +169,7 @@ class _Moving:
             return dict(self._fresh(whole))
         leaves = flatten(self._into, is_tensor)
         tensors = {dotted(path): leaf for path, leaf in leaves.items() if is_tensor(leaf)}
-        self._require_named("target", self._target, tensors)
+        self._require_named("target_layouts", self._target, tensors)
         filled = _local_tensors(tensors, self._target, self._rank)
         _require_apart(self._held.items(), filled.items())
         for name, tensor in filled.items():
@@ -175,7 +177,9 @@ class _Moving:
                 destination_of(tensor.local, at=name)
         return {(name, _SLOT): self._in_place(name, tensor) for name, tensor in filled.items()}
 
-    def _require_named(self, side: str, declared: Mapping[str, Held], tensors: Mapping[str, object]) -> None:
+    def _require_named(
+        self, side: str, declared: Mapping[str, TensorLayout], tensors: Mapping[str, object]
+    ) -> None:
         """Refuse a layout of a tensor that this rank lacks, where by that layout it has some of it."""
         for name, held in declared.items():
             if name in tensors or local_map_at(held.layout, held.shape, held.place, self._rank) is None:
@@ -265,7 +269,7 @@ class _Moving:
 
 
 def _local_tensors(
-    tensors: Mapping[str, object], declared: Mapping[str, Held], rank: int
+    tensors: Mapping[str, object], declared: Mapping[str, TensorLayout], rank: int
 ) -> dict[str, LocalTensor]:
     found: dict[str, LocalTensor] = {}
     for name, leaf in tensors.items():

@@ -22,9 +22,9 @@ from ucpformat.state_dict.objects import WITHOUT_TORCH
 from ucpformat.state_dict.per_rank import AskEach
 from ucpformat.state_dict.reading import LoadReport
 from ucpformat.state_dict.state import live_state
-from ucpformat.state_dict.stateful import Unwrapped, state_to_save, unwrapped
+from ucpformat.state_dict.stateful import Unwrapped, as_state, state_to_save, unwrapped
 from ucpformat.state_dict.tensor_parts import allowed_types, put_together, restore_with
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 from ucpformat.state_dict.tensors.values import to_torch
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.storage.stores.store import is_remote
@@ -32,6 +32,8 @@ from ucpformat.views import SlotView
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
@@ -42,19 +44,18 @@ __all__ = ["load", "save", "save_state"]
 
 def save(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Module,
     *,
     group: object = None,
-    layouts: Mapping[str, Held] | None = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
     storage: Storage = "packed",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     compressor: Compression | None = None,
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     replicas: Replicas = "compare",
-    report: Callable[[SaveReport], None] | None = None,
-) -> str:
-    """Save a nested state dict of arrays, torch tensors, DTensors and plain values; returns the root digest.
+) -> SaveReport:
+    """Save a nested state dict of arrays, torch tensors, DTensors and plain values, or a module.
 
     Under torch.distributed every rank of ``group`` (the default group, unless given) calls this with what it holds,
     and all of them make one checkpoint: a plain tensor counts as the same on every rank that has it, a DTensor as
@@ -65,11 +66,13 @@ def save(
     the first rank's is saved, so that the checkpoint has the state of that rank; with ``replicas="check"`` they are an
     error, and with ``"trust"`` nobody looks. Replicas of DTensors are compared with ``"check"`` alone.
     A module, an optimizer beside its module, and whatever else has ``state_dict()`` and ``load_state_dict()`` may stand
-    at the top level themselves.
+    at the top level themselves. A module alone is saved as ``{"model": module}`` is.
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
-    ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names. ``report`` is
-    told what this rank wrote and sent, and what the whole takes.
+    ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
+
+    Returns:
+        What this rank wrote and sent, what the whole checkpoint takes, its root digest, and how long it took.
 
     Raises:
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
@@ -78,27 +81,26 @@ def save(
 
     >>> model = torch.nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> digest = ucp.save("run/step-1000.ucp", {"model": model, "optim": optimizer, "epoch": 3}, step=1000)
+    >>> report = ucp.save("run/step-1000.ucp", {"model": model, "optim": optimizer, "epoch": 3}, step=1000)
     >>> ucp.load("run/step-1000.ucp", only="epoch")
     {'epoch': 3}
+    >>> ucp.save("model.ucp", model).nbytes
+    80
     """
     options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
-    done = save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
-    if report is not None:
-        report(done)
-    return done.digest
+    return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
 
 
 def save_state(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Module,
     options: SaveOptions,
     *,
     group: object = None,
-    layouts: Mapping[str, Held] | None = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
 ) -> SaveReport:
-    """As `save`, and says what this rank wrote."""
+    """Save as `save` does, with options that are put together already."""
     together = group_of(group)
 
     def describe() -> LocalState:
@@ -116,10 +118,10 @@ def save_state(
 
 def load(
     path: str | os.PathLike[str],
-    state: dict[str, Any] | None = None,
+    state: dict[str, Any] | Module | None = None,
     *,
     group: object = None,
-    layouts: Mapping[str, Held] | None = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
     only: str | Iterable[str] | Callable[[str], bool] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     cast: bool = False,
@@ -130,7 +132,7 @@ def load(
     per_rank: AskEach = None,
     report: Callable[[LoadReport], None] | None = None,
 ) -> dict[str, Any]:
-    """Load a checkpoint into ``state``, in place, or as a new nested dict.
+    """Load a checkpoint into ``state``, in place, or as a new nested dict; a module stands for ``{"model": module}``.
 
     With ``state``, its tensors are filled, its other entries replaced, and all of them must be in the checkpoint
     with the same logical shape and data type. A whole top-level entry that the state leaves out (``optim``) stays in
@@ -152,14 +154,17 @@ def load(
     Without ``state`` everything is loaded, or what ``only`` takes, by this process alone, as numpy arrays or as
     ``tensors="torch"``: tensor subclasses as dicts of their parts, or, with ``torch``, made anew where
     ``torch.serialization.add_safe_globals`` allows their classes. Options that say how to fill a state are then an
-    error. Without ``verify`` checksums are not looked at. Returns the state.
+    error. Without ``verify`` checksums are not looked at.
+
+    Returns:
+        The state, filled, or the new one.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, naming every entry that is missing, unexpected or differs, and options that
             would be without effect, on all ranks.
         UcpError: what opening and reading raise.
 
-    >>> digest = ucp.save("run.ucp", {"model": {"w": np.ones(2, np.float32)}, "epoch": 3})
+    >>> report = ucp.save("run.ucp", {"model": {"w": np.ones(2, np.float32)}, "epoch": 3})
     >>> state = {"model": {"w": np.zeros(2, np.float32)}, "epoch": 0}
     >>> state = ucp.load("run.ucp", state)  # filled in place
     >>> state["model"]["w"].tolist(), state["epoch"]
@@ -189,6 +194,7 @@ def load(
             raise error("UCP-E-MISMATCH", f'tensors= is "numpy" or "torch", not {tensors!r}')
         with open_checkpoint(path, verify=verify) as checkpoint:
             return _load_new(checkpoint, Only(only), as_torch=tensors == "torch")
+    state = as_state(state)
     if tensors is not None:
         message = "tensors= says what to make without a state: the tensors of this one are filled"
         raise error("UCP-E-MISMATCH", message)

@@ -16,7 +16,7 @@ from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
 from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
 from ucpformat.state_dict.tensors.device_digests import digests_on_device
-from ucpformat.state_dict.tensors.local_tensors import Held, LocalTensor, local_tensor
+from ucpformat.state_dict.tensors.local_tensors import LocalTensor, TensorLayout, local_tensor
 from ucpformat.state_dict.tensors.values import is_tensor
 from ucpformat.writer import AtomSpec, SlotSpec
 
@@ -34,7 +34,7 @@ def live_state(
     state: Mapping[str, Any],
     *,
     rank: int = 0,
-    layouts: Mapping[str, Held] | None = None,
+    layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
 ) -> LocalState:
     """What this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ucpformat.errors import error
 
-__all__ = ["Unwrapped", "state_to_save", "unwrapped"]
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+__all__ = ["Unwrapped", "as_state", "state_to_save", "unwrapped"]
 
 
 def _nothing() -> None:
@@ -32,8 +35,17 @@ class Unwrapped:
     leave: Callable[[], None] = _nothing
 
 
-def state_to_save(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state with the state dicts of objects at its top level in their place; raises as `unwrapped`."""
+_S = TypeVar("_S")
+
+
+def as_state(state: _S | Module) -> _S | dict[str, Any]:
+    """Return a module as the state ``{"model": module}``, and anything else as it is."""
+    return {"model": state} if _is(state, "nn.Module") else cast("_S", state)
+
+
+def state_to_save(given: Mapping[str, Any] | Module) -> Mapping[str, Any]:
+    """Return the state with the state dicts of objects at its top level in their place; raises as `unwrapped`."""
+    state = as_state(given)
     objects = unwrapped(state)
     if not objects:
         return state

@@ -19,7 +19,7 @@ from ucpformat.errors import error
 from ucpformat.jsonio import dumps_canonical
 from ucpformat.model.values import NamedValue, encode
 from ucpformat.state_dict.objects import WITH_TORCH, extend
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -53,7 +53,7 @@ class LiveTensor:
     path: StatePath
     tensor: Any
     whole: StatePath
-    held: Held | None = None
+    held: TensorLayout | None = None
 
     @property
     def part(self) -> str:
@@ -80,7 +80,7 @@ def is_composite(tensor: object) -> bool:
     )
 
 
-def taken_apart(path: StatePath, tensor: Any, layouts: Mapping[str, Held]) -> Taken:
+def taken_apart(path: StatePath, tensor: Any, layouts: Mapping[str, TensorLayout]) -> Taken:
     """The tensor itself, or its parts; of a DTensor of such local tensors, those of the local ones.
 
     A part that has the shape of its local tensor is held as the DTensor is; how any other is held, ``layouts`` says.
@@ -122,7 +122,7 @@ def _apart(
 
 
 def _as_held(
-    part: LiveTensor, whole: Any, local_shape: tuple[int, ...], layouts: Mapping[str, Held]
+    part: LiveTensor, whole: Any, local_shape: tuple[int, ...], layouts: Mapping[str, TensorLayout]
 ) -> LiveTensor:
     name = ".".join(map(str, part.path))
     if name in layouts:
@@ -136,7 +136,7 @@ def _as_held(
         )
     from ucpformat.state_dict.tensors.torch_layouts import layout_of
 
-    held = Held(layout_of(whole), tuple(map(int, whole.shape)))
+    held = TensorLayout(layout_of(whole), tuple(map(int, whole.shape)))
     return LiveTensor(part.path, part.tensor, part.whole, held)
 
 

@@ -54,7 +54,7 @@ class Examination:
     ``survey`` is None where that is not known: below the level *integrity*, and without a root document that can be
     read, when nothing can.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
     >>> ucp.examine("run.ucp").survey.is_whole
     True
     """
@@ -85,7 +85,7 @@ def validate(
     Raises:
         StoreError: ``UCP-E-STORE`` where the store itself fails.
 
-    >>> digest = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
     >>> ucp.validate("run.ucp")
     []
     >>> from pathlib import Path
@@ -121,7 +121,7 @@ def examine(
     Raises:
         StoreError: ``UCP-E-STORE`` where the store itself fails.
 
-    >>> digest = ucp.save("run.ucp", {"fc1.weight": np.ones((256, 64), "float32"), "fc1.bias": np.ones(256)})
+    >>> report = ucp.save("run.ucp", {"fc1.weight": np.ones((256, 64), "float32"), "fc1.bias": np.ones(256)})
     >>> from pathlib import Path
     >>> next(Path("run.ucp/packs").iterdir()).unlink()
     >>> survey = ucp.examine("run.ucp").survey

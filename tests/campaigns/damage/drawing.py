@@ -134,7 +134,7 @@ def _by_ranks(chance: random.Random) -> Drawn:
     rows, columns, seed = chance.randint(1, 40), chance.randint(1, 20), chance.getrandbits(30)
     mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
     whole_shape = (world * rows, columns)
-    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), whole_shape)}
+    layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), whole_shape)}
 
     def tensors(version: int) -> Mapping[tuple[str, str], Array]:
         return {

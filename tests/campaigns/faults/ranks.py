@@ -38,7 +38,7 @@ def saves_as_rank(world: int, storage: str, compressor: Any = None) -> Callable[
 
         rank = dist.get_rank()
         mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
-        layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
+        layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
         held = state(1)
         rows = 300 // world
         held["model"]["w"] = held["model"]["w"][rows * rank :][:rows]

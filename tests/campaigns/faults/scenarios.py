@@ -59,7 +59,7 @@ def _async(path: Path) -> None:
 def save_together(path: str | Path, storage: str) -> None:
     """Save by two ranks, threads of this process; ``path`` is the checkpoint's, or its URL."""
     mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
-    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
+    layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
 
     def work(group: ThreadGroup) -> None:
         held = state(1)

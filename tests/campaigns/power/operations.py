@@ -84,7 +84,7 @@ def _async(path: Path) -> None:
 def _together(path: Path, world: int, storage: Any) -> None:
     """Ranks that are threads of this process: what they ask of the disk is what processes ask."""
     mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
-    layouts = {"model.w": ucp.Held(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (len(VALUES),))}
+    layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (len(VALUES),))}
     rows = len(VALUES) // world
 
     def work(group: ThreadGroup) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from tests.geometry.moves import moved
 from tests.processes import join, leave
 from ucpformat.geometry import Lowering, lower
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 from ucpformat.state_dict.tensors.torch_fsdp import flat_parameters
 from ucpformat.state_dict.tensors.torch_layouts import layout_of
 
@@ -50,7 +50,7 @@ def divides(shape: tuple[int, ...]) -> bool:
     return all(extent % 12 == 0 for extent in shape)
 
 
-def gathered(name: str, held: Held, local: torch.Tensor) -> Way:
+def gathered(name: str, held: TensorLayout, local: torch.Tensor) -> Way:
     """What all ranks say; they must agree on the layout."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, (held, local.detach().numpy().copy()))
@@ -67,7 +67,7 @@ def gathered(name: str, held: Held, local: torch.Tensor) -> Way:
 
 
 def of_dtensor(name: str, tensor: Any) -> Way:
-    return gathered(name, Held(layout_of(tensor), tuple(tensor.shape)), tensor.to_local())
+    return gathered(name, TensorLayout(layout_of(tensor), tuple(tensor.shape)), tensor.to_local())
 
 
 def fsdp2(shape: tuple[int, ...], mesh: Any, name: str, *, dim: int | None) -> Way:

@@ -27,19 +27,22 @@ from ucpformat.state_dict.tensors.values import elements_of, same_memory, tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Held", "LocalTensor", "local_map_at", "local_tensor"]
+__all__ = ["LocalTensor", "TensorLayout", "local_map_at", "local_tensor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """How the ranks of a mesh hold a tensor that does not say so itself: ZeRO's flat buffers, Megatron's shards.
+class TensorLayout:
+    """How the ranks of a mesh hold one tensor that does not say so itself: ZeRO's flat buffers, Megatron's shards.
 
-    ``shape`` is the logical one. The layout's mesh names the ranks of the job. ``place`` goes with a layout that has
-    a `Concat`: the tensor in the state is then the whole buffer of this rank, which others may share.
+    Attributes:
+        layout: how the ranks of a mesh hold the tensor; the mesh names the ranks of the job.
+        shape: that of the whole tensor, in elements.
+        place: where in the buffer the tensor lies, for a layout that has a `Concat`: the tensor in the state is then
+            the whole buffer of this rank, which others may share.
 
     >>> mesh = ucp.Mesh((ucp.MeshAxis("tp", 1),))
-    >>> rows = ucp.Held(ucp.Layout(mesh, (ucp.Shard("tp", 0, "even"),)), shape=(4, 2))
-    >>> digest = ucp.save("run.ucp", {"w": np.ones((4, 2))}, layouts={"w": rows})
+    >>> rows = ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("tp", 0, "even"),)), shape=(4, 2))
+    >>> report = ucp.save("run.ucp", {"w": np.ones((4, 2))}, layouts={"w": rows})
     """
 
     layout: Layout
@@ -98,7 +101,7 @@ class LocalTensor:
         return (storage, local.storage_offset(), local.dtype, tuple(local.shape), local.stride())
 
 
-def local_tensor(tensor: Any, *, rank: int, held: Held | None = None, at: str) -> LocalTensor | None:
+def local_tensor(tensor: Any, *, rank: int, held: TensorLayout | None = None, at: str) -> LocalTensor | None:
     """What this process holds of a leaf of a state dict, or None where that is nothing.
 
     ``held`` says how, for a tensor that does not.

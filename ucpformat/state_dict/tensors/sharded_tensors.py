@@ -9,12 +9,12 @@ from typing import Any
 
 from ucpformat.errors import error
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["held_shard"]
 
 
-def held_shard(tensor: Any, *, at: str) -> tuple[Any, Held | None]:
+def held_shard(tensor: Any, *, at: str) -> tuple[Any, TensorLayout | None]:
     """The shard of this rank as a plain tensor, and how the ranks hold the whole; no tensor where it has no shard.
 
     Raises:
@@ -39,4 +39,4 @@ def held_shard(tensor: Any, *, at: str) -> tuple[Any, Held | None]:
     mesh = Mesh((MeshAxis("shard", len(ranks)),), ranks)
     sizes = tuple(int(shard.shard_sizes[cut[0]]) for shard in shards) if cut else ()
     steps = (Shard("shard", cut[0], sizes),) if cut else ()
-    return mine[0].tensor, Held(Layout(mesh, steps), shape)
+    return mine[0].tensor, TensorLayout(Layout(mesh, steps), shape)

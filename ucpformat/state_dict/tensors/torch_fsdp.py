@@ -16,13 +16,13 @@ from ucpformat.geometry import (
     flat_parameter_places,
     flat_parameter_steps,
 )
-from ucpformat.state_dict.tensors.local_tensors import Held
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 from ucpformat.state_dict.tensors.torch_layouts import mesh_of
 
 __all__ = ["flat_parameters"]
 
 
-def flat_parameters(unit: Any, group: str = "flat_param") -> dict[str, Held]:
+def flat_parameters(unit: Any, group: str = "flat_param") -> dict[str, TensorLayout]:
     """How the ranks hold the parameters of one FSDP1 unit, by their names inside it.
 
     ``unit`` is a module that ``FullyShardedDataParallel`` wraps; parameters of units inside it are not among them.
@@ -52,7 +52,7 @@ def flat_parameters(unit: Any, group: str = "flat_param") -> dict[str, Held]:
     )
     layout = Layout(mesh, flat_parameter_steps(group, axis))
     return {
-        name: Held(layout, shape, place)
+        name: TensorLayout(layout, shape, place)
         for name, shape, place in zip(flat._fqns, shapes, places, strict=True)
     }
 
