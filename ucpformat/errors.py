@@ -192,7 +192,7 @@ REGISTRY: Final[dict[str, _Entry]] = {
     "UCP-E-UNMATCHED": _Entry(MismatchError, "no rule of a pattern document or an atom map matches a name"),
     "UCP-E-INEXACT": _Entry(MismatchError, "a value cannot be given or stored without rounding"),
     "UCP-E-SOURCE": _Entry(
-        ImportRefusedError, "a foreign checkpoint is damaged, incomplete or of an unknown kind"
+        ImportRefusedError, "a foreign checkpoint is damaged, incomplete or of an unknown format"
     ),
     "UCP-E-PICKLE": _Entry(ImportRefusedError, "a pickle asks for code that is not on the allow-list"),
     "UCP-E-OBJECT": _Entry(ImportRefusedError, "an object cannot be expressed as a tagged value"),

@@ -1,4 +1,4 @@
-"""What a plug-in for another kind of checkpoints needs (docs/plugins.md)."""
+"""What a plug-in for another checkpoint format needs (docs/plugins.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ucpformat.conversion.contract.content import AtomContent, Content, SlotCont
 from ucpformat.conversion.contract.foreign import (
     ExportOptions,
     ExportPlan,
-    ForeignKind,
+    ForeignFormat,
     ImportOptions,
     Lost,
     Path,
@@ -27,7 +27,7 @@ __all__ = [
     "Content",
     "ExportOptions",
     "ExportPlan",
-    "ForeignKind",
+    "ForeignFormat",
     "ImportOptions",
     "Job",
     "Lost",

@@ -8,13 +8,15 @@ import pytest
 import ucpformat
 from tests.cli.conftest import Make, Ucp
 from tests.conversion.formats.dcp.cases import DcpCase
-from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.convert import detect_format
 from ucpformat.conversion.formats.dcp import DcpDirectory
 
 pytestmark = pytest.mark.distributed
 
 
-def test_the_kind_is_detected_and_the_other_one_written(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+def test_the_format_is_detected_and_the_other_one_written(
+    ucp: Ucp, dcp_case: DcpCase, tmp_path: Path
+) -> None:
     case = dcp_case("fsdp_2")
     source, middle, back = case.path, tmp_path / "ucp", tmp_path / "back.dcp"
     result = ucp("convert", source, middle)
@@ -30,10 +32,10 @@ def test_the_kind_is_detected_and_the_other_one_written(ucp: Ucp, dcp_case: DcpC
     assert (
         result.stdout == f"{middle} (ucp) -> {back} (dcp): 32 tensors, {size}, {len(case.objects)} values\n"
     )
-    assert detect_kind(back) == "dcp"
+    assert detect_format(back) == "dcp"
 
 
-def test_kinds_that_are_given(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
+def test_formats_that_are_given(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:
     source = dcp_case("fsdp_2").path
     assert ucp("convert", source, tmp_path / "a", "--from", "dcp", "--to", "ucp").exit_code == 0
     result = ucp("convert", tmp_path / "a", tmp_path / "b", "--to", "ucp", "--storage", "plain")
@@ -119,17 +121,19 @@ def test_memory_workers_and_resuming(ucp: Ucp, make: Make, tmp_path: Path) -> No
     assert not [path for path in tmp_path.iterdir() if path.name == "b"]
 
 
-def test_kinds_are_listed(ucp: Ucp) -> None:
-    result = ucp("kinds")
+def test_formats_are_listed(ucp: Ucp) -> None:
+    result = ucp("formats")
     assert result.exit_code == 0
     assert "deepspeed (reads, writes)" in result.stdout
-    kinds = {kind["name"]: kind for kind in json.loads(ucp("kinds", "--format", "json").stdout)["kinds"]}
-    assert "stage" in {setting["name"] for setting in kinds["deepspeed"]["export_settings"]}
-    assert not any(kind["broken"] for kind in kinds.values())
+    formats = {
+        entry["name"]: entry for entry in json.loads(ucp("formats", "--format", "json").stdout)["formats"]
+    }
+    assert "stage" in {setting["name"] for setting in formats["deepspeed"]["export_settings"]}
+    assert not any(entry["broken"] for entry in formats.values())
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "format_name"),
     [
         ("b.ucp", "ucp"),
         ("b.dcp", "dcp"),
@@ -139,16 +143,18 @@ def test_kinds_are_listed(ucp: Ucp) -> None:
         ("b.ckpt/", "torch-save"),
     ],
 )
-def test_the_suffix_says_what_is_written(ucp: Ucp, make: Make, tmp_path: Path, name: str, kind: str) -> None:
+def test_the_suffix_says_what_is_written(
+    ucp: Ucp, make: Make, tmp_path: Path, name: str, format_name: str
+) -> None:
     source = make("a")
-    drop = () if kind != "safetensors" else ("--weights-only",)
+    drop = () if format_name != "safetensors" else ("--weights-only",)
     report = json.loads(ucp("convert", source, f"{tmp_path}/{name}", *drop, "--format", "json").stdout)
-    assert (report["from"], report["to"]) == ("ucp", kind)
-    assert detect_kind(tmp_path / name) == kind
-    other = "dcp" if kind != "dcp" else "ucp"
+    assert (report["from"], report["to"]) == ("ucp", format_name)
+    assert detect_format(tmp_path / name) == format_name
+    other = "dcp" if format_name != "dcp" else "ucp"
     refused = ucp("convert", source, tmp_path / f"other-{name}", "--to", other)
     assert refused.exit_code == 1
-    assert f"is that of {kind}, and --to says {other}" in refused.stderr
+    assert f"is that of {format_name}, and --to says {other}" in refused.stderr
     assert not (tmp_path / f"other-{name}").exists()
 
 
@@ -159,7 +165,7 @@ def test_a_universal_checkpoint_is_not_converted_into_a_guess(ucp: Ucp, make: Ma
     assert not (tmp_path / "b").exists()
 
 
-def test_other_kinds_do_not_lie_behind_urls(ucp: Ucp, make: Make, tmp_path: Path) -> None:
+def test_other_formats_do_not_lie_behind_urls(ucp: Ucp, make: Make, tmp_path: Path) -> None:
     source = make("a")
     refused = ucp("convert", source, "memory://x/b.dcp")
     assert (refused.exit_code, refused.stderr) == (
@@ -169,4 +175,4 @@ def test_other_kinds_do_not_lie_behind_urls(ucp: Ucp, make: Make, tmp_path: Path
     refused = ucp("convert", "memory://x/b.dcp", tmp_path / "b", "--from", "dcp")
     assert "dcp is read from local paths alone; copy it first" in refused.stderr
     assert ucp("convert", source, f"file://{tmp_path}/b.dcp").exit_code == 0
-    assert detect_kind(tmp_path / "b.dcp") == "dcp"
+    assert detect_format(tmp_path / "b.dcp") == "dcp"

@@ -12,7 +12,7 @@ from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 def test_equal_content_in_another_storage_is_equal(ucp: Ucp, checkpoint: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    convert_checkpoint(checkpoint, copy, source_kind="ucp", destination_kind="ucp", storage="plain")
+    convert_checkpoint(checkpoint, copy, source_format="ucp", destination_format="ucp", storage="plain")
     result = ucp("diff", checkpoint, copy)
     told = "equal, by recorded digests of 3 tensors; --bytes reads and verifies every byte\n"
     assert (result.exit_code, result.stdout) == (0, told)

@@ -56,7 +56,7 @@ def test_yes_is_0_no_is_1_usage_is_2(ucp: Ucp, make: Make, tmp_path: Path) -> No
         (0, ("convert", good, tmp_path / "a.pt")),
         (1, ("convert", good, tmp_path / "a.pt")),
         (0, ("plan", "--from", good, "--to", good)),
-        (0, ("kinds",)),
+        (0, ("formats",)),
         (2, ("inspect",)),
         (2, ("inspect", good, good)),
         (2, ("inspect", good, "--nothing")),

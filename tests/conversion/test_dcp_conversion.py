@@ -24,7 +24,7 @@ from tests.conversion.formats.dcp.stand_ins import spelled, stand_in
 from tests.conversion.stock_torch import fingerprint, flat, loaded
 from ucpformat.comparison import compare
 from ucpformat.conversion.contract.foreign import PICKLE
-from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.conversion.engine.writing import run_job
 from ucpformat.conversion.formats.dcp import DcpDirectory
 from ucpformat.conversion.formats.dcp.importer import import_dcp
@@ -46,8 +46,8 @@ def to_ucp(case: Case, path: Path, **options: Any) -> ConversionReport:
     return convert_checkpoint(
         case.path,
         path,
-        source_kind="dcp",
-        destination_kind="ucp",
+        source_format="dcp",
+        destination_format="ucp",
         shard_count=case.shard_count,
         foreign_objects="opaque" if case.name in FOREIGN else "refuse",
         **options,
@@ -55,7 +55,7 @@ def to_ucp(case: Case, path: Path, **options: Any) -> ConversionReport:
 
 
 def to_dcp(source: Path, path: Path) -> ConversionReport:
-    return convert_checkpoint(source, path, source_kind="ucp", destination_kind="dcp")
+    return convert_checkpoint(source, path, source_format="ucp", destination_format="dcp")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_every_tensor_is_the_reference_and_nothing_is_wrong(
 ) -> None:
     """UCP-D-021 to UCP-D-058 on what real frameworks save: validation at the highest level finds nothing."""
     case, path = dcp_case(name), converted(name, storage)
-    assert detect_kind(path) == "ucp"
+    assert detect_format(path) == "ucp"
     assert ucpformat.validate(path) == []
     with ucpformat.open(path) as checkpoint:
         assert checkpoint.root.storage == storage
@@ -145,7 +145,7 @@ def test_stock_torch_loads_what_went_there_and_back(
     case = dcp_case(name)
     report = to_dcp(converted(name, storage), tmp_path / "back")
     assert (report.tensors, report.objects) == (len(case.reference), len(case.objects))
-    assert detect_kind(tmp_path / "back") == "dcp"
+    assert detect_format(tmp_path / "back") == "dcp"
     back = fingerprint(loaded(tmp_path / "back"))
     if (case.path / ".metadata").exists():
         assert back == fingerprint(loaded(case.path))
@@ -192,7 +192,12 @@ def refused(case: Case, path: Path, **options: Any) -> UcpError:
         convert_checkpoint(
             case.path,
             path,
-            **{"source_kind": "dcp", "destination_kind": "ucp", "shard_count": case.shard_count, **options},
+            **{
+                "source_format": "dcp",
+                "destination_format": "ucp",
+                "shard_count": case.shard_count,
+                **options,
+            },
         )
     assert caught.value.code in REGISTRY
     return caught.value
@@ -264,10 +269,10 @@ def test_a_malicious_pickle_is_carried_and_never_run(tmp_path: Path, compress: b
     assert (refusal.code, refusal.at.partition("#")[2]) == ("UCP-E-PICKLE", "evil")
     assert "posix.mkdir" in refusal.message
 
-    opaque = {"source_kind": "dcp", "destination_kind": "ucp", "foreign_objects": "opaque"}
+    opaque = {"source_format": "dcp", "destination_format": "ucp", "foreign_objects": "opaque"}
     for name in ("one", "two"):
         convert_checkpoint(tmp_path / "source", tmp_path / name, **opaque)  # type: ignore[arg-type]
-    convert_checkpoint(tmp_path / "one", tmp_path / "copy", source_kind="ucp", destination_kind="ucp")
+    convert_checkpoint(tmp_path / "one", tmp_path / "copy", source_format="ucp", destination_format="ucp")
     for arguments in (
         ["validate", "one"],
         ["inspect", "one"],
@@ -353,18 +358,18 @@ def test_destinations_are_never_overwritten(dcp_case: DcpCase, converted: Conver
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["precious"]
 
 
-def test_kinds(dcp_case: DcpCase, tmp_path: Path) -> None:
-    assert detect_kind(dcp_case("hf_whole").path) == "dcp"
+def test_formats(dcp_case: DcpCase, tmp_path: Path) -> None:
+    assert detect_format(dcp_case("hf_whole").path) == "dcp"
     with pytest.raises(UcpError) as caught:
-        detect_kind(tmp_path)
+        detect_format(tmp_path)
     assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", str(tmp_path))
-    refusal = refused(dcp_case("fsdp_2"), tmp_path / "out", destination_kind="dpc")
+    refusal = refused(dcp_case("fsdp_2"), tmp_path / "out", destination_format="dpc")
     assert "'dpc' is none of ucp, accelerate, dcp" in refusal.message
 
 
-def test_one_kind_becomes_another_without_a_copy_in_between(dcp_case: DcpCase, tmp_path: Path) -> None:
+def test_one_format_becomes_another_without_a_copy_in_between(dcp_case: DcpCase, tmp_path: Path) -> None:
     case = dcp_case("tp_2")
-    convert_checkpoint(case.path, tmp_path / "out", source_kind="dcp", destination_kind="dcp")
+    convert_checkpoint(case.path, tmp_path / "out", source_format="dcp", destination_format="dcp")
     assert fingerprint(loaded(tmp_path / "out")) == fingerprint(loaded(case.path))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -376,7 +381,11 @@ def test_progress_counts_logical_bytes(dcp_case: DcpCase, tmp_path: Path) -> Non
     assert sum(seen) == report.nbytes == sum(len(reference.data) for reference in case.reference.values())
     back: list[int] = []
     convert_checkpoint(
-        tmp_path / "ucp", tmp_path / "back", source_kind="ucp", destination_kind="dcp", progress=back.append
+        tmp_path / "ucp",
+        tmp_path / "back",
+        source_format="ucp",
+        destination_format="dcp",
+        progress=back.append,
     )
     assert sum(back) == sum(seen)
 

@@ -26,13 +26,13 @@ def test_a_stream_of_bytes_is_a_blob_and_comes_back(tmp_path: Path) -> None:
     stream.seek(7)
     state = {"w": torch.arange(4.0), "model": {"_extra_state": stream, "empty": io.BytesIO()}}
     save(state, checkpoint_id=tmp_path / "in")
-    convert_checkpoint(tmp_path / "in", tmp_path / "ucp", source_kind="dcp", destination_kind="ucp")
+    convert_checkpoint(tmp_path / "in", tmp_path / "ucp", source_format="dcp", destination_format="ucp")
     with ucpformat.open(tmp_path / "ucp") as checkpoint:
         assert checkpoint.blob("model._extra_state") == data
     back = ucpformat.load(tmp_path / "ucp")
     assert back["model"]["_extra_state"].read() == data
     assert back["model"]["empty"].read() == b""
-    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="dcp")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="dcp")
     again: dict[str, Any] = {"w": torch.zeros(4), "model": {"_extra_state": None, "empty": None}}
     load(again, checkpoint_id=tmp_path / "out")
     assert again["model"]["_extra_state"].read() == data

@@ -20,7 +20,7 @@ from tests.conversion.formats.megatron.test_torch_dist import WEIGHT, write
 from tests.conversion.formats.torch_save.test_directories import saved
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 
 
@@ -81,7 +81,7 @@ def test_dcp_beside_what_it_does_not_list(dcp_case: DcpCase, tmp_path: Path) -> 
         (source / path.name).write_bytes(path.read_bytes())
     (source / "__7_0.distcp").write_bytes(b"x")
     with pytest.raises(UcpError, match=r"files/__7_0\.distcp .* would be lost"):
-        convert_checkpoint(source, tmp_path / "b.ucp", source_kind="dcp", destination_kind="ucp")
+        convert_checkpoint(source, tmp_path / "b.ucp", source_format="dcp", destination_format="ucp")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_what_is_numbered_begins_at_0(tmp_path: Path, files: list[str], missing:
         else:
             torch.save({"n": 1}, source / name)
     with pytest.raises(UcpError) as refusal:
-        convert_checkpoint(source, tmp_path / "b.ucp", source_kind="accelerate", destination_kind="ucp")
+        convert_checkpoint(source, tmp_path / "b.ucp", source_format="accelerate", destination_format="ucp")
     assert missing in str(refusal.value)
 
 
@@ -161,7 +161,7 @@ def test_safetensors(tmp_path: Path, index: bool) -> None:
         model(tmp_path / "a", index=index),
         tmp_path / "scratch",
         blind={r"config\.json": companion},
-        known_as=lambda name: "no checkpoint of a known kind",
+        known_as=lambda name: "no checkpoint of a known format",
     ).check()
 
 
@@ -169,12 +169,14 @@ def test_a_part_of_a_model_is_not_the_model(tmp_path: Path) -> None:
     source = model(tmp_path / "a")
     name = "model-00001-of-00002.safetensors"
     with pytest.raises(UcpError, match=f"file 1 of 2 of a model: .*--from-set weights={name}"):
-        convert_checkpoint(source / name, tmp_path / "b", source_kind="safetensors", destination_kind="ucp")
+        convert_checkpoint(
+            source / name, tmp_path / "b", source_format="safetensors", destination_format="ucp"
+        )
     report = convert_checkpoint(
         source,
         tmp_path / "b",
-        source_kind="safetensors",
-        destination_kind="ucp",
+        source_format="safetensors",
+        destination_format="ucp",
         source_settings={"weights": name},
         drop=["files/model*"],
     )
@@ -186,13 +188,13 @@ def test_a_size_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     source = model(tmp_path / "a")
     index = source / "model.safetensors.index.json"
     index.write_text(index.read_text().replace('"total_size": 80', '"total_size": 160'))
-    report = convert_checkpoint(source, tmp_path / "b", source_kind="safetensors", destination_kind="ucp")
+    report = convert_checkpoint(source, tmp_path / "b", source_format="safetensors", destination_format="ucp")
     (odd,) = [loss for loss in report.dropped if loss.what == f"files/{index.name}"]
     assert odd.why == "its total_size is 160, and the tensors that it names have 80 bytes"
 
 
 def converted(source: Path, out: Path) -> None:
-    convert_checkpoint(source, out, source_kind=detect_kind(source), destination_kind="ucp")
+    convert_checkpoint(source, out, source_format=detect_format(source), destination_format="ucp")
 
 
 def test_a_file_of_torch_save(tmp_path: Path) -> None:
@@ -219,4 +221,6 @@ def test_torch_dist(tmp_path: Path) -> None:
     for name in ("metadata.json", "common.pt"):
         (source / name).unlink()
     with pytest.raises(UcpError, match=r"common\.pt and metadata\.json beside this file"):
-        convert_checkpoint(source, tmp_path / "b", source_kind=detect_kind(source), destination_kind="ucp")
+        convert_checkpoint(
+            source, tmp_path / "b", source_format=detect_format(source), destination_format="ucp"
+        )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ucpformat.conversion.convert import Kind, convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 __all__ = ["Evil", "Harm", "flip", "is_found", "poison", "remove", "replace_pickle", "truncate"]
@@ -67,7 +67,7 @@ def replace_pickle(path: Path) -> None:
 
 def is_found(
     source: Path,
-    kind: Kind,
+    source_format: str,
     victim: str,
     harm: Harm,
     code: str,
@@ -85,7 +85,7 @@ def is_found(
     shutil.copytree(source, copy)
     harm(copy / victim)
     with pytest.raises(UcpError) as refusal:
-        convert_checkpoint(copy, scratch / "out.ucp", source_kind=kind, destination_kind="ucp")
+        convert_checkpoint(copy, scratch / "out.ucp", source_format=source_format, destination_format="ucp")
     assert refusal.value.code == code, refusal.value
     assert (named or victim) in str(refusal.value)
     assert not (scratch / "evil").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 
-from ucpformat.conversion.convert import Kind, convert_checkpoint
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.errors import UcpError
 
 GONE = object()
@@ -83,7 +83,7 @@ def mutated(path: Path, draw: st.DataObject) -> None:
 
 def is_read_or_refused(
     source: Path,
-    kind: Kind,
+    source_format: str,
     scratch: Path,
     draw: st.DataObject,
     settings: Mapping[str, str] | None = None,
@@ -97,8 +97,8 @@ def is_read_or_refused(
         convert_checkpoint(
             scratch / "copy",
             scratch / "out.ucp",
-            source_kind=kind,
-            destination_kind="ucp",
+            source_format=source_format,
+            destination_format="ucp",
             source_settings=settings or {},
         )
     except UcpError:

@@ -1,8 +1,8 @@
 """A sweep over a checkpoint that a framework wrote: whatever happens to one of its files, nothing is lost in silence.
 
 Every file is removed, truncated, and exchanged with its counterpart of another rank; all files of one rank are removed,
-and those of all ranks but the first; one harm at a time. What is left is read as ``ucp convert`` reads it: its kind is
-detected, its importer plans, every element is read. What comes of a harm is one of `OUTCOMES`; a test asks
+and those of all ranks but the first; one harm at a time. What is left is read as ``ucp convert`` reads it: its format
+is detected, its importer plans, every element is read. What comes of a harm is one of `OUTCOMES`; a test asks
 `Sweep.check` that none is silent, unnamed or a crash.
 
 A file that is neither opened nor named in the report of the whole checkpoint counts as lost in silence already.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ucpformat.conversion.contract.foreign import ImportOptions
-from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.convert import detect_format
 from ucpformat.conversion.engine.work_order import Recipe, url_of
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
@@ -96,7 +96,7 @@ def sweep(
     source: Path,
     scratch: Path,
     *,
-    kind: str | None = None,
+    source_format: str | None = None,
     settings: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
     family: Callable[[str], str | None] = counterpart,
@@ -105,8 +105,8 @@ def sweep(
 ) -> Sweep:
     """Harm every file of the checkpoint ``source``, one at a time, in copies below ``scratch``.
 
-    ``kind`` is what is said with ``--from``; left out, it is detected anew each time. ``settings`` are the importer's,
-    ``drop`` what is allowed to be lost. Files with an equal ``family`` are exchanged with each other.
+    ``source_format`` is what is said with ``--from``; left out, it is detected anew each time. ``settings`` are the
+    importer's, ``drop`` what is allowed to be lost. Files with an equal ``family`` are exchanged with each other.
     ``blind`` has, by a regular expression over ``FILE <-> FILE`` (an exchange) or a file's name, why no reader could
     tell: nothing in the format does. An entry that is not needed is an error, so that the list stays honest.
     ``known_as`` has what a refusal may name instead of a file: a library that reads it may know it by another name.
@@ -119,7 +119,7 @@ def sweep(
         for path in source.rglob("*")
         if path.is_file() and not path.is_symlink()
     )
-    read = _Reading(kind, dict(settings or {}), tuple(drop))
+    read = _Reading(source_format, dict(settings or {}), tuple(drop))
     reasons = {re.compile(pattern): why for pattern, why in (blind or {}).items()}
     used: set[str] = set()
     with _opened_files() as opened, watched() as door:
@@ -164,13 +164,13 @@ class _Content:
 class _Reading:
     """Reads a checkpoint to the last element, as ``ucp convert`` would."""
 
-    kind: str | None
+    source_format: str | None
     settings: Mapping[str, str]
     drop: tuple[str, ...]
 
     def __call__(self, path: Path) -> _Content:
-        kind = self.kind or detect_kind(path)
-        recipe = Recipe(url_of(path), kind, ImportOptions(settings=self.settings), self.drop)
+        source_format = self.source_format or detect_format(path)
+        recipe = Recipe(url_of(path), source_format, ImportOptions(settings=self.settings), self.drop)
         with recipe.open() as opened:
             job = opened.job
             slots = {atom.name: atom for atom in job.atoms}

@@ -285,13 +285,13 @@ def _(place: Path) -> str:
     return ucp("convert", place / "a.ucp", place / "b.safetensors", "--drop", "*/exp_avgs")
 
 
-@mistake("a setting that the kind does not have")
+@mistake("a setting that the format does not have")
 def _(place: Path) -> str:
     ucpformat.save(place / "a.ucp", STATE)
     return ucp("convert", place / "a.ucp", place / "b.dcp", "--set", "stage=3")
 
 
-@mistake("a kind that is misspelt")
+@mistake("a format that is misspelt")
 def _(place: Path) -> str:
     return ucp("convert", place / "a", place / "b", "--from", "deepsped", code=2)
 

@@ -1,4 +1,4 @@
-"""What messages name exists: options of the command line, keywords of the library, settings of kinds."""
+"""What messages name exists: options of the command line, keywords of the library, settings of formats."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def options() -> set[str]:
 
 
 def keywords() -> set[str]:
-    """Parameters of everything public, settings of kinds, and parameters of ready-made documents."""
+    """Parameters of everything public, settings of formats, and parameters of ready-made documents."""
     found = {*inspect.signature(torch_save).parameters, *OTHERS}  # of which some messages speak
     for name in ucpformat.__all__:
         thing = getattr(ucpformat, name)
@@ -78,8 +78,8 @@ def keywords() -> set[str]:
                 found |= set(inspect.signature(one).parameters)
     for function in (convert_checkpoint, EngineOptions):
         found |= set(inspect.signature(function).parameters)
-    for kind in map(registry().kind, BUILT_IN):
-        found |= {setting.name for setting in (*kind.import_settings, *kind.export_settings)}
+    for foreign in map(registry().format, BUILT_IN):
+        found |= {setting.name for setting in (*foreign.import_settings, *foreign.export_settings)}
     for document in Path(library).parent.glob("*.json"):
         found |= set(re.findall(r'"name": "([a-z_]+)"', document.read_text(encoding="utf-8")))
     return found

@@ -183,7 +183,7 @@ def test_tied_weights_are_stored_once_and_restored_under_both_names(tmp_path: Pa
         assert checkpoint["head.weight"].atom.name == "embed.weight"
         assert checkpoint["embed.weight"].atom.aliases == ("head.weight",)
     assert content(load_torch(tmp_path / "s")) == content(dict(net.state_dict()))
-    convert_checkpoint(tmp_path / "s", tmp_path / "dcp", source_kind="ucp", destination_kind="dcp")
+    convert_checkpoint(tmp_path / "s", tmp_path / "dcp", source_format="ucp", destination_format="dcp")
     assert fingerprint(loaded(tmp_path / "dcp")) == fingerprint(dict(net.state_dict()))
 
 

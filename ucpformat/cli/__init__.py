@@ -26,7 +26,7 @@ _COMMANDS: Final = {
     "digest": "digest",
     "gc": "runs",
     "inspect": "inspect",
-    "kinds": "kinds",
+    "formats": "formats",
     "ls": "runs",
     "plan": "plan",
     "repair": "repair",

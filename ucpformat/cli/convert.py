@@ -13,8 +13,8 @@ import click
 from ucpformat.cli.places import refuse_swapped
 from ucpformat.cli.report import SIZE, format_option, human_bytes, printable, progress_bar
 from ucpformat.conversion.contract.registry import UCP, registry
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
-from ucpformat.conversion.direction import destination_kind as kind_to_write
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
+from ucpformat.conversion.direction import format_to_write
 from ucpformat.conversion.engine.dropped_items import grouped
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.ranks import together
@@ -39,10 +39,10 @@ _COMPRESSORS: Mapping[str, Compression] = {
 }
 
 
-class _Kind(click.ParamType):  # type: ignore[type-arg] # click before 8.2 has no arguments
-    """The name of a kind; plug-ins are looked for when one is given, and not before."""
+class _FormatName(click.ParamType):  # type: ignore[type-arg] # click before 8.2 has no arguments
+    """The name of a format; plug-ins are looked for when one is given, and not before."""
 
-    name = "kind"
+    name = "format"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in registry().names:
@@ -60,12 +60,17 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option("--from", "source_kind", type=_Kind(), help="Kind of SOURCE (`ucp kinds`). [default: detected]")
+@click.option(
+    "--from",
+    "source_format",
+    type=_FormatName(),
+    help="Format of SOURCE (`ucp formats`). [default: detected]",
+)
 @click.option(
     "--to",
-    "destination_kind",
-    type=_Kind(),
-    help="Kind to write. [default: as DESTINATION's suffix says, or ucp]",
+    "destination_format",
+    type=_FormatName(),
+    help="Format to write. [default: as DESTINATION's suffix says, or ucp]",
 )
 @click.option(
     "--storage",
@@ -93,7 +98,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     metavar="NAME=VALUE",
     multiple=True,
     callback=_settings,
-    help="A setting of the kind that is not ucp, such as world_size=4; repeatable. `ucp kinds` lists them.",
+    help="A setting of the format that is not ucp, such as world_size=4; repeatable. `ucp formats` lists them.",
 )
 @click.option(
     "--from-set",
@@ -101,7 +106,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     metavar="NAME=VALUE",
     multiple=True,
     callback=_settings,
-    help="A setting of the kind of SOURCE, where neither kind is ucp.",
+    help="A setting of the format of SOURCE, where neither format is ucp.",
 )
 @click.option(
     "--to-set",
@@ -109,7 +114,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     metavar="NAME=VALUE",
     multiple=True,
     callback=_settings,
-    help="A setting of the kind to write, where neither kind is ucp.",
+    help="A setting of the format to write, where neither format is ucp.",
 )
 @click.option(
     "--drop",
@@ -162,8 +167,8 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 def convert(
     source: str,
     destination: str,
-    source_kind: str | None,
-    destination_kind: str | None,
+    source_format: str | None,
+    destination_format: str | None,
     storage: str,
     compressor: str | None,
     foreign_objects: str,
@@ -184,24 +189,24 @@ def convert(
 ) -> None:
     """Convert the checkpoint SOURCE into DESTINATION, which must not exist. Nothing in SOURCE is executed.
 
-    The suffix of DESTINATION says what is written: .ucp, .dcp, .safetensors, .pt; other kinds need --to. To copy a
+    The suffix of DESTINATION says what is written: .ucp, .dcp, .safetensors, .pt; other formats need --to. To copy a
     universal checkpoint as it is, use `ucp cp`.
     """
 
     def work(executor: RankExecutor | None) -> tuple[ConversionReport, str, str]:
         refuse_swapped(source, destination)
-        kind = source_kind or detect_kind(source)
-        target = kind_to_write(destination, destination_kind, kind)
-        if settings and kind != UCP != target:
-            raise click.UsageError(f"--set is of {kind} or of {target}: say --from-set or --to-set")
-        ours = {**settings, **source_settings} if target == UCP else source_settings
-        theirs = destination_settings if target == UCP else {**settings, **destination_settings}
+        read_as = source_format or detect_format(source)
+        written_as = format_to_write(destination, destination_format, read_as)
+        if settings and read_as != UCP != written_as:
+            raise click.UsageError(f"--set is of {read_as} or of {written_as}: say --from-set or --to-set")
+        ours = {**settings, **source_settings} if written_as == UCP else source_settings
+        theirs = destination_settings if written_as == UCP else {**settings, **destination_settings}
         with progress_bar("converting") as progress, _saying_what_is_left(destination):
             report = convert_checkpoint(
                 source,
                 destination,
-                source_kind=kind,
-                destination_kind=target,
+                source_format=read_as,
+                destination_format=written_as,
                 storage=cast("Storage", storage),
                 compressor=None if compressor is None else _COMPRESSORS[compressor],
                 foreign_objects=cast("ForeignObjects", foreign_objects),
@@ -223,28 +228,28 @@ def convert(
                 progress=progress,
                 expect=progress.expect,
             )
-        return report, kind, target
+        return report, read_as, written_as
 
     if pool == _TORCHRUN or (pool is None and dask is None and started_by_torchrun()):
         with job_group() as group:
-            report, kind, target = together(group, work)
+            report, read_as, written_as = together(group, work)
         if group.rank != group.ranks[0]:
             return  # one of them says it
     else:
-        report, kind, target = work(None)
+        report, read_as, written_as = work(None)
     if output == "json":
-        click.echo(json.dumps(_as_json(report, kind, target, dry_run), indent=2))
+        click.echo(json.dumps(_as_json(report, read_as, written_as, dry_run), indent=2))
         return
     click.echo(
-        f"{source} ({kind}) -> {destination} ({target}): {report.tensors} tensors, "
+        f"{source} ({read_as}) -> {destination} ({written_as}): {report.tensors} tensors, "
         f"{human_bytes(report.nbytes)}, {report.objects} values" + (", nothing written" if dry_run else "")
     )
     for losses in grouped(report.dropped):
         click.echo(printable(f"dropped {losses}"))
     for warning in report.warnings:
         click.echo(printable(f"warning {warning}"))
-    for kind_of_cast, count in Counter(report.cast.values()).items():
-        click.echo(f"cast {count} tensors to {kind_of_cast}")
+    for data_type, count in Counter(report.cast.values()).items():
+        click.echo(f"cast {count} tensors to {data_type}")
     if dry_run:  # afterwards the destination shows its names itself, and --format json has them
         for what, name in report.renamed.items():
             click.echo(printable(f"renamed {what}: {name}"))
@@ -264,10 +269,10 @@ def _saying_what_is_left(destination: str) -> Iterator[None]:
         raise
 
 
-def _as_json(report: ConversionReport, kind: str, target: str, dry_run: bool) -> dict[str, object]:
+def _as_json(report: ConversionReport, read_as: str, written_as: str, dry_run: bool) -> dict[str, object]:
     return {
-        "from": kind,
-        "to": target,
+        "from": read_as,
+        "to": written_as,
         "written": not dry_run,
         "tensors": report.tensors,
         "bytes": report.nbytes,

@@ -21,7 +21,7 @@ def cp(source: str, target: str, output: str) -> None:
     """Copy the checkpoint SOURCE to TARGET, which must not exist; each is a path or an fsspec URL.
 
     The copy is read back and verified before it is committed, and has the same digest; where anything is wrong, nothing
-    is visible at TARGET. `ucp convert` makes a checkpoint with another storage, or of another kind.
+    is visible at TARGET. `ucp convert` makes a checkpoint with another storage, or of another format.
     """
     refuse_swapped(source, target)
     with progress_bar("copying and verifying") as progress:

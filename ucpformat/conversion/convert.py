@@ -1,4 +1,4 @@
-"""Telling kinds of checkpoints apart, and conversion between them."""
+"""Telling checkpoint formats apart, and conversion between them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
-__all__ = ["ConversionReport", "Kind", "convert_checkpoint", "convert_together", "detect_kind"]
-
-Kind = str
+__all__ = ["ConversionReport", "convert_checkpoint", "convert_together", "detect_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,8 @@ class ConversionReport:
     warnings: Sequence[str] = ()
 
 
-def detect_kind(path: str | os.PathLike[str]) -> Kind:
-    """The kind of the checkpoint at ``path``.
+def detect_format(path: str | os.PathLike[str]) -> str:
+    """The format of the checkpoint at ``path``.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known, with what lies there instead.
@@ -71,14 +69,14 @@ def detect_kind(path: str | os.PathLike[str]) -> Kind:
     local = local_path(path)
     if local is not None:
         refuse_unfinished(local)
-        for kind in registry().in_order():
-            if kind.detect(local):
-                return kind.name
+        for foreign in registry().in_order():
+            if foreign.detect(local):
+                return foreign.name
     broken = "".join(
-        f"; the kind {entry.name!r} of {entry.distribution!r} cannot be used: {entry.broken}"
+        f"; the format {entry.name!r} of {entry.distribution!r} cannot be used: {entry.broken}"
         for entry in registry().broken()
     )
-    unknown = f"no checkpoint of a known kind ({', '.join(registry().names)}) lies here; check the path, or say --from"
+    unknown = f"no checkpoint of a known format ({', '.join(registry().names)}) lies here; check the path or say --from"
     raise error("UCP-E-SOURCE", f"{another_place(str(path)) or unknown}{broken}", at=str(path))
 
 
@@ -86,8 +84,8 @@ def convert_checkpoint(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    source_kind: Kind,
-    destination_kind: Kind,
+    source_format: str,
+    destination_format: str,
     storage: Storage = "packed",
     compressor: Compression | None = None,
     foreign_objects: ForeignObjects = "refuse",
@@ -104,7 +102,7 @@ def convert_checkpoint(
 ) -> ConversionReport:
     """Convert a checkpoint; the destination must not exist.
 
-    ``settings`` are those of the destination's kind, ``source_settings`` those of the source's (`Setting`).
+    ``settings`` are those of the destination's format, ``source_settings`` those of the source's (`Setting`).
     ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME``: what
     they match is left out. With ``weights_only`` states of optimizers and values stay behind, and whatever else the
     destination has no place for, weights excepted. ``expand`` is how many bytes the source's tensors may have together
@@ -117,25 +115,25 @@ def convert_checkpoint(
             what the importer, the reader, the exporter and the writer raise.
     """
     source = url_of(source)
-    if source_kind != UCP:
-        source = require_local(source, source_kind, is_source=True)
-    if destination_kind != UCP:
-        destination = require_local(destination, destination_kind, is_source=False)
+    if source_format != UCP:
+        source = require_local(source, source_format, is_source=True)
+    if destination_format != UCP:
+        destination = require_local(destination, destination_format, is_source=False)
     else:
         refuse_target(destination)
     recipe = Recipe(
         source,
-        source_kind,
+        source_format,
         ImportOptions(foreign_objects, shard_count, expand, dict(source_settings or {})),
         tuple(drop),
         compressor,
-        is_rewritten=destination_kind == UCP,
+        is_rewritten=destination_format == UCP,
         weights=("master" if (settings or {}).get("slot") == "master" else "value") if weights_only else None,
     )
     with recipe.open() as opened, naming(destination):
         job = opened.job
         options = replace(engine or EngineOptions(), storage=storage)
-        if destination_kind == UCP:
+        if destination_format == UCP:
             expect(job.nbytes)
             check_settings(UCP, (), settings or {}, "written")
             objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs)
@@ -143,17 +141,17 @@ def convert_checkpoint(
             if not dry_run:
                 digest = Engine(job, destination, options, recipe, progress).run()
             return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, opened.dropped)
-        kind = registry().kind(destination_kind)
-        if kind.export is None:
-            raise error("UCP-E-SOURCE", f"{destination_kind} is read and not written")
-        check_settings(kind.name, tuple(kind.export_settings), settings or {}, "written")
-        plan = kind.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
+        foreign = registry().format(destination_format)
+        if foreign.export is None:
+            raise error("UCP-E-SOURCE", f"{destination_format} is read and not written")
+        check_settings(foreign.name, tuple(foreign.export_settings), settings or {}, "written")
+        plan = foreign.export(Content(job), destination, ExportOptions(progress, dict(settings or {})))
         unmissed = [] if recipe.weights is None else beside_weights(plan.dropped, job, recipe.weights)
-        _refuse_losses(job, [one for one in plan.dropped if one not in unmissed], kind.name)
+        _refuse_losses(job, [one for one in plan.dropped if one not in unmissed], foreign.name)
         if plan.files is None and options.resume:
             raise error(
                 "UCP-E-MISMATCH",
-                f"{kind.name} is no set of files, and cannot be resumed: remove what lies at the destination, and "
+                f"{foreign.name} is no set of files, and cannot be resumed: remove what lies at the destination, and "
                 "leave --resume out",
             )
         expect(job.nbytes if plan.files is None else plan.files.nbytes)
@@ -169,7 +167,7 @@ def convert_checkpoint(
                 options,
                 job=job,
                 recipe=recipe,
-                kind=kind.name,
+                destination_format=foreign.name,
                 settings=settings,
                 progress=progress,
             ).run()
@@ -212,11 +210,11 @@ def convert_together(
     return together(group_of(group), convert)
 
 
-def _refuse_losses(job: Job, lost: Sequence[Lost], kind: str) -> None:
+def _refuse_losses(job: Job, lost: Sequence[Lost], destination_format: str) -> None:
     refused = [one for one in lost if one.matters]
     if refused:
         names = list(parts_of(job))
         ways = remedy(refused, names)
         if len(beside_weights(refused, job)) == len(refused):
             ways = f"carry the weights alone with --weights-only, or {ways}"
-        raise error("UCP-E-MISMATCH", f"{kind} cannot hold {told(refused, names)}; {ways}")
+        raise error("UCP-E-MISMATCH", f"{destination_format} cannot hold {told(refused, names)}; {ways}")

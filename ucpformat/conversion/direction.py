@@ -9,13 +9,13 @@ from ucpformat.conversion.contract.registry import UCP, registry
 from ucpformat.errors import error
 from ucpformat.storage.stores.urls import local_path, name_of
 
-__all__ = ["destination_kind", "require_local"]
+__all__ = ["format_to_write", "require_local"]
 
 _OWN_SUFFIX = ".ucp"
 
 
-def destination_kind(destination: str | os.PathLike[str], wanted: str | None, source_kind: str) -> str:
-    """The kind to write: ``wanted`` where that is given, else what the destination's suffix says.
+def format_to_write(destination: str | os.PathLike[str], wanted: str | None, source_format: str) -> str:
+    """The format to write: ``wanted`` where that is given, else what the destination's suffix says.
 
     A destination whose suffix says nothing becomes a universal checkpoint, unless the source is one.
 
@@ -25,7 +25,7 @@ def destination_kind(destination: str | os.PathLike[str], wanted: str | None, so
     """
     name = name_of(destination)
     suffix = PurePosixPath(name).suffix.lower()
-    told = _kinds_of(suffix)
+    told = _formats_of(suffix)
     if wanted is not None:
         if told and wanted not in told:
             raise error(
@@ -37,18 +37,18 @@ def destination_kind(destination: str | os.PathLike[str], wanted: str | None, so
         return wanted
     if told:
         return told[0]
-    if source_kind != UCP:
+    if source_format != UCP:
         return UCP
-    suffixes = ", ".join(f"{suffix} ({kind})" for suffix, kind in _all_suffixes())
+    suffixes = ", ".join(f"{suffix} ({name})" for suffix, name in _all_suffixes())
     raise error(
         "UCP-E-MISMATCH",
-        f"nothing says what to write: give the destination a suffix, such as {suffixes}, or say --to KIND; "
+        f"nothing says what to write: give the destination a suffix, such as {suffixes}, or say --to FORMAT; "
         "`ucp cp` copies a universal checkpoint as it is",
         at=os.fspath(destination),
     )
 
 
-def require_local(path: str | os.PathLike[str], kind: str, *, is_source: bool) -> str:
+def require_local(path: str | os.PathLike[str], name: str, *, is_source: bool) -> str:
     """A local path of a checkpoint that is not universal.
 
     Raises:
@@ -58,17 +58,17 @@ def require_local(path: str | os.PathLike[str], kind: str, *, is_source: bool) -
     if found is not None:
         return found
     how = "read from local paths alone; copy it first" if is_source else "written to local paths alone"
-    raise error("UCP-E-MISMATCH", f"{kind} is {how}; only ucp lies behind URLs", at=os.fspath(path))
+    raise error("UCP-E-MISMATCH", f"{name} is {how}; only ucp lies behind URLs", at=os.fspath(path))
 
 
-def _kinds_of(suffix: str) -> list[str]:
-    """The kinds whose destinations have this suffix."""
+def _formats_of(suffix: str) -> list[str]:
+    """The formats whose destinations have this suffix."""
     if suffix == _OWN_SUFFIX:
         return [UCP]
-    return [kind.name for kind in registry().in_order() if suffix and suffix in kind.suffixes]
+    return [foreign.name for foreign in registry().in_order() if suffix and suffix in foreign.suffixes]
 
 
 def _all_suffixes() -> list[tuple[str, str]]:
-    """The first suffix of each kind that has any, and of universal checkpoints."""
-    found = [(kind.suffixes[0], kind.name) for kind in registry().in_order() if kind.suffixes]
+    """The first suffix of each format that has any, and of universal checkpoints."""
+    found = [(foreign.suffixes[0], foreign.name) for foreign in registry().in_order() if foreign.suffixes]
     return [*sorted(found), (_OWN_SUFFIX, UCP)]

@@ -277,7 +277,11 @@ def write(params: Json) -> Json:
 
 def rewrite(params: Json) -> Json:
     report = convert_checkpoint(
-        params["source"], params["path"], source_kind="ucp", destination_kind="ucp", storage=params["storage"]
+        params["source"],
+        params["path"],
+        source_format="ucp",
+        destination_format="ucp",
+        storage=params["storage"],
     )
     return {"digest": report.digest}
 

@@ -1,7 +1,7 @@
 """Every way of reading, each as a function from a URL to what it gave: bytes by name.
 
 What a path gives for a damaged checkpoint is what it gave for the good one, or it raises a registered error. A path
-that does not apply to a checkpoint (a mapping of what is compressed, an export of what a kind cannot hold) raises one
+that does not apply to a checkpoint (a mapping of what is compressed, an export of what a format cannot hold) raises one
 for the good one already.
 """
 
@@ -238,14 +238,14 @@ def _files(path: Path) -> Given:
     }
 
 
-def _converted(kind: str, **options: Any) -> Callable[[Reading], Given]:
+def _converted(format_name: str, **options: Any) -> Callable[[Reading], Given]:
     def path(reading: Reading) -> Given:
-        with reading.place(f"converted-{kind}") as place:
+        with reading.place(f"converted-{format_name}") as place:
             convert_checkpoint(
                 reading.url,
                 place,
-                source_kind=UCP,
-                destination_kind=kind,
+                source_format=UCP,
+                destination_format=format_name,
                 engine=EngineOptions(durability="none", workers=1, pool="threads"),
                 **options,
             )
@@ -261,8 +261,8 @@ def _rewritten(reading: Reading) -> Given:
         convert_checkpoint(
             reading.url,
             place,
-            source_kind=UCP,
-            destination_kind=UCP,
+            source_format=UCP,
+            destination_format=UCP,
             storage=storage,
             engine=EngineOptions(durability="none", workers=1, pool="threads"),
         )

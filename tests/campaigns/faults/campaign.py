@@ -156,8 +156,8 @@ class Campaign:
             elif is_committed(place / name) and (harm := harm_of(place / name, int(name[5]))) is not None:
                 say(f"{name} is gutted: {harm}")
         for name, number in (scenario.makes or {}).items():
-            if name in scenario.kinds:
-                self._judge_export(place / name, scenario.kinds[name], number, say, is_told=is_told)
+            if name in scenario.formats:
+                self._judge_export(place / name, scenario.formats[name], number, say, is_told=is_told)
             elif not is_committed(place / name):
                 if is_told:
                     say(f"{name} is not there, and success was told")
@@ -202,9 +202,9 @@ class Campaign:
             say(f"the exit code is {code}: {said}")
 
     def _judge_export(
-        self, place: Path, kind: str, number: int, say: Callable[[str], None], *, is_told: bool
+        self, place: Path, format_name: str, number: int, say: Callable[[str], None], *, is_told: bool
     ) -> None:
-        found = harm_of_export(place, kind, number)
+        found = harm_of_export(place, format_name, number)
         if found == "whole":
             self.counts["committed"] += 1
         elif is_told:

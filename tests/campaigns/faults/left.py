@@ -10,7 +10,7 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.faults.state import state
 from ucpformat.conversion.contract.registry import UCP
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
@@ -37,8 +37,8 @@ def harm_of(path: Path, number: int, *, only_weights: bool = False) -> str | Non
     return None
 
 
-def harm_of_export(path: Path, kind: str, number: int) -> str:
-    """``absent``, ``refused`` by the reader of its kind, ``whole``, or what is wrong with it."""
+def harm_of_export(path: Path, format_name: str, number: int) -> str:
+    """``absent``, ``refused`` by the reader of its format, ``whole``, or what is wrong with it."""
     if not path.exists():
         return "absent"
     read = path.with_name("read.ucp")
@@ -46,13 +46,13 @@ def harm_of_export(path: Path, kind: str, number: int) -> str:
         convert_checkpoint(
             path,
             read,
-            source_kind=detect_kind(path),
-            destination_kind=UCP,
+            source_format=detect_format(path),
+            destination_format=UCP,
             engine=EngineOptions(durability="none", workers=1, pool="threads"),
         )
     except UcpError:
         return "refused"
     try:
-        return harm_of(read, number, only_weights=kind == "safetensors") or "whole"
+        return harm_of(read, number, only_weights=format_name == "safetensors") or "whole"
     finally:
         shutil.rmtree(read)

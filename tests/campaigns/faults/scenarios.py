@@ -29,7 +29,7 @@ class Scenario:
 
     ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
     ``makes`` are the checkpoints that are there afterwards if it has, ``keeps`` those that are never harmed, each with
-    the number of its state, ``gone`` those that are not there then. ``kinds`` are those of checkpoints that are no
+    the number of its state, ``gone`` those that are not there then. ``formats`` are those of checkpoints that are no
     universal ones. With ``command`` it is `python -m ucpformat` with these arguments, in the directory. With ``world``
     it is so many processes of a gloo job, each of which is the one that meets the fault; of their many runs every
     ``stride``-th is done.
@@ -41,7 +41,7 @@ class Scenario:
     makes: dict[str, int] | None = None
     keeps: dict[str, int] | None = None
     gone: Sequence[str] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    formats: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = ()
     world: int = 1
     stride: int = 1
@@ -106,7 +106,7 @@ def _source(path: Path) -> None:
 
 
 def _convert(path: Path) -> None:
-    convert_checkpoint(path / "source.ucp", path / "c.ucp", source_kind=UCP, destination_kind=UCP)
+    convert_checkpoint(path / "source.ucp", path / "c.ucp", source_format=UCP, destination_format=UCP)
 
 
 def _read(path: Path) -> None:
@@ -156,7 +156,7 @@ COMMANDS: Sequence[Scenario] = (
         prepare=_source,
         makes={"out": 1},
         keeps=KEPT,
-        kinds={"out": "dcp"},
+        formats={"out": "dcp"},
     ),
     _command(
         "convert to safetensors",
@@ -164,7 +164,7 @@ COMMANDS: Sequence[Scenario] = (
         prepare=_source,
         makes={"out": 1},
         keeps=KEPT,
-        kinds={"out": "safetensors"},
+        formats={"out": "safetensors"},
     ),
     _command("cp", "cp source.ucp c.ucp", prepare=_source, makes=MADE, keeps=KEPT),
     _command(

@@ -113,8 +113,8 @@ def main() -> int:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="ucp-hostile-") as name:
         folder = Path(name)
-        for kind in SEEDS:
-            seeds_of(kind, folder / "seeds")
+        for format_name in SEEDS:
+            seeds_of(format_name, folder / "seeds")
         campaign = _Campaign(folder, options.found.resolve(), options.first)
         only = {one for one in options.only.split(",") if one}
         work = [

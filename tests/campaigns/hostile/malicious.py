@@ -1,4 +1,4 @@
-"""`python -m tests.campaigns.hostile.malicious`: at least 500 malicious sources of every kind, each converted.
+"""`python -m tests.campaigns.hostile.malicious`: at least 500 malicious sources of every format, each converted.
 
 Each has one thing that somebody who means harm would put there: a link, a pipe, a name that leads elsewhere, a file
 with a hole of a terabyte, a number, a text or an opcode in every place that takes one, records that lie on top of one
@@ -43,8 +43,8 @@ class Case(NamedTuple):
     make: Callable[[Path], object]
 
 
-def cases_of(kind: str, seeds: list[Document], draw: random.Random, count: int) -> Iterator[Case]:
-    """``count`` cases of a kind: a third of what can be done to files, then what stands in them, and mutations."""
+def cases_of(format_name: str, seeds: list[Document], draw: random.Random, count: int) -> Iterator[Case]:
+    """``count`` cases of a format: a third of what can be done to files, then what stands in them, and mutations."""
     placed = [case for seed in seeds for case in _placed(seed)]
     draw.shuffle(placed)
     few = placed[: count // 3]
@@ -52,16 +52,16 @@ def cases_of(kind: str, seeds: list[Document], draw: random.Random, count: int) 
     for number in range(len(few), count):
         seed = draw.choice(seeds)
         if draw.random() < 0.75:
-            yield _said(kind, seed, draw)
+            yield _said(format_name, seed, draw)
             continue
         document: Document = seed
         for _ in range(draw.choice((1, 2, 4))):
             document = changed(document, draw, seeds)
-        yield _of(f"mutation {number}", kind, document)
+        yield _of(f"mutation {number}", format_name, document)
 
 
-def _of(name: str, kind: str, document: Document) -> Case:
-    return Case(name, partial(written, sealed(document) if kind == "ucp" else document))
+def _of(name: str, format_name: str, document: Document) -> Case:
+    return Case(name, partial(written, sealed(document) if format_name == "ucp" else document))
 
 
 def _placed(seed: Document) -> Iterator[Case]:
@@ -81,15 +81,15 @@ def _changed(seed: Document, name: str, change: Callable[[Path, Path], object], 
     change(place / name if name else place, place.parent / "outside")
 
 
-def _said(kind: str, seed: Document, draw: random.Random) -> Case:
+def _said(format_name: str, seed: Document, draw: random.Random) -> Case:
     """One place within one file with what it must not have."""
     name = draw.choice(list(seed))
     data = seed[name]
     if name and draw.random() < 0.03:
         text = draw.choice(("a" * 300, "\x1b[2J\n", ".hidden", "ü"))
-        return _of(f"{name} as {text[:20]!r}", kind, {**seed, f"{name}{text}"[-250:]: data})
+        return _of(f"{name} as {text[:20]!r}", format_name, {**seed, f"{name}{text}"[-250:]: data})
     what, other = _content(data, draw)
-    return _of(f"{name}: {what}", kind, {**seed, name: other})
+    return _of(f"{name}: {what}", format_name, {**seed, name: other})
 
 
 def _content(data: bytes, draw: random.Random) -> tuple[str, bytes]:
@@ -267,67 +267,69 @@ def _zipped(records: dict[str, bytes], compression: int = zipfile.ZIP_STORED) ->
     return out.getvalue()
 
 
-def _run(kind: str, count: int, first: int, folder: Path, found: Path) -> int:
-    """All cases of a kind in this process."""
+def _run(format_name: str, count: int, first: int, folder: Path, found: Path) -> int:
+    """All cases of a format in this process."""
     warnings.simplefilter("ignore")
-    scratch = folder / kind
+    scratch = folder / format_name
     scratch.mkdir(parents=True)
-    seeds = seeds_of(kind, folder / "seeds")
+    seeds = seeds_of(format_name, folder / "seeds")
     for number, seed in enumerate(seeds):
         convert_and_validate(
-            kind, written(seed, scratch / f"seed{number}{SUFFIXES.get(kind, '')}"), scratch / "out"
+            format_name,
+            written(seed, scratch / f"seed{number}{SUFFIXES.get(format_name, '')}"),
+            scratch / "out",
         )
     watch = Watch(*[scratch / name for name in ("in", "out")], work=scratch)
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     slowest, largest = 0.0, 0
-    for case in cases_of(kind, seeds, random.Random(first), count):
+    for case in cases_of(format_name, seeds, random.Random(first), count):
         for name in ("in", "outside", "out"):
             place = scratch / name
             shutil.rmtree(place, ignore_errors=True)
             place.unlink(missing_ok=True)
-        source = scratch / "in" / f"source{SUFFIXES.get(kind, '')}"
+        source = scratch / "in" / f"source{SUFFIXES.get(format_name, '')}"
         source.parent.mkdir()
         try:
             case.make(source)
         except (OSError, ValueError):
             continue  # what this file system does not store is no threat
         (scratch / "case").write_text(ascii(case.name))
-        seen = watch.run(lambda place=source: convert_and_validate(kind, place, scratch / "out"))  # type: ignore[misc]
+        seen = watch.run(lambda place=source: convert_and_validate(format_name, place, scratch / "out"))  # type: ignore[misc]
         outcomes[seen.outcome] += 1
         slowest, largest = max(slowest, seen.seconds), max(largest, seen.nbytes)
         if seen.wrong:
             wrong.append(f"{case.name}: {seen.wrong}")
-            kept = found / f"{kind}-{len(wrong)}"
+            kept = found / f"{format_name}-{len(wrong)}"
             is_plain = source.is_dir() and not any(path.is_fifo() for path in source.rglob("*"))
             if len(wrong) <= 20 and is_plain:
                 shutil.rmtree(kept, ignore_errors=True)
                 shutil.copytree(source, kept, symlinks=True)
     print(
-        f"{kind:18}{sum(outcomes.values()):>7,} files{outcomes['ok']:>6,} converted{slowest:>8.3f} s"
+        f"{format_name:18}{sum(outcomes.values()):>7,} files{outcomes['ok']:>6,} converted{slowest:>8.3f} s"
         f"{largest / 2**20:>8.1f} MiB{len(wrong):>5} wrong  "
         + " ".join(f"{code.removeprefix('UCP-E-')}:{number}" for code, number in outcomes.most_common(8))
     )
     for one in wrong[:20]:
-        print(f"WRONG: {kind}: {one}"[:600])
+        print(f"WRONG: {format_name}: {one}"[:600])
     return 1 if wrong else 0
 
 
 def main() -> int:
-    """Run each kind in a process of its own, and say what was run."""
+    """Run each format in a process of its own, and say what was run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=LEAST)
     parser.add_argument("--first", type=int, default=0, help="what chooses the cases")
-    parser.add_argument("--kinds", default=",".join(SEEDS))
+    parser.add_argument("--formats", default=",".join(SEEDS))
     parser.add_argument("--found", type=Path, default=Path("out/malicious"))
     parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder is not None:
-        return _run(options.kinds, options.count, options.first, options.folder, options.found)
+        return _run(options.formats, options.count, options.first, options.folder, options.found)
     memory = Path("/dev/shm")
     options.found.mkdir(parents=True, exist_ok=True)
     status = 0
-    for kind in options.kinds.split(","):
+    for format_name in options.formats.split(","):
         with tempfile.TemporaryDirectory(
             dir=memory if memory.is_dir() else None, prefix="ucp-malicious-"
         ) as name:
@@ -337,14 +339,14 @@ def main() -> int:
                 "tests.campaigns.hostile.malicious",
                 "--in",
                 name,
-                "--kinds",
-                kind,
+                "--formats",
+                format_name,
             ]
             more = ["--count", options.count, "--first", options.first, "--found", options.found.resolve()]
             returned = subprocess.run([*command, *map(str, more)], check=False).returncode
             if returned < 0:
-                case = Path(name, kind, "case").read_text()
-                print(f"WRONG: {kind}: the process was ended by signal {-returned} at {case}")
+                case = Path(name, format_name, "case").read_text()
+                print(f"WRONG: {format_name}: the process was ended by signal {-returned} at {case}")
             status |= abs(returned)
     return 1 if status else 0
 

@@ -1,4 +1,4 @@
-"""Small sources of every kind that is read, as frameworks write them: what fuzzing and forging begin with."""
+"""Small sources of every format that is read, as frameworks write them: what fuzzing and forging begin with."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def _deepspeed(folder: Path) -> None:
     for stage in ("0", "1", "3"):
         settings = {"stage": stage, "world_size": "2"}
         convert_checkpoint(
-            source, folder / stage, source_kind="ucp", destination_kind="deepspeed", settings=settings
+            source, folder / stage, source_format="ucp", destination_format="deepspeed", settings=settings
         )
 
 
 def _universal(folder: Path) -> None:
     source = make_checkpoint(folder.parent / "universal.source")
-    convert_checkpoint(source, folder / "a", source_kind="ucp", destination_kind="ds-universal")
+    convert_checkpoint(source, folder / "a", source_format="ucp", destination_format="ds-universal")
 
 
 def _safetensors(folder: Path) -> None:
@@ -173,16 +173,16 @@ SEEDS: Final[Mapping[str, Callable[[Path], None]]] = {
     "torch-save": _torch_save,
     "ucp": _ucp,
 }
-"""By kind, what makes its sources in a folder that is not there."""
+"""By format, what makes its sources in a folder that is not there."""
 
 SUFFIXES: Final[Mapping[str, str]] = {"safetensors": ".safetensors", "torch-save": ".pt"}
-"""Of kinds whose sources may be single files."""
+"""Of formats whose sources may be single files."""
 
 
-def seeds_of(kind: str, folder: Path) -> list[Document]:
-    """Sources of a kind, made below ``folder`` unless they are there."""
-    place = folder / kind
+def seeds_of(format_name: str, folder: Path) -> list[Document]:
+    """Sources of a format, made below ``folder`` unless they are there."""
+    place = folder / format_name
     folder.mkdir(parents=True, exist_ok=True)
     if not place.is_dir():
-        SEEDS[kind](place)
+        SEEDS[format_name](place)
     return [document_of(path) for path in sorted(place.iterdir())]

@@ -1,4 +1,4 @@
-"""What is fuzzed: parsers of one document in memory, importers of every kind, and whole universal checkpoints."""
+"""What is fuzzed: parsers of one document in memory, importers of every format, and whole universal checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.campaigns.hostile.seeds import SEEDS, SUFFIXES, Document, seeds_of, w
 from tests.conversion.jobs import whole
 from ucpformat import schema
 from ucpformat.conversion.contract.foreign import ImportOptions
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.dcp_files.metadata import read_metadata
 from ucpformat.conversion.engine.work_order import Recipe
 from ucpformat.distributed.receipts import Receipt
@@ -140,7 +140,7 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[bytes], object], str, str]]] = {
 
 class _Parser(Target):
     def __init__(self, name: str, folder: Path) -> None:
-        self._parse, kind, suffix = _PARSERS[name]
+        self._parse, format_name, suffix = _PARSERS[name]
         if name == "codec":
             data = bytes(range(24))
             found = [
@@ -148,12 +148,15 @@ class _Parser(Target):
             ]
         elif name == "pickle":
             found = [*_pickles(folder)]
-        elif not kind:
+        elif not format_name:
             library = Path(schema.__file__).parent / "patterns" / "library"
             found = [path.read_bytes() for path in sorted(library.glob(f"*{suffix}"))]
         else:
             found = [
-                data for seed in seeds_of(kind, folder) for key, data in seed.items() if key.endswith(suffix)
+                data
+                for seed in seeds_of(format_name, folder)
+                for key, data in seed.items()
+                if key.endswith(suffix)
             ]
         self.seeds = [{"": data} for data in found]
 
@@ -165,8 +168,8 @@ def _pickles(folder: Path) -> Iterator[bytes]:
     import io
     import zipfile
 
-    for kind in ("torch-save", "accelerate"):
-        for seed in seeds_of(kind, folder):
+    for format_name in ("torch-save", "accelerate"):
+        for seed in seeds_of(format_name, folder):
             for data in seed.values():
                 if data[:4] == b"PK\3\4":
                     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -178,15 +181,15 @@ def _pickles(folder: Path) -> Iterator[bytes]:
 class _Files(Target):
     """Documents that lie in directories; only what differs from the last one is written."""
 
-    def __init__(self, kind: str, folder: Path, scratch: Path) -> None:
-        self.kind = kind
-        self.seeds = seeds_of(kind, folder)
+    def __init__(self, format_name: str, folder: Path, scratch: Path) -> None:
+        self.format_name = format_name
+        self.seeds = seeds_of(format_name, folder)
         self._scratch = scratch / "in"
         self._lying: dict[int, dict[str, bytes]] = {}
         self._place = scratch
 
     def prepared(self, number: int, document: Document, draw: random.Random) -> Document:
-        place = self._scratch / f"{number}{SUFFIXES.get(self.kind, '')}"
+        place = self._scratch / f"{number}{SUFFIXES.get(self.format_name, '')}"
         lying = self._lying.get(number)
         if lying is None or any("/" in name and not (place / name).parent.is_dir() for name in document):
             shutil.rmtree(place, ignore_errors=True)
@@ -206,19 +209,19 @@ class _Files(Target):
 class _Importer(_Files):
     """Planning and reading; one conversion in ten is written, and then validates."""
 
-    def __init__(self, kind: str, folder: Path, scratch: Path) -> None:
-        super().__init__(kind, folder, scratch)
+    def __init__(self, format_name: str, folder: Path, scratch: Path) -> None:
+        super().__init__(format_name, folder, scratch)
         self._count = 0
 
     def run(self, document: Document) -> None:
         source = str(self._place)
         with suppress(UcpError):
-            detect_kind(source)
-        with Recipe(source, self.kind, ImportOptions()).open() as opened:
+            detect_format(source)
+        with Recipe(source, self.format_name, ImportOptions()).open() as opened:
             whole(opened.job)
         self._count += 1
         if self._count % 10 == 0:
-            convert_and_validate(self.kind, self._place, self._place.parent.parent / "out")
+            convert_and_validate(self.format_name, self._place, self._place.parent.parent / "out")
 
 
 class _Checkpoint(_Files):
@@ -235,22 +238,22 @@ class _Checkpoint(_Files):
             read_all(checkpoint)
 
 
-def convert_and_validate(kind: str, source: Path, out: Path) -> None:
+def convert_and_validate(format_name: str, source: Path, out: Path) -> None:
     """Convert, and hold what was written against the specification: an `AssertionError` tells of a problem."""
     shutil.rmtree(out, ignore_errors=True)
     try:
-        convert_checkpoint(source, out, source_kind=kind, destination_kind="ucp")
+        convert_checkpoint(source, out, source_format=format_name, destination_format="ucp")
     except UcpError as refusal:
         if "files/" not in refusal.message:
             raise
-        convert_checkpoint(source, out, source_kind=kind, destination_kind="ucp", drop=["files/*"])
+        convert_checkpoint(source, out, source_format=format_name, destination_format="ucp", drop=["files/*"])
     problems = validate(out, workers=1)
     if problems:
         raise AssertionError(f"converted, and then {problems[:3]}")
 
 
 PARSERS: Final = tuple(_PARSERS)
-IMPORTERS: Final = tuple(kind for kind in SEEDS if kind != "ucp")
+IMPORTERS: Final = tuple(format_name for format_name in SEEDS if format_name != "ucp")
 CHECKPOINTS: Final = ("ucp",)
 
 

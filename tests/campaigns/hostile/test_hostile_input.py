@@ -28,7 +28,7 @@ from ucpformat.conversion.formats.orbax.importer import import_orbax
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.source_files import SourceFiles, is_component
 
-KINDS = ("dcp", "deepspeed", "safetensors", "torch-save", "ucp")
+FORMATS = ("dcp", "deepspeed", "safetensors", "torch-save", "ucp")
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +37,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=25)
-@given(kind=st.sampled_from(KINDS), number=st.integers(0, 2**32))
+@given(format_name=st.sampled_from(FORMATS), number=st.integers(0, 2**32))
 def test_a_malicious_source_is_refused_by_code_or_converted_and_sound(
-    folder: Path, kind: str, number: int
+    folder: Path, format_name: str, number: int
 ) -> None:
     """UCP-S-001, UCP-S-003, UCP-S-005."""
-    (case,) = cases_of(kind, seeds_of(kind, folder / "seeds"), random.Random(number), 1)
+    (case,) = cases_of(format_name, seeds_of(format_name, folder / "seeds"), random.Random(number), 1)
     for name in ("in", "outside", "out"):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / "in").mkdir()
-    source = folder / "in" / f"source{SUFFIXES.get(kind, '')}"
+    source = folder / "in" / f"source{SUFFIXES.get(format_name, '')}"
     try:
         case.make(source)
     except (OSError, ValueError):
         return  # this file system does not store such a name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result_or_refusal(lambda: convert_and_validate(kind, source, folder / "out"))
+        result_or_refusal(lambda: convert_and_validate(format_name, source, folder / "out"))
 
 
 @settings(max_examples=100)
@@ -69,11 +69,11 @@ def test_a_parser_takes_a_mutated_document_or_refuses_it(folder: Path, name: str
         result_or_refusal(lambda: target.run(document))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_the_campaign_begins_with_is_converted(folder: Path, kind: str) -> None:
-    for number, seed in enumerate(seeds_of(kind, folder / "seeds")):
-        source = written(seed, folder / f"whole-{kind}-{number}{SUFFIXES.get(kind, '')}")
-        convert_and_validate(kind, source, folder / "out")
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_what_the_campaign_begins_with_is_converted(folder: Path, format_name: str) -> None:
+    for number, seed in enumerate(seeds_of(format_name, folder / "seeds")):
+        source = written(seed, folder / f"whole-{format_name}-{number}{SUFFIXES.get(format_name, '')}")
+        convert_and_validate(format_name, source, folder / "out")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\0", "x" * 256, "\ud800", "\u00fc" * 128])
@@ -105,10 +105,10 @@ def test_a_link_to_itself_is_no_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pointer", ["latest", "latest_universal"])
 def test_a_tag_that_no_system_keeps_is_refused(folder: Path, tmp_path: Path, pointer: str) -> None:
-    kind = "deepspeed" if pointer == "latest" else "ds-universal"
-    source = written(seeds_of(kind, folder / "seeds")[0], tmp_path / "source")
+    format_name = "deepspeed" if pointer == "latest" else "ds-universal"
+    source = written(seeds_of(format_name, folder / "seeds")[0], tmp_path / "source")
     (source / pointer).write_text("x" * 300)
-    refusal = result_or_refusal(lambda: convert_and_validate(kind, source, tmp_path / "out"))
+    refusal = result_or_refusal(lambda: convert_and_validate(format_name, source, tmp_path / "out"))
     assert isinstance(refusal, UcpError)
     assert refusal.code in {"UCP-E-KEY", "UCP-E-LIMIT"}
 

@@ -54,7 +54,7 @@ class Judge:
             self._require(name, number, state, {"whole"}, where)
         for name, number in operation.makes.items():
             allowed = {"whole"} if name in acknowledged else {"whole", "absent"}
-            if name in operation.kinds and name not in acknowledged:
+            if name in operation.formats and name not in acknowledged:
                 allowed.add("detected")
             self._require(name, number, state, allowed, where)
         for name, number in operation.removes.items():
@@ -74,8 +74,8 @@ class Judge:
             self.wrong.setdefault(f"{self.operation.name}: {name} is {verdict}", where)
 
     def _verdict(self, name: str, number: int, part: State) -> str:
-        """``absent``, ``whole``, ``detected`` (a reader of its kind refuses it), or what is wrong with it."""
-        if name in self.operation.kinds:
+        """``absent``, ``whole``, ``detected`` (a reader of its format refuses it), or what is wrong with it."""
+        if name in self.operation.formats:
             return self._verdict_of_export(name, number, part)
         if f"{name}/{ROOT_KEY}" not in part:
             return "absent"
@@ -89,14 +89,14 @@ class Judge:
     def _verdict_of_export(self, name: str, number: int, part: State) -> str:
         if not part:
             return "absent"
-        kind = self.operation.kinds[name]
+        format_name = self.operation.formats[name]
         with _written(part, self.directory) as directory:
             try:
                 convert_checkpoint(
                     directory / name,
                     directory / "read.ucp",
-                    source_kind=_detected(directory / name, kind),
-                    destination_kind=UCP,
+                    source_format=_detected(directory / name, format_name),
+                    destination_format=UCP,
                     engine=EngineOptions(durability="none", workers=1, pool="threads"),
                 )
             except UcpError:
@@ -104,16 +104,16 @@ class Judge:
             found = ucp.load(directory / "read.ucp")
         return (
             "whole"
-            if _holds(found, number, only_weights=kind == "safetensors")
+            if _holds(found, number, only_weights=format_name == "safetensors")
             else "half: read without a word"
         )
 
 
-def _detected(path: Path, kind: str) -> str:
-    """A user names the kind, or has it found out: whatever is said here comes of either."""
-    from ucpformat.conversion.convert import detect_kind
+def _detected(path: Path, format_name: str) -> str:
+    """A user names the format, or has it found out: whatever is said here comes of either."""
+    from ucpformat.conversion.convert import detect_format
 
-    return detect_kind(path) if path.exists() else kind
+    return detect_format(path) if path.exists() else format_name
 
 
 def _holds(found: Mapping[str, object], number: int, *, only_weights: bool = False) -> bool:

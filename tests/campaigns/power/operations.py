@@ -42,7 +42,7 @@ class Operation:
     """``prepare`` makes what is on the disk before; ``run`` says by `done` what it has acknowledged.
 
     ``makes`` are the checkpoints that are there from then on, by name, each with the number of its content; ``keeps``
-    those that are there always, ``removes`` those that are gone from then on, and are whole or gone before. ``kinds``
+    those that are there always, ``removes`` those that are gone from then on, and are whole or gone before. ``formats``
     are those of checkpoints that are not universal ones.
     """
 
@@ -52,7 +52,7 @@ class Operation:
     makes: dict[str, int] = field(default_factory=dict)
     keeps: dict[str, int] = field(default_factory=dict)
     removes: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
 
 
 def done(name: str) -> None:
@@ -109,12 +109,12 @@ def _source(path: Path) -> None:
     ucp.save(path / "source.ucp", content(1))
 
 
-def _convert(path: Path, name: str, kind: str, **options: Any) -> None:
+def _convert(path: Path, name: str, format_name: str, **options: Any) -> None:
     convert_checkpoint(
         path / "source.ucp",
         path / name,
-        source_kind=UCP,
-        destination_kind=kind,
+        source_format=UCP,
+        destination_format=format_name,
         engine=_ENGINE,
         **options,
     )
@@ -155,14 +155,14 @@ MADE = {"deep/er/c.ucp": 1}
 KEPT = {"source.ucp": 1}
 
 
-def _conversion(kind: str, name: str, what: str = "", **options: Any) -> Operation:
+def _conversion(format_name: str, name: str, what: str = "", **options: Any) -> Operation:
     return Operation(
-        f"convert to {kind}{what}",
-        lambda path: _convert(path, name, kind, **options),
+        f"convert to {format_name}{what}",
+        lambda path: _convert(path, name, format_name, **options),
         _source,
         makes={name: 1},
         keeps=KEPT,
-        kinds={} if kind == UCP else {name: kind},
+        formats={} if format_name == UCP else {name: format_name},
     )
 
 

@@ -156,7 +156,7 @@ def _restore(place: Place) -> None:
 
 def _convert(source: str | Path, destination: str | Path, *, resume: bool = False) -> None:
     engine = EngineOptions(batch_bytes=512, workers=1, resume=resume)
-    convert_checkpoint(source, destination, source_kind="ucp", destination_kind="ucp", engine=engine)
+    convert_checkpoint(source, destination, source_format="ucp", destination_format="ucp", engine=engine)
 
 
 def _local_source(place: Place) -> None:

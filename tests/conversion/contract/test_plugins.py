@@ -1,4 +1,4 @@
-"""Kinds by entry point: the example of docs/plugins.md as an installed distribution, and broken ones beside it."""
+"""Formats by entry point: the example of docs/plugins.md as an installed distribution, and broken ones beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import ucpformat
 from tests.documentation.markdown import page
 from tests.documentation.running import commands_of
-from ucpformat.conversion.contract.foreign import ForeignKind
+from ucpformat.conversion.contract.foreign import ForeignFormat
 from ucpformat.conversion.contract.registry import BUILT_IN, GROUP, Registered, Registry, registry
 from ucpformat.errors import UcpError
 
@@ -34,7 +34,7 @@ def install(site: Path, name: str, entry_points: dict[str, str], modules: dict[s
     metadata = site / f"{name.replace('-', '_')}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [f"{kind} = {value}" for kind, value in entry_points.items()]
+    lines = [f"{name} = {value}" for name, value in entry_points.items()]
     (metadata / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
     for module, text in modules.items():
         (site / f"{module}.py").write_text(text)
@@ -67,7 +67,7 @@ def test_the_example_of_the_guide(site: Path, tmp_path: Path) -> None:
     w = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.save(source / "w.npy", w)
     (source / "arrays.json").write_text('{"step": 7}')
-    listed = ucp(site, "kinds")
+    listed = ucp(site, "formats")
     assert listed.returncode == 0, listed.stderr
     assert "arrays (reads, writes) [ucp-arrays]: a directory of numpy arrays" in listed.stdout
     assert "    prefix, where read: what names begin with" in listed.stdout
@@ -87,7 +87,7 @@ def test_the_example_of_the_guide(site: Path, tmp_path: Path) -> None:
     refused = ucp(site, "convert", source, tmp_path / "d", "--set", "perfix=x")
     assert refused.returncode == 1
     assert "no setting 'perfix' of arrays where that is read; there are prefix" in refused.stderr
-    # From one foreign kind into another, and both sides have settings.
+    # From one foreign format into another, and both sides have settings.
     both = ucp(site, "convert", source, tmp_path / "d", "--to", "arrays", "--set", "prefix=x")
     assert both.returncode == 2
     chosen = ("--from-set", "prefix=x.")
@@ -136,16 +136,16 @@ def test_a_broken_plug_in_is_named_and_breaks_nothing(site: Path, tmp_path: Path
         },
         {
             "ucp_broken": "raise RuntimeError('out of order')",
-            "ucp_odd": "from ucpformat.plugins import ForeignKind\nNUMBER = 1\n"
-            "MISNAMED = ForeignKind('another', lambda path: False)",
+            "ucp_odd": "from ucpformat.plugins import ForeignFormat\nNUMBER = 1\n"
+            "MISNAMED = ForeignFormat('another', lambda path: False)",
         },
     )
-    listed = ucp(site, "kinds")
+    listed = ucp(site, "formats")
     assert listed.returncode == 1
     for line in (
         "explodes (ucp-broken) cannot be used: RuntimeError: out of order",
         "absent (ucp-broken) cannot be used: ModuleNotFoundError: No module named 'ucp_broken_and_gone'",
-        "odd (ucp-broken) cannot be used: ucp_odd:NUMBER is no ForeignKind",
+        "odd (ucp-broken) cannot be used: ucp_odd:NUMBER is no ForeignFormat",
         "other (ucp-broken) cannot be used: ucp_odd:MISNAMED is named 'another'",
         "dcp (ucp-broken) cannot be used: 'ucpformat' has the name already",
         "dcp (reads, writes): torch.distributed.checkpoint",
@@ -161,34 +161,34 @@ def test_a_broken_plug_in_is_named_and_breaks_nothing(site: Path, tmp_path: Path
     (tmp_path / "nothing").mkdir()
     unknown = ucp(site, "convert", tmp_path / "nothing", tmp_path / "more")
     assert unknown.returncode == 1
-    assert "the kind 'absent' of 'ucp-broken' cannot be used" in unknown.stderr
+    assert "the format 'absent' of 'ucp-broken' cannot be used" in unknown.stderr
 
 
-def test_the_project_declares_its_kinds_by_the_same_door() -> None:
+def test_the_project_declares_its_formats_as_plug_ins_do() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     assert declared == BUILT_IN
     for name in BUILT_IN:
-        kind = registry().kind(name)
-        assert kind.title
-        assert kind.plan is not None or kind.export is not None
-        settings = [*kind.import_settings, *kind.export_settings]
+        foreign = registry().format(name)
+        assert foreign.title
+        assert foreign.plan is not None or foreign.export is not None
+        settings = [*foreign.import_settings, *foreign.export_settings]
         assert all(setting.name and setting.help for setting in settings)
 
 
-def ordered(kinds: dict[str, tuple[str, ...]]) -> list[str]:
-    entries = {name: ("d", EntryPoint(name, "m:a", GROUP)) for name in kinds}
+def ordered(formats: dict[str, tuple[str, ...]]) -> list[str]:
+    entries = {name: ("d", EntryPoint(name, "m:a", GROUP)) for name in formats}
     found = Registry(entries, ())
-    for name, before in kinds.items():
-        kind = ForeignKind(name, lambda _: False, before=before)
-        found._loaded[name] = Registered(entries[name][1], "d", kind)
-    return [kind.name for kind in found.in_order()]
+    for name, before in formats.items():
+        foreign = ForeignFormat(name, lambda _: False, before=before)
+        found._loaded[name] = Registered(entries[name][1], "d", foreign)
+    return [foreign.name for foreign in found.in_order()]
 
 
-def test_kinds_come_before_those_that_would_take_them_for_theirs() -> None:
+def test_formats_come_before_those_that_would_take_them_for_theirs() -> None:
     assert ordered({"a": (), "b": (), "c": ("a",), "d": ("c",)}) == ["b", "d", "c", "a"]
     assert ordered({"a": ("b",), "b": ("a",), "c": ()}) == ["c", "a", "b"]
 
 
-def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+def test_an_unknown_format_is_refused_with_those_there_are() -> None:
     with pytest.raises(UcpError, match="'dpc' is none of ucp, accelerate, dcp, deepspeed"):
-        registry().kind("dpc")
+        registry().format("dpc")

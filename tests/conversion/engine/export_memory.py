@@ -1,4 +1,4 @@
-"""Exports a small checkpoint and a large one to every kind, and prints how much memory the large one took beyond that.
+"""Exports a small checkpoint and a large one to every format, and prints how much more memory the large one took.
 
 ``python -m tests.conversion.engine.export_memory SMALL LARGE OUT``: a process of its own, whose peak is its own.
 """
@@ -31,14 +31,14 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def export(source: Path, kind: str, out: Path, memory: int) -> None:
+def export(source: Path, format_name: str, out: Path, memory: int) -> None:
     convert_checkpoint(
         source,
         out,
-        source_kind="ucp",
-        destination_kind=kind,
+        source_format="ucp",
+        destination_format=format_name,
         engine=EngineOptions(durability="none", memory=memory, workers=8),
-        **WAYS[kind],
+        **WAYS[format_name],
     )
     if out.is_dir():
         shutil.rmtree(out)
@@ -47,13 +47,13 @@ def export(source: Path, kind: str, out: Path, memory: int) -> None:
 
 
 def main(small: Path, large: Path, out: Path, memory: int) -> None:
-    for kind in WAYS:
-        export(small, kind, out, memory)
+    for format_name in WAYS:
+        export(small, format_name, out, memory)
     grown = {}
-    for kind in WAYS:
+    for format_name in WAYS:
         before = peak()
-        export(large, kind, out, memory)
-        grown[kind] = peak() - before
+        export(large, format_name, out, memory)
+        grown[format_name] = peak() - before
     print(json.dumps(grown))
 
 

@@ -45,8 +45,8 @@ def rewrite(source: str | Path, out: str | Path, storage: Any = "packed", **opti
     return convert_checkpoint(
         source,
         out,
-        source_kind="ucp",
-        destination_kind="ucp",
+        source_format="ucp",
+        destination_format="ucp",
         storage=storage,
         engine=EngineOptions(durability="none", batch_bytes=BATCH, **options),
     )

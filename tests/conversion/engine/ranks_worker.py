@@ -50,7 +50,7 @@ def killing(*arguments: Any) -> Any:
 def work(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """Convert; what this rank heard of it."""
     out = Path(task["out"])
-    module, name = (worker, "_copy") if task["kind"] == "ucp" else (exporting, "_written")
+    module, name = (worker, "_copy") if task["format"] == "ucp" else (exporting, "_written")
     call = getattr(module, name)
     scratch = out.with_name(f"{out.name}-ranks")
     scratch.mkdir(exist_ok=True)
@@ -62,13 +62,13 @@ def work(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     chosen = mine.get(task.get("fate", "") if rank == task.get("victim") else "", call)
     setattr(module, name, all_at_work(scratch, rank, world, chosen))
     told: list[int] = []
-    engine = EngineOptions(durability="none", batch_bytes=BATCH if task["kind"] == "ucp" else 1)
+    engine = EngineOptions(durability="none", batch_bytes=BATCH if task["format"] == "ucp" else 1)
     try:
         report = convert_together(
             task["source"],
             out,
-            source_kind="ucp",
-            destination_kind=task["kind"],
+            source_format="ucp",
+            destination_format=task["format"],
             engine=replace(engine, resume=task.get("resume", False)),
             progress=told.append,
         )

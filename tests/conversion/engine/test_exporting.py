@@ -24,7 +24,7 @@ from tests.conversion.formats.deepspeed.made import make_checkpoint
 from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ImportOptions
-from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.conversion.engine import batches, exporting
 from ucpformat.conversion.engine.exporting import write_files
 from ucpformat.conversion.engine.memory import needed_for
@@ -58,20 +58,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def export(
     source: Path,
     out: Path,
-    kind: str,
+    format_name: str,
     progress: Any = lambda _: None,
     expect: Any = lambda _: None,
     **options: Any,
 ) -> ConversionReport:
-    drop = [glob for glob in WAYS[kind].get("drop", ()) if matches(source, glob)]
+    drop = [glob for glob in WAYS[format_name].get("drop", ()) if matches(source, glob)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_MIN_BATCH", 1)  # as many files as there are items, for DCP and Megatron
         return convert_checkpoint(
             source,
             out,
-            source_kind="ucp",
-            destination_kind=kind,
-            settings=WAYS[kind].get("settings"),
+            source_format="ucp",
+            destination_format=format_name,
+            settings=WAYS[format_name].get("settings"),
             drop=drop,
             engine=EngineOptions(durability="none", batch_bytes=1, **options),
             progress=progress,
@@ -82,7 +82,7 @@ def export(
 def matches(source: Path, glob: str) -> bool:
     try:
         convert_checkpoint(
-            source, "unused", source_kind="ucp", destination_kind="ucp", drop=[glob], dry_run=True
+            source, "unused", source_format="ucp", destination_format="ucp", drop=[glob], dry_run=True
         )
     except UcpError:
         return False
@@ -90,7 +90,7 @@ def matches(source: Path, glob: str) -> bool:
 
 
 class Whole(dict[str, dict[str, bytes]]):
-    """What an export that nothing disturbs gives, by kind."""
+    """What an export that nothing disturbs gives, by format."""
 
     def __repr__(self) -> str:
         return f"<{', '.join(self)}>"
@@ -104,21 +104,21 @@ def content(root: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     found = Whole()
-    for kind in WAYS:
+    for format_name in WAYS:
         out = tmp_path_factory.mktemp("whole") / "out"
-        export(source, out, kind)
-        found[kind] = content(out)
+        export(source, out, format_name)
+        found[format_name] = content(out)
     return found
 
 
 def test_there_are_many_files(whole: Whole) -> None:
-    assert {kind for kind, files in whole.items() if len(files) > 4} == set(WAYS)
+    assert {format_name for format_name, files in whole.items() if len(files) > 4} == set(WAYS)
     assert not [name for files in whole.values() for name in files if name.startswith(".ucp")]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kind=st.sampled_from(sorted(WAYS)),
+    format_name=st.sampled_from(sorted(WAYS)),
     stops=st.lists(st.integers(0, 60), min_size=1, max_size=3),
     where=st.sampled_from(["write", "take", "finish"]),
     is_error=st.booleans(),
@@ -127,7 +127,7 @@ def test_interrupted_anywhere_and_resumed_it_is_the_same(
     source: Path,
     whole: Whole,
     tmp_path_factory: pytest.TempPathFactory,
-    kind: str,
+    format_name: str,
     stops: list[int],
     where: str,
     is_error: bool,
@@ -140,34 +140,34 @@ def test_interrupted_anywhere_and_resumed_it_is_the_same(
             breaks = Breaks(0 if where == "finish" else stop, failure)
             patch.setattr(owner, where, breaks(getattr(owner, where)))
             try:
-                export(source, out, kind, resume=True, workers=1)
+                export(source, out, format_name, resume=True, workers=1)
             except (UcpError, KeyboardInterrupt) as raised:
                 assert isinstance(raised, UcpError) == is_error  # noqa: PT017
             else:
                 break
         # What has its name is whole, and nobody takes this for a checkpoint.
         left = {name: data for name, data in content(out).items() if name != JOURNAL}
-        assert left.items() <= whole[kind].items()
+        assert left.items() <= whole[format_name].items()
         with pytest.raises(UcpError, match="not finished"):
-            detect_kind(out)
+            detect_format(out)
     else:
-        export(source, out, kind, resume=True, workers=2)
-    assert content(out) == whole[kind]
+        export(source, out, format_name, resume=True, workers=2)
+    assert content(out) == whole[format_name]
 
 
-@pytest.mark.parametrize("kind", sorted(WAYS))
+@pytest.mark.parametrize("format_name", sorted(WAYS))
 def test_finished_files_are_not_written_again(
     source: Path,
     whole: Whole,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    format_name: str,
 ) -> None:
     out = tmp_path / "c"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OutDirectory, "take", Breaks(3, KeyboardInterrupt())(OutDirectory.take))
         with pytest.raises(KeyboardInterrupt):
-            export(source, out, kind, workers=1)  # resumable without having been told so
+            export(source, out, format_name, workers=1)  # resumable without having been told so
     done = {name for name in content(out) if name != JOURNAL}
     assert len(done) == 3
     written: list[str] = []
@@ -180,17 +180,19 @@ def test_finished_files_are_not_written_again(
     monkeypatch.setattr(exporting, "_written", recorded)
     told: list[int] = []
     expected: list[int] = []
-    report = export(source, out, kind, told.append, expected.append, resume=True)
+    report = export(source, out, format_name, told.append, expected.append, resume=True)
     assert expected == [sum(told)]  # what was finished counts as well
-    assert sorted(written) == sorted(whole[kind].keys() - done)
-    assert content(out) == whole[kind]
+    assert sorted(written) == sorted(whole[format_name].keys() - done)
+    assert content(out) == whole[format_name]
     again: list[int] = []
-    assert export(source, tmp_path / "d", kind, again.append) == report
+    assert export(source, tmp_path / "d", format_name, again.append) == report
     assert sum(told) == sum(again)
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("ds-universal", 60), ("safetensors", 8)])
-def test_a_process_that_is_killed(source: Path, whole: Whole, tmp_path: Path, kind: str, calls: int) -> None:
+@pytest.mark.parametrize(("format_name", "calls"), [("ds-universal", 60), ("safetensors", 8)])
+def test_a_process_that_is_killed(
+    source: Path, whole: Whole, tmp_path: Path, format_name: str, calls: int
+) -> None:
     out = tmp_path / "c"
     script = f"""
 import os, signal
@@ -205,7 +207,7 @@ def killed(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 exporting._Counted.write = killed
-export(Path({str(source)!r}), Path({str(out)!r}), {kind!r}, workers=1)
+export(Path({str(source)!r}), Path({str(out)!r}), {format_name!r}, workers=1)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -220,9 +222,9 @@ export(Path({str(source)!r}), Path({str(out)!r}), {kind!r}, workers=1)
     assert parts  # what was being written has no name yet
     named = {name: data for name, data in left.items() if name != JOURNAL and name not in parts}
     assert named
-    assert named.items() < whole[kind].items()
-    export(source, out, kind, resume=True)
-    assert content(out) == whole[kind]
+    assert named.items() < whole[format_name].items()
+    export(source, out, format_name, resume=True)
+    assert content(out) == whole[format_name]
 
 
 def test_without_resume_it_begins_anew_and_leaves_nothing_where_it_fails(
@@ -325,9 +327,9 @@ def test_names_stay_below_the_destination(tmp_path: Path, name: str) -> None:
 
 
 def test_a_bound_too_small_for_one_worker_is_refused(source: Path, tmp_path: Path) -> None:
-    for kind in ("dcp", "safetensors"):
+    for format_name in ("dcp", "safetensors"):
         with pytest.raises(UcpError, match="UCP-E-LIMIT"):
-            export(source, tmp_path / "c", kind, memory=needed_for(DEFAULT_CHUNK_BYTES) - 1)
+            export(source, tmp_path / "c", format_name, memory=needed_for(DEFAULT_CHUNK_BYTES) - 1)
         assert not (tmp_path / "c").exists()
 
 
@@ -357,17 +359,21 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     grown = json.loads(said)
     # Less than the matrix has in float32, of which there are three, and TensorStore's own for Orbax.
     assert sizes[1] - sizes[0] > 2 * one_worker
-    assert {kind: grew for kind, grew in grown.items() if grew > 60 << 20 and kind != "orbax"} == {}
+    assert {
+        format_name: grew for format_name, grew in grown.items() if grew > 60 << 20 and format_name != "orbax"
+    } == {}
     assert grown["orbax"] < 2 * one_worker
 
 
 @pytest.mark.distributed
 @pytest.mark.xdist_group("converting")
-@pytest.mark.parametrize("kind", ["deepspeed"])
-def test_processes_write_what_threads_write(source: Path, whole: Whole, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("format_name", ["deepspeed"])
+def test_processes_write_what_threads_write(
+    source: Path, whole: Whole, tmp_path: Path, format_name: str
+) -> None:
     told: list[int] = []
-    export(source, tmp_path / "c", kind, told.append, pool="processes", workers=2)
-    assert content(tmp_path / "c") == whole[kind]
+    export(source, tmp_path / "c", format_name, told.append, pool="processes", workers=2)
+    assert content(tmp_path / "c") == whole[format_name]
     assert len(told) > 3
 
 
@@ -380,12 +386,18 @@ def test_another_source_is_refused_by_workers(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("limit", [100, 300])
 @pytest.mark.parametrize(
-    "kind", ["deepspeed", "ds-universal", "torch-save", "dcp", "megatron", "safetensors", "orbax"]
+    "format_name", ["deepspeed", "ds-universal", "torch-save", "dcp", "megatron", "safetensors", "orbax"]
 )
-def test_a_medium_that_takes_no_more_is_a_registered_error(tmp_path: Path, kind: str, limit: int) -> None:
+def test_a_medium_that_takes_no_more_is_a_registered_error(
+    tmp_path: Path, format_name: str, limit: int
+) -> None:
     """By the kernel's limit of a file's length, which comes where a full disk does; archives hid what had happened."""
     source = make_checkpoint(tmp_path / "a.ucp")
-    lossy = ["*/exp_avg*", "*/step", "*/master", "optimizers/*", "values/*"] if kind == "safetensors" else []
+    lossy = (
+        ["*/exp_avg*", "*/step", "*/master", "optimizers/*", "values/*"]
+        if format_name == "safetensors"
+        else []
+    )
     with ucpformat.open(source) as checkpoint:
         parts = {f"{atom}/{slot}" for atom, view in checkpoint.items() for slot in view}
         parts |= {f"values/{name}" for name in checkpoint.state.values}
@@ -395,9 +407,11 @@ def test_a_medium_that_takes_no_more_is_a_registered_error(tmp_path: Path, kind:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, whole[1]))
     try:
         with pytest.raises(UcpError) as refusal:
-            convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind, drop=drop)
+            convert_checkpoint(
+                source, tmp_path / "out", source_format="ucp", destination_format=format_name, drop=drop
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
-    assert refusal.value.code in ("UCP-E-STORE", "UCP-E-SOURCE" if kind == "orbax" else "")
+    assert refusal.value.code in ("UCP-E-STORE", "UCP-E-SOURCE" if format_name == "orbax" else "")
     assert "too large" in refusal.value.message
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What a conversion may lose: nothing, unless it is named; and one foreign kind from another."""
+"""What a conversion may lose: nothing, unless it is named; and one foreign format from another."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def test_what_no_job_would_miss_is_reported_and_refuses_nothing() -> None:
 def test_minor_losses_of_an_export_are_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
     minor, major = Lost("values/scale", "none is used", matters=False), Lost("values/data", "no place")
-    plan, kinds = ExportPlan(0, write=lambda: None, dropped=[minor]), registry()
-    found = replace(kinds.kind("deepspeed"), export=lambda content, path, options: plan)
-    monkeypatch.setattr(kinds, "kind", lambda name: found)
-    report = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed")
+    plan, formats = ExportPlan(0, write=lambda: None, dropped=[minor]), registry()
+    found = replace(formats.format("deepspeed"), export=lambda content, path, options: plan)
+    monkeypatch.setattr(formats, "format", lambda name: found)
+    report = convert_checkpoint(source, tmp_path / "out", source_format="ucp", destination_format="deepspeed")
     assert report.dropped == (minor,)
     plan = replace(plan, dropped=[minor, major])
     with pytest.raises(UcpError, match=r"cannot hold values/data \(no place\); "):
-        convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed")
+        convert_checkpoint(source, tmp_path / "out", source_format="ucp", destination_format="deepspeed")
 
 
 @pytest.mark.parametrize(("first", "second"), [("1", "3"), ("3", "1"), ("2", "2")])
@@ -118,20 +118,20 @@ def test_deepspeed_changes_its_stage_without_a_copy_in_between(
     convert_checkpoint(
         source,
         saved,
-        source_kind="ucp",
-        destination_kind="deepspeed",
+        source_format="ucp",
+        destination_format="deepspeed",
         settings={"stage": first, "world_size": "4"},
     )
     report = convert_checkpoint(
         saved,
         direct,
-        source_kind="deepspeed",
-        destination_kind="deepspeed",
+        source_format="deepspeed",
+        destination_format="deepspeed",
         settings={"stage": second, "world_size": "3"},
     )
     assert report.tensors > 0
     assert len(list((direct / "global_step5").glob("*optim_states.pt"))) == 3
-    convert_checkpoint(direct, tmp_path / "b.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(direct, tmp_path / "b.ucp", source_format="deepspeed", destination_format="ucp")
     with ucpformat.open(source) as one, ucpformat.open(tmp_path / "b.ucp") as other:
         assert set(one) == set(other)
         for name, atom in one.items():
@@ -141,12 +141,12 @@ def test_deepspeed_changes_its_stage_without_a_copy_in_between(
 
 def test_members_of_flat_buffers_can_be_dropped(tmp_path: Path) -> None:
     source, saved = make_checkpoint(tmp_path / "a.ucp"), tmp_path / "saved"
-    convert_checkpoint(source, saved, source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(source, saved, source_format="ucp", destination_format="deepspeed")
     convert_checkpoint(
         saved,
         tmp_path / "b.ucp",
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         drop=["*/exp_avg", "up.*/master"],
     )
     assert ucpformat.validate(tmp_path / "b.ucp") == []
@@ -170,27 +170,31 @@ def test_deepspeed_refuses_what_its_files_cannot_hold(tmp_path: Path) -> None:
             blobs={"code": (PICKLE, b"x")},
         )
         run_job(more, tmp_path / "b.ucp")
-    for kind in ("deepspeed", "ds-universal"):
+    for format_name in ("deepspeed", "ds-universal"):
         with pytest.raises(UcpError, match=r"lonely/exp_avg \(DeepSpeed keeps .*blobs/code"):
-            convert_checkpoint(tmp_path / "b.ucp", tmp_path / "c", source_kind="ucp", destination_kind=kind)
+            convert_checkpoint(
+                tmp_path / "b.ucp", tmp_path / "c", source_format="ucp", destination_format=format_name
+            )
         assert not (tmp_path / "c").exists()
     report = convert_checkpoint(
         tmp_path / "b.ucp",
         tmp_path / "c",
-        source_kind="ucp",
-        destination_kind="deepspeed",
+        source_format="ucp",
+        destination_format="deepspeed",
         drop=["lonely/*", "blobs/*"],
     )
     assert {loss.what for loss in report.dropped} == {"lonely/exp_avg", "blobs/code"}
     assert (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("kind", ["deepspeed", "ds-universal", "dcp", "megatron"])
-def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("format_name", ["deepspeed", "ds-universal", "dcp", "megatron"])
+def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path, format_name: str) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
-    dry = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind, dry_run=True)
+    dry = convert_checkpoint(
+        source, tmp_path / "out", source_format="ucp", destination_format=format_name, dry_run=True
+    )
     assert not (tmp_path / "out").exists()
-    wet = convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind)
+    wet = convert_checkpoint(source, tmp_path / "out", source_format="ucp", destination_format=format_name)
     assert dry == wet
 
 
@@ -223,8 +227,8 @@ def test_a_refusal_names_options_that_allow_all_of_it(tmp_path: Path) -> None:
         report = convert_checkpoint(
             source,
             tmp_path / "out.safetensors",
-            source_kind="ucp",
-            destination_kind="safetensors",
+            source_format="ucp",
+            destination_format="safetensors",
             dry_run=True,
             **options,  # type: ignore[arg-type]
         )
@@ -240,11 +244,15 @@ def test_a_refusal_names_options_that_allow_all_of_it(tmp_path: Path) -> None:
     assert convert(weights_only=True) == everything
 
 
-@pytest.mark.parametrize("kind", ["ucp", "dcp", "torch-save"])
-def test_weights_alone_go_to_any_kind(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("format_name", ["ucp", "dcp", "torch-save"])
+def test_weights_alone_go_to_any_format(tmp_path: Path, format_name: str) -> None:
     source = checkpoint(tmp_path / "c.ucp")
-    convert_checkpoint(source, tmp_path / "out", source_kind="ucp", destination_kind=kind, weights_only=True)
-    convert_checkpoint(tmp_path / "out", tmp_path / "back.ucp", source_kind=kind, destination_kind="ucp")
+    convert_checkpoint(
+        source, tmp_path / "out", source_format="ucp", destination_format=format_name, weights_only=True
+    )
+    convert_checkpoint(
+        tmp_path / "out", tmp_path / "back.ucp", source_format=format_name, destination_format="ucp"
+    )
     with ucpformat.open(tmp_path / "back.ucp") as back:
         assert {f"{name}/{slot}" for name in back for slot in back[name]} >= {"a.w/value", "table/value"}
         assert not [slot for name in back for slot in back[name] if slot != "value"]
@@ -263,9 +271,9 @@ def test_weights_alone_never_leave_a_weight_out() -> None:
     assert beside_weights(lost, masters, "master") == [lost[0]]
 
 
-@pytest.mark.parametrize("kind", ["dcp", "torch-save", "megatron"])
+@pytest.mark.parametrize("format_name", ["dcp", "torch-save", "megatron"])
 def test_values_that_torch_has_no_class_for_are_named_before_anything_is_written(
-    tmp_path: Path, kind: str
+    tmp_path: Path, format_name: str
 ) -> None:
     """As DeepSpeed's ``zero_optimizer`` is."""
     wrapped = {"wrapped": [NamedValue("org.example.State", {"a": 1})]}
@@ -273,16 +281,18 @@ def test_values_that_torch_has_no_class_for_are_named_before_anything_is_written
         writer.write("w", "value", np.ones(2))
         writer.set_value("zero_optimizer", wrapped)
     with pytest.raises(UcpError) as caught:
-        convert_checkpoint(tmp_path / "c", tmp_path / "out", source_kind="ucp", destination_kind=kind)
+        convert_checkpoint(
+            tmp_path / "c", tmp_path / "out", source_format="ucp", destination_format=format_name
+        )
     assert caught.value.message == (
-        f"{kind} cannot hold values/zero_optimizer (torch has no class for org.example.State); carry the "
+        f"{format_name} cannot hold values/zero_optimizer (torch has no class for org.example.State); carry the "
         "weights alone with --weights-only, or allow it with --drop 'values/zero_optimizer'"
     )
     assert not (tmp_path / "out").exists()
     convert_checkpoint(
         tmp_path / "c",
         tmp_path / "out",
-        source_kind="ucp",
-        destination_kind=kind,
+        source_format="ucp",
+        destination_format=format_name,
         drop=["values/zero_optimizer"],
     )

@@ -47,7 +47,7 @@ def heard(out: Path) -> list[Any]:
 @pytest.mark.distributed
 def test_ranks_write_one_checkpoint_and_fail_as_one(source: Path, tmp_path: Path) -> None:
     state = make_checkpoint(tmp_path / "state.ucp")
-    ucp, foreign = {"source": str(source), "kind": "ucp"}, {"source": str(state), "kind": "ds-universal"}
+    ucp, foreign = {"source": str(source), "format": "ucp"}, {"source": str(state), "format": "ds-universal"}
     tasks = [
         {**ucp, "out": str(tmp_path / "whole")},
         {**foreign, "out": str(tmp_path / "universal")},
@@ -63,7 +63,7 @@ def test_ranks_write_one_checkpoint_and_fail_as_one(source: Path, tmp_path: Path
     assert len({found["bytes"] for found in reports}) == 1
     # The first rank is told of progress.
     assert [found["told"] for found in reports] == [reports[0]["bytes"], 0, 0]
-    convert_checkpoint(state, tmp_path / "alone", source_kind="ucp", destination_kind="ds-universal")
+    convert_checkpoint(state, tmp_path / "alone", source_format="ucp", destination_format="ds-universal")
     assert content(tmp_path / "universal") == content(tmp_path / "alone")
     assert len(heard(tmp_path / "universal")) == WORLD
     damaged = {"code": "UCP-E-CHECKSUM", "message": "damaged (on rank 2)", "at": "a place"}
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(source: Path, tmp_path: 
     out = tmp_path / "c"
     task = {
         "source": str(source),
-        "kind": "ucp",
+        "format": "ucp",
         "out": str(out),
         "victim": victim,
         "fate": "killed",
@@ -95,8 +95,8 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(source: Path, tmp_path: 
     convert_checkpoint(
         source,
         out,
-        source_kind="ucp",
-        destination_kind="ucp",
+        source_format="ucp",
+        destination_format="ucp",
         engine=EngineOptions(durability="none", batch_bytes=8192, resume=True),
     )
     assert_same(source, out)

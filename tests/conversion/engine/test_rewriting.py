@@ -36,8 +36,8 @@ def rewrite(
     convert_checkpoint(
         source,
         destination,
-        source_kind="ucp",
-        destination_kind="ucp",
+        source_format="ucp",
+        destination_format="ucp",
         storage=storage,
         compressor=compressor,
     )

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpformat
-from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 
 
@@ -27,8 +27,8 @@ def save_dcp(state: dict[str, torch.Tensor], path: Path) -> None:
 
 def converted(source: Path, out: Path, **options: object) -> ConversionReport:
     """Convert into a universal checkpoint, which validates."""
-    kind = detect_kind(source)
-    report = convert_checkpoint(source, out, source_kind=kind, destination_kind="ucp", **options)  # type: ignore[arg-type]
+    format_name = detect_format(source)
+    report = convert_checkpoint(source, out, source_format=format_name, destination_format="ucp", **options)  # type: ignore[arg-type]
     if not options.get("dry_run"):
         assert ucpformat.validate(out) == []
     return report
@@ -115,26 +115,28 @@ def test_a_modest_view_is_expanded(tmp_path: Path) -> None:
     assert converted(tmp_path / "a.pt", tmp_path / "a.ucp").nbytes == 64 * 8 * 4
 
 
-def _with_a_two(path: Path, kind: str) -> Path:
+def _with_a_two(path: Path, format_name: str) -> Path:
     """A tensor of bools with a byte 2, which torch itself cannot make."""
     data = torch.zeros(8, dtype=torch.bool)
     data.numpy().view(np.uint8)[3] = 2
-    if kind == "safetensors":
+    if format_name == "safetensors":
         save_file({"mask": data}, path / "a.safetensors")
         return path / "a.safetensors"
-    if kind == "torch-save":
+    if format_name == "torch-save":
         torch.save({"mask": data}, path / "a.pt")
         return path / "a.pt"
     save_dcp({"mask": data}, path / "a")
     return path / "a"
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch-save", "dcp"])
+@pytest.mark.parametrize("format_name", ["safetensors", "torch-save", "dcp"])
 @pytest.mark.parametrize("destination", ["ucp", "safetensors"])
-def test_a_bool_of_two_is_refused(tmp_path: Path, kind: str, destination: str) -> None:
-    source = _with_a_two(tmp_path, kind)
+def test_a_bool_of_two_is_refused(tmp_path: Path, format_name: str, destination: str) -> None:
+    source = _with_a_two(tmp_path, format_name)
     with pytest.raises(UcpError, match="a bool has the byte 2") as refusal:
-        convert_checkpoint(source, tmp_path / "out", source_kind=kind, destination_kind=destination)
+        convert_checkpoint(
+            source, tmp_path / "out", source_format=format_name, destination_format=destination
+        )
     assert (refusal.value.code, refusal.value.at) == ("UCP-E-SOURCE", "mask/value")
     assert not os.path.exists(tmp_path / "out" / "ucp.json")
 

@@ -63,8 +63,8 @@ def test_one_of_the_workers_is_killed(cluster: Any, source: Path, tmp_path: Path
     report = convert_checkpoint(
         source,
         tmp_path / "c",
-        source_kind="ucp",
-        destination_kind="ucp",
+        source_format="ucp",
+        destination_format="ucp",
         storage=storage,
         engine=EngineOptions(dask=cluster.scheduler_address, batch_bytes=BATCH),
         progress=progress,
@@ -97,8 +97,8 @@ def test_what_a_worker_refuses_is_raised_here(cluster: Any, source: Path, tmp_pa
         convert_checkpoint(
             damaged,
             tmp_path / "c",
-            source_kind="ucp",
-            destination_kind="ucp",
+            source_format="ucp",
+            destination_format="ucp",
             engine=EngineOptions(dask=cluster.scheduler_address, batch_bytes=BATCH),
         )
     assert not (tmp_path / "c").exists()
@@ -116,15 +116,15 @@ def test_no_scheduler_there(source: Path, tmp_path: Path) -> None:
         convert_checkpoint(
             source,
             tmp_path / "c",
-            source_kind="ucp",
-            destination_kind="ucp",
+            source_format="ucp",
+            destination_format="ucp",
             engine=EngineOptions(dask="tcp://127.0.0.1:9"),
         )
 
 
 def test_files_of_an_export_while_a_worker_is_killed(cluster: Any, tmp_path: Path) -> None:
     state = make_checkpoint(tmp_path / "state.ucp")
-    convert_checkpoint(state, tmp_path / "alone", source_kind="ucp", destination_kind="ds-universal")
+    convert_checkpoint(state, tmp_path / "alone", source_format="ucp", destination_format="ds-universal")
     victim = min(workers(cluster).values())
     done: list[int] = []
 
@@ -137,8 +137,8 @@ def test_files_of_an_export_while_a_worker_is_killed(cluster: Any, tmp_path: Pat
     convert_checkpoint(
         state,
         tmp_path / "c",
-        source_kind="ucp",
-        destination_kind="ds-universal",
+        source_format="ucp",
+        destination_format="ds-universal",
         engine=EngineOptions(dask=cluster.scheduler_address, batch_bytes=1),
         progress=progress,
     )

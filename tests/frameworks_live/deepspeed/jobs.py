@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 
 __all__ = ["converted", "made_by"]
 
@@ -28,12 +28,12 @@ def converted(
     source: Path, out: Path, settings: Mapping[str, str] | None = None, drop: Sequence[str] = ()
 ) -> Path:
     """What DeepSpeed saved as a checkpoint of ours."""
-    assert detect_kind(source) == "deepspeed"
+    assert detect_format(source) == "deepspeed"
     convert_checkpoint(
         source,
         out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         source_settings=settings or {},
         drop=drop,
     )

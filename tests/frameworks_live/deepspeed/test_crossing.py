@@ -19,7 +19,7 @@ WORKER = "tests.frameworks_live.deepspeed.crossing_worker"
 def test_zero_3_goes_on_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> None:
     launch(WORKER, ["zero", str(tmp_path)], 2, timeout=200)
     convert_checkpoint(
-        tmp_path / "zero3", tmp_path / "zero3.ucp", source_kind="deepspeed", destination_kind="ucp"
+        tmp_path / "zero3", tmp_path / "zero3.ucp", source_format="deepspeed", destination_format="ucp"
     )
     launch(WORKER, ["fsdp", str(tmp_path)], 4, timeout=200)
     first = torch.load(tmp_path / "zero-losses.pt", weights_only=True)

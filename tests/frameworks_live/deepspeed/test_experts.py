@@ -197,8 +197,10 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not middle.exists():
             converted(made / way.source / "ckpt", middle)
         out = folder / f"{number}.{'uni' if way.is_universal else 'native'}"
-        kind = "ds-universal" if way.is_universal else "deepspeed"
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        format_name = "ds-universal" if way.is_universal else "deepspeed"
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format=format_name, settings=way.settings
+        )
         jobs.setdefault(way.world, []).append(f"load:{way.target}:{out}:{folder / str(number)}")
     launch_in_turn(
         "tests.frameworks_live.deepspeed.make_moe",
@@ -262,7 +264,7 @@ def test_degrees_that_cannot_be_are_refused(
     path = converted(made / "moe-z1-bf16" / "ckpt", tmp_path / "out.ucp")
     with pytest.raises(UcpError, match=text) as refusal:
         convert_checkpoint(
-            path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+            path, tmp_path / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
 

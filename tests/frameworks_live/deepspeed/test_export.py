@@ -96,9 +96,11 @@ class Resumed:
         saved = self.library.get(way.source, way.degree)
         middle = self.folder / f"{number}.ucp"
         out = self.folder / f"{number}.{'uni' if way.is_universal else 'native'}"
-        convert_checkpoint(saved.path, middle, source_kind="deepspeed", destination_kind="ucp")
-        kind = "ds-universal" if way.is_universal else "deepspeed"
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        convert_checkpoint(saved.path, middle, source_format="deepspeed", destination_format="ucp")
+        format_name = "ds-universal" if way.is_universal else "deepspeed"
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format=format_name, settings=way.settings
+        )
         return f"{way.target}:{out}:{self.folder / f'{number}.pt'}"
 
 

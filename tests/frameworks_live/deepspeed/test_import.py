@@ -14,7 +14,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed.cases import CASES
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.model import Net, groups_of
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.model.values import decode
 from ucpformat.state_dict.objects import WITH_TORCH
 
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.distributed
 
 def converted(saved: Saved, folder: Path) -> Path:
     path = folder / "out.ucp"
-    assert detect_kind(saved.path) == "deepspeed"
+    assert detect_format(saved.path) == "deepspeed"
     # Without ZeRO nothing names the states, and parameters of equal shape, of which one is frozen, are not told apart.
     case = CASES[saved.name]
     settings = {"frozen": "fixed.*"} if case.stage == 0 and case.frozen else {}
     convert_checkpoint(
-        saved.path, path, source_kind="deepspeed", destination_kind="ucp", source_settings=settings
+        saved.path, path, source_format="deepspeed", destination_format="ucp", source_settings=settings
     )
     return path
 
 
 def test_without_zero_what_is_frozen_has_to_be_said(library: Library, tmp_path: Path) -> None:
     saved = library.get("z0-fp32-frozen", 2)
-    convert_checkpoint(saved.path, tmp_path / "o.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(saved.path, tmp_path / "o.ucp", source_format="deepspeed", destination_format="ucp")
     with ucpformat.open(tmp_path / "o.ucp") as checkpoint:
         unnamed = [atom for atom in checkpoint if atom.startswith("optimizer.state.")]
         assert len(unnamed) == 1
@@ -126,8 +126,8 @@ def test_names_groups_and_counters_are_kept(saved: Saved, tmp_path: Path) -> Non
 def test_a_tag_alone_is_as_good_as_its_parent(library: Library, name: str, tmp_path: Path) -> None:
     saved = library.get(name, 2)
     (tag,) = (entry for entry in saved.path.iterdir() if entry.is_dir())
-    assert detect_kind(tag) == "deepspeed"
+    assert detect_format(tag) == "deepspeed"
     for source, out in ((saved.path, "a.ucp"), (tag, "b.ucp")):
-        convert_checkpoint(source, tmp_path / out, source_kind="deepspeed", destination_kind="ucp")
+        convert_checkpoint(source, tmp_path / out, source_format="deepspeed", destination_format="ucp")
     with ucpformat.open(tmp_path / "a.ucp") as one, ucpformat.open(tmp_path / "b.ucp") as other:
         assert {n: set(a) for n, a in one.items()} == {n: set(a) for n, a in other.items()}

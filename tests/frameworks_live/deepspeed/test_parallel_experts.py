@@ -153,8 +153,10 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not middle.exists():
             converted(made, way.source, middle)
         out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
-        kind = "deepspeed" if way.pipeline else "ds-universal"
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        format_name = "deepspeed" if way.pipeline else "ds-universal"
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format=format_name, settings=way.settings
+        )
         loads.setdefault(way.world, []).append(f"load:{way.target}:{out}:{folder / str(number)}")
     ranks = [Ranks(listed, world) for world, listed in loads.items()]
     launch_in_turn("tests.frameworks_live.deepspeed.make_moe_parallel", ranks, timeout=200)
@@ -208,7 +210,7 @@ def test_a_stage_without_experts_is_not_written(made: Path, tmp_path: Path) -> N
     settings = {"pipeline": "0,2,4,5", "ties": "embed:0,3", "world_size": "1", "ep_size": "1"}
     with pytest.raises(UcpError, match="stage 3 would have no experts") as refusal:
         convert_checkpoint(
-            middle, tmp_path / "no", source_kind="ucp", destination_kind="deepspeed", settings=settings
+            middle, tmp_path / "no", source_format="ucp", destination_format="deepspeed", settings=settings
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
 
@@ -218,7 +220,7 @@ def test_experts_of_a_pipeline_go_out_to_a_plain_module(made: Path, tmp_path: Pa
     middle = converted(made, "pp-z1-bf16", tmp_path / "middle.ucp")
     settings = {"pipeline": "", "ep_size": "4", "world_size": "4"}
     out = tmp_path / "plain"
-    convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)
+    convert_checkpoint(middle, out, source_format="ucp", destination_format="deepspeed", settings=settings)
     again = converted(made, "pp-z1-bf16", tmp_path / "again.ucp", out)
     with ucpformat.open(middle) as one, ucpformat.open(again) as other:
         assert set(one) == set(other)

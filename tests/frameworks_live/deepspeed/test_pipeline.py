@@ -58,7 +58,7 @@ class Way:
         if not path.exists():
             if self.via:
                 source = by_stock(made / self.source / "ckpt", folder / f"{self.source}{self.via}", self.via)
-                convert_checkpoint(source, path, source_kind="ds-universal", destination_kind="ucp")
+                convert_checkpoint(source, path, source_format="ds-universal", destination_format="ucp")
             else:
                 converted(made / self.source / "ckpt", path)
         return path
@@ -182,8 +182,10 @@ def resumed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, way in enumerate(WAYS):
         middle = way.middle(made, folder)
         out = folder / f"{number}.{'native' if way.pipeline else 'uni'}"
-        kind = "deepspeed" if way.pipeline else "ds-universal"
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind=kind, settings=way.settings)
+        format_name = "deepspeed" if way.pipeline else "ds-universal"
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format=format_name, settings=way.settings
+        )
         loads.setdefault(way.world, []).append(f"load:{way.target}:{out}:{folder / str(number)}")
         if way == ALTERED:
             alter(out, folder / "altered.native")
@@ -259,7 +261,7 @@ def test_a_pipeline_becomes_a_plain_module(made: Path, tmp_path: Path) -> None:
     middle = converted(made / "pipe2-bf16" / "ckpt", tmp_path / "middle.ucp")
     settings = {"pipeline": "", "stage": "3", "world_size": "3"}
     out = tmp_path / "plain"
-    convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)
+    convert_checkpoint(middle, out, source_format="ucp", destination_format="deepspeed", settings=settings)
     again = converted(out, tmp_path / "again.ucp")
     with ucpformat.open(middle) as one, ucpformat.open(again) as other:
         for name, view in one.items():
@@ -286,7 +288,7 @@ def test_divisions_that_cannot_be_are_refused(
         settings = settings | {"ties": "embed:0"}
     with pytest.raises(UcpError, match=text) as refusal:
         convert_checkpoint(
-            middle, tmp_path / "out", source_kind="ucp", destination_kind="deepspeed", settings=settings
+            middle, tmp_path / "out", source_format="ucp", destination_format="deepspeed", settings=settings
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
 
@@ -371,16 +373,16 @@ def test_without_zero_what_no_file_says_has_to_be_said(made: Path, tmp_path: Pat
             convert_checkpoint(
                 source,
                 tmp_path / f"{number}.ucp",
-                source_kind="deepspeed",
-                destination_kind="ucp",
+                source_format="deepspeed",
+                destination_format="ucp",
                 source_settings=said,
             )
         assert refusal.value.code == code
     convert_checkpoint(
         source,
         out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         source_settings={**TIED, "pipeline": "0,4"},
     )
     converted(source, tmp_path / "found.ucp")

@@ -13,7 +13,7 @@ import ucpformat
 from tests.frameworks_live.deepspeed import jobs
 from tests.frameworks_live.deepspeed.test_universal import stock_universal
 from tests.frameworks_live.harm import flip, is_found, poison, remove
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed
@@ -41,11 +41,11 @@ def by_stock(saved: Path, folder: Path, via: str) -> Path:
 def test_universal_checkpoints_of_pipelines_come_in(pipes: Path, name: str, via: str, tmp_path: Path) -> None:
     """With the layers' files all that the pipeline itself gives; without, all that was trained."""
     source = by_stock(pipes / name / "ckpt", tmp_path / "stock", via)
-    assert detect_kind(source) == "ds-universal"
+    assert detect_format(source) == "ds-universal"
     path, own = tmp_path / "out.ucp", jobs.converted(pipes / name / "ckpt", tmp_path / "own.ucp")
     settings = {} if via == "stock-layers" else {"tied_layers": "embed:0"}
     convert_checkpoint(
-        source, path, source_kind="ds-universal", destination_kind="ucp", source_settings=settings
+        source, path, source_format="ds-universal", destination_format="ucp", source_settings=settings
     )
     assert ucpformat.validate(path) == []
     with ucpformat.open(own) as wanted, ucpformat.open(path) as found:
@@ -71,16 +71,16 @@ def test_universal_checkpoints_of_pipelines_come_in(pipes: Path, name: str, via:
 def test_what_a_universal_checkpoint_of_a_pipeline_lacks_is_named(pipes: Path, tmp_path: Path) -> None:
     source = by_stock(pipes / "pipe2-bf16" / "ckpt", tmp_path / "stock", "stock")
     middle = tmp_path / "middle.ucp"
-    convert_checkpoint(source, middle, source_kind="ds-universal", destination_kind="ucp")
+    convert_checkpoint(source, middle, source_format="ds-universal", destination_format="ucp")
     with pytest.raises(UcpError, match="tied_layers=embed:LAYER") as refusal:
-        convert_checkpoint(middle, tmp_path / "native", source_kind="ucp", destination_kind="deepspeed")
+        convert_checkpoint(middle, tmp_path / "native", source_format="ucp", destination_format="deepspeed")
     assert refusal.value.code == "UCP-E-MISMATCH"
     with pytest.raises(UcpError, match=r"no stage has tied_modules\.head") as refusal:
         convert_checkpoint(
             source,
             tmp_path / "no.ucp",
-            source_kind="ds-universal",
-            destination_kind="ucp",
+            source_format="ds-universal",
+            destination_format="ucp",
             source_settings={"tied_layers": "head:0"},
         )
     assert refusal.value.code == "UCP-E-SOURCE"

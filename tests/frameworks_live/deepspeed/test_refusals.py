@@ -81,7 +81,7 @@ def test_files_of_two_saves_are_refused(
     shutil.copytree(library.get(name, 2).path, copy)
     shutil.copy(library.get(other, 2).path / TAG / victim, copy / TAG / victim)
     with pytest.raises(UcpError, match=r"states\.pt") as refusal:
-        convert_checkpoint(copy, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
+        convert_checkpoint(copy, tmp_path / "out.ucp", source_format="deepspeed", destination_format="ucp")
     assert refusal.value.code == "UCP-E-SOURCE"
 
 
@@ -95,7 +95,7 @@ def test_a_later_step_of_the_same_run_does_not_mix(library: Library, tmp_path: P
         state["step"] += 1
     torch.save(tree, path)
     with pytest.raises(UcpError, match=OPTIM):
-        convert_checkpoint(copy, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
+        convert_checkpoint(copy, tmp_path / "out.ucp", source_format="deepspeed", destination_format="ucp")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_latest_leads_nowhere_else(library: Library, tag: str, code: str, tmp_pa
     shutil.copytree(library.get("z1-bf16", 2).path, copy)
     (copy / "latest").write_text(tag)
     with pytest.raises(UcpError) as refusal:
-        convert_checkpoint(copy, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
+        convert_checkpoint(copy, tmp_path / "out.ucp", source_format="deepspeed", destination_format="ucp")
     assert refusal.value.code == code
 
 
@@ -131,7 +131,7 @@ def changed_states(
         torch.save(tree, path)
     with pytest.raises(UcpError) as caught:
         convert_checkpoint(
-            scratch / "copy", scratch / "out.ucp", source_kind="deepspeed", destination_kind="ucp"
+            scratch / "copy", scratch / "out.ucp", source_format="deepspeed", destination_format="ucp"
         )
     assert not (scratch / "out.ucp" / "ucp.json").exists()
     assert caught.value.code == "UCP-E-SOURCE"

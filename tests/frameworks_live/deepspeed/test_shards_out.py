@@ -67,9 +67,11 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         middle, out = folder / f"{way.source}.ucp", folder / f"{number}.native"
         if not middle.exists():
             source = folder / way.source / "ckpt"
-            convert_checkpoint(source, middle, source_kind="deepspeed", destination_kind="ucp")
+            convert_checkpoint(source, middle, source_format="deepspeed", destination_format="ucp")
         settings = way.settings(folder)
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format="deepspeed", settings=settings
+        )
         job = f"load:{way.target}:{way.degree}:{out}:{folder / str(number)}"
         loads.setdefault((way.world, way.degree), []).append(job)
     launch_in_turn(WORKER, [Ranks(jobs, world) for (world, _), jobs in loads.items()], timeout=200)
@@ -115,7 +117,7 @@ def test_what_was_written_comes_in_again(resumed: Path, number: int, tmp_path: P
     """By the affine maps that are written beside the shards."""
     middle, again = resumed / f"{WAYS[number].source}.ucp", tmp_path / "again.ucp"
     source = resumed / f"{number}.native"
-    convert_checkpoint(source, again, source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(source, again, source_format="deepspeed", destination_format="ucp")
     with ucpformat.open(middle) as one, ucpformat.open(again) as other:
         assert set(one) == set(other)
         for name, view in one.items():
@@ -144,8 +146,8 @@ def test_what_cannot_be_split_is_refused(
         convert_checkpoint(
             resumed / "tp-z1-bf16.ucp",
             tmp_path / "no",
-            source_kind="ucp",
-            destination_kind="deepspeed",
+            source_format="ucp",
+            destination_format="deepspeed",
             settings=settings,
         )
     assert refusal.value.code == "UCP-E-MISMATCH"

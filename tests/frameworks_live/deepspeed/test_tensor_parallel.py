@@ -65,7 +65,7 @@ def check(path: Path, shards: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_every_tensor_is_rebuilt(made: Path, name: str, tmp_path: Path) -> None:
     path = tmp_path / "out.ucp"
-    convert_checkpoint(made / name / "ckpt", path, source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(made / name / "ckpt", path, source_format="deepspeed", destination_format="ucp")
     check(path, references(made / name))
 
 
@@ -76,7 +76,7 @@ def test_universal_files_of_shards_come_in(made: Path, name: str, tmp_path: Path
     frozen = torch.load(source / "universal" / "zero" / "fixed.weight" / "fp32.pt", weights_only=True)
     assert frozen["param"].shape == (14 // DEGREE, 12)
     path = tmp_path / "out.ucp"
-    convert_checkpoint(source, path, source_kind="ds-universal", destination_kind="ucp")
+    convert_checkpoint(source, path, source_format="ds-universal", destination_format="ucp")
     check(path, references(made / name))
 
 
@@ -87,11 +87,13 @@ def test_frozen_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> 
         del tree["universal_checkpoint_info"]["affine_map"]
         torch.save(tree, path)
     with pytest.raises(UcpError, match=r"fixed\.") as refusal:
-        convert_checkpoint(source, tmp_path / "out.ucp", source_kind="ds-universal", destination_kind="ucp")
+        convert_checkpoint(
+            source, tmp_path / "out.ucp", source_format="ds-universal", destination_format="ucp"
+        )
     assert refusal.value.code == "UCP-E-SOURCE"
     three = stock_universal(made / "tp-z3-bf16" / "ckpt", tmp_path / "three", "--no_strict")
     with pytest.raises(UcpError, match="frozen parameters under ZeRO-3"):
-        convert_checkpoint(three, tmp_path / "no.ucp", source_kind="ds-universal", destination_kind="ucp")
+        convert_checkpoint(three, tmp_path / "no.ucp", source_format="ds-universal", destination_format="ucp")
 
 
 def without_maps(source: Path, folder: Path) -> Path:
@@ -109,7 +111,7 @@ def test_shards_without_a_map_are_refused(made: Path, tmp_path: Path) -> None:
     """DeepSpeed's converter would take them to be split along dim 0."""
     folder = without_maps(made / "tp-z1-bf16" / "ckpt" / "step3", tmp_path / "ckpt")
     with pytest.raises(UcpError, match=r"differ|patterns=") as refusal:
-        convert_checkpoint(folder, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
+        convert_checkpoint(folder, tmp_path / "out.ucp", source_format="deepspeed", destination_format="ucp")
     assert refusal.value.code == "UCP-E-SOURCE"
     assert "mp_rank_00" in refusal.value.at
 
@@ -135,13 +137,13 @@ PATTERNS = rules(
 @pytest.mark.parametrize("name", STAGES)
 def test_patterns_say_what_no_map_says(made: Path, name: str, tmp_path: Path) -> None:
     source = made / name / "ckpt" / "step3"
-    convert_checkpoint(source, tmp_path / "maps.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(source, tmp_path / "maps.ucp", source_format="deepspeed", destination_format="ucp")
     (tmp_path / "rules.json").write_text(json.dumps(PATTERNS))
     convert_checkpoint(
         without_maps(source, tmp_path / "ckpt"),
         tmp_path / "patterns.ucp",
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         source_settings={"patterns": str(tmp_path / "rules.json")},
     )
     with ucpformat.open(tmp_path / "maps.ucp") as one, ucpformat.open(tmp_path / "patterns.ucp") as other:
@@ -170,8 +172,8 @@ def test_patterns_that_do_not_fit_are_refused(
         convert_checkpoint(
             folder,
             tmp_path / "out.ucp",
-            source_kind="deepspeed",
-            destination_kind="ucp",
+            source_format="deepspeed",
+            destination_format="ucp",
             source_settings={"patterns": str(tmp_path / "rules.json")},
         )
     assert refusal.value.code == code

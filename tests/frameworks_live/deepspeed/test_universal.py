@@ -13,7 +13,7 @@ import torch
 import ucpformat
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.test_import import array_of
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 
 pytestmark = pytest.mark.distributed
 
@@ -35,9 +35,9 @@ def by_deepspeed(saved: Saved, folder: Path) -> Path:
 
 
 def by_us(saved: Saved, folder: Path) -> Path:
-    convert_checkpoint(saved.path, folder / "middle.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(saved.path, folder / "middle.ucp", source_format="deepspeed", destination_format="ucp")
     out = folder / "ours"
-    convert_checkpoint(folder / "middle.ucp", out, source_kind="ucp", destination_kind="ds-universal")
+    convert_checkpoint(folder / "middle.ucp", out, source_format="ucp", destination_format="ds-universal")
     return out
 
 
@@ -50,9 +50,9 @@ def test_universal_checkpoints_come_in(
 ) -> None:
     saved = library.get(name, degree)
     source = by_us(saved, tmp_path) if make is by_us else by_deepspeed(saved, tmp_path)
-    assert detect_kind(source) == "ds-universal"
+    assert detect_format(source) == "ds-universal"
     path = tmp_path / "out.ucp"
-    convert_checkpoint(source, path, source_kind="ds-universal", destination_kind="ucp")
+    convert_checkpoint(source, path, source_format="ds-universal", destination_format="ucp")
     assert ucpformat.validate(path) == []
     reference = saved.reference
     with ucpformat.open(path) as checkpoint:

@@ -29,12 +29,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launch("tests.frameworks_live.deepspeed.kernel", [], 1, timeout=560)
     launch(WORKER, [f"make:{SOURCE}:{folder / 'source'}"], 4)
     middle = folder / "middle.ucp"
-    convert_checkpoint(folder / "source/ckpt", middle, source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(folder / "source/ckpt", middle, source_format="deepspeed", destination_format="ucp")
     jobs = []
     for name, (world, pipeline) in WAYS.items():
         settings = {"pipeline": pipeline, "world_size": str(world // PIPES[name].stages), "stage": "0"}
         out = folder / f"{name}.native"
-        convert_checkpoint(middle, out, source_kind="ucp", destination_kind="deepspeed", settings=settings)
+        convert_checkpoint(
+            middle, out, source_format="ucp", destination_format="deepspeed", settings=settings
+        )
         jobs.append(Ranks([f"load:{name}:{out}:{folder / name}"], world))
     launch_in_turn(WORKER, jobs)
     return folder

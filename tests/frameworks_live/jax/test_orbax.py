@@ -19,7 +19,7 @@ import ucpformat as ucp
 from tests.conversion.damage import damaged, outcome, replaced
 from tests.conversion.jobs import whole
 from tests.frameworks_live.sweep import sweep
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.orbax.importer import import_orbax
 from ucpformat.model.values import decode
 
@@ -84,8 +84,8 @@ def convert(source: Path, destination: Path, to: str, **given_settings: str) -> 
     return convert_checkpoint(
         source,
         destination,
-        source_kind=detect_kind(source),
-        destination_kind=to,
+        source_format=detect_format(source),
+        destination_format=to,
         settings=given_settings if to != "ucp" else None,
     )
 
@@ -96,7 +96,7 @@ def test_in_and_out_in_every_form_under_another_sharding(
 ) -> None:
     state = tree(mesh(4, 2))
     saved(tmp_path / "a", state, use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
-    assert detect_kind(tmp_path / "a") == "orbax"
+    assert detect_format(tmp_path / "a") == "orbax"
     convert(tmp_path / "a", tmp_path / "c.ucp", "ucp")
     checkpoint = ucp.open(tmp_path / "c.ucp")
     weight = checkpoint["params.layer.0.w"]["value"]

@@ -20,7 +20,7 @@ from tests.frameworks_live.megatron.cases import CLASSIC
 from tests.frameworks_live.mutations import is_read_or_refused
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 from ucpformat.model.values import decode
 
@@ -37,9 +37,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def converted(source: Path, out: Path, **settings: str) -> Path:
-    assert detect_kind(source) == "megatron-classic"
+    assert detect_format(source) == "megatron-classic"
     convert_checkpoint(
-        source, out, source_kind="megatron-classic", destination_kind="ucp", source_settings=settings
+        source, out, source_format="megatron-classic", destination_format="ucp", source_settings=settings
     )
     return out
 

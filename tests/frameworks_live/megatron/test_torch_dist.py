@@ -30,7 +30,7 @@ from tests.frameworks_live.megatron.arguments import arguments
 from tests.frameworks_live.megatron.cases import CASES, Case
 from tests.frameworks_live.sweep import sweep
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.dcp_files.directory import DcpDirectory
 from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.conversion.formats.megatron.parameter_groups import is_expert_name, stacked_dims
@@ -50,8 +50,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     launch(WORKER, ["save", str(folder), name], CASES[name].world)
-    assert detect_kind(folder / "ckpt") == "megatron"
-    convert_checkpoint(folder / "ckpt", folder / "ucp", source_kind="megatron", destination_kind="ucp")
+    assert detect_format(folder / "ckpt") == "megatron"
+    convert_checkpoint(folder / "ckpt", folder / "ucp", source_format="megatron", destination_format="ucp")
     return name, folder
 
 
@@ -148,13 +148,16 @@ def param_groups(values: dict[str, Any]) -> list[dict[str, Any]]:
 def test_buckets_are_kept_on_request(saved: tuple[str, Path], tmp_path: Path) -> None:
     """As they are, for a job with the same degrees; our map of the bucket finds every state in it."""
     _, folder = saved
-    for kind, source, out in (("ucp", folder / "ckpt", "kept"), ("megatron", tmp_path / "kept", "out")):
+    for format_name, source, out in (
+        ("ucp", folder / "ckpt", "kept"),
+        ("megatron", tmp_path / "kept", "out"),
+    ):
         convert_checkpoint(
             source,
             tmp_path / out,
-            source_kind="megatron" if kind == "ucp" else "ucp",
-            destination_kind=kind,
-            source_settings={"buckets": "kept"} if kind == "ucp" else None,
+            source_format="megatron" if format_name == "ucp" else "ucp",
+            destination_format=format_name,
+            source_settings={"buckets": "kept"} if format_name == "ucp" else None,
         )
     common = torch.load(tmp_path / "out" / "common.pt", weights_only=False)
     assert common["content_metadata"]["distrib_optim_sharding_type"] == "dp_reshardable"
@@ -180,7 +183,9 @@ def test_megatron_resumes_at_another_degree(saved: tuple[str, Path]) -> None:
     """Bit-equal as it is loaded; after two more steps, too, where gradients do not depend on the order of sums."""
     name, folder = saved
     case = CASES[name]
-    convert_checkpoint(folder / "ucp", folder / "exported", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(
+        folder / "ucp", folder / "exported", source_format="ucp", destination_format="megatron"
+    )
     launch(WORKER, ["load", str(folder), name], case.resumed[0])
     for stem in ("rank", "later") if not case.forward else ("rank",):
         before = references.whole(references.ranks_of(folder, stem))
@@ -204,9 +209,9 @@ def test_megatron_resumes_at_another_degree(saved: tuple[str, Path]) -> None:
 
 def test_there_and_back(saved: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = saved
-    convert_checkpoint(folder / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
-    assert detect_kind(tmp_path / "out") == "megatron"
-    convert_checkpoint(tmp_path / "out", tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    convert_checkpoint(folder / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
+    assert detect_format(tmp_path / "out") == "megatron"
+    convert_checkpoint(tmp_path / "out", tmp_path / "ucp", source_format="megatron", destination_format="ucp")
     with ucp.open(folder / "ucp") as first, ucp.open(tmp_path / "ucp") as second:
         assert first.state.values == second.state.values
         assert list(first) == list(second)
@@ -221,7 +226,7 @@ def test_there_and_back(saved: tuple[str, Path], tmp_path: Path) -> None:
 def test_every_entry_is_loaded_as_it_was_saved(saved: tuple[str, Path], tmp_path: Path) -> None:
     """``common.pt`` and the object of each rank, under Megatron's own list of what is safe: nothing is lost or new."""
     name, folder = saved
-    convert_checkpoint(folder / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(folder / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     is_flat = CASES[name].sharding in ("dp_reshardable", "dp_zero_gather_scatter")
     before, after = (DcpDirectory.open(path) for path in (folder / "ckpt", tmp_path / "out"))
     kept = {key for key in before.objects if not (is_flat and "optimizer.distributed." in key)}
@@ -258,7 +263,7 @@ def as_of_015(folder: Path, out: Path, notes: dict[str, Any]) -> Path:
 def test_the_metadata_of_015(saved: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = saved
     source = as_of_015(folder, tmp_path / "old", {})
-    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    convert_checkpoint(source, tmp_path / "ucp", source_format="megatron", destination_format="ucp")
     with ucp.open(folder / "ucp") as first, ucp.open(tmp_path / "ucp") as second:
         assert first.state.values == second.state.values
         assert {name: set(view) for name, view in first.items()} == {
@@ -269,8 +274,8 @@ def test_the_metadata_of_015(saved: tuple[str, Path], tmp_path: Path) -> None:
         convert_checkpoint(
             as_of_015(folder, tmp_path / "bent", bent),
             tmp_path / "no",
-            source_kind="megatron",
-            destination_kind="ucp",
+            source_format="megatron",
+            destination_format="ucp",
         )
     assert refusal.value.code == "UCP-E-SOURCE"
 
@@ -339,7 +344,10 @@ def test_the_common_state_of_another_iteration_is_refused(saved: tuple[str, Path
     shutil.copytree(folder / "ckpt", tmp_path / "iter_0000008")
     with pytest.raises(UcpError, match="two saves") as refusal:
         convert_checkpoint(
-            tmp_path / "iter_0000008", tmp_path / "out.ucp", source_kind="megatron", destination_kind="ucp"
+            tmp_path / "iter_0000008",
+            tmp_path / "out.ucp",
+            source_format="megatron",
+            destination_format="ucp",
         )
     assert (refusal.value.code, refusal.value.at) == ("UCP-E-SOURCE", "common.pt")
 

@@ -14,7 +14,7 @@ from tests.frameworks_live.megatron import references
 from tests.frameworks_live.megatron.cases import CASES
 from tests.frameworks_live.megatron_015.cases import NAMES
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 
 WORKER = "tests.frameworks_live.megatron_015.make"
@@ -28,8 +28,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     launch(WORKER, ["save", str(folder), name], CASES[name].world)
-    assert detect_kind(folder / "ckpt") == "megatron"
-    convert_checkpoint(folder / "ckpt", folder / "ucp", source_kind="megatron", destination_kind="ucp")
+    assert detect_format(folder / "ckpt") == "megatron"
+    convert_checkpoint(folder / "ckpt", folder / "ucp", source_format="megatron", destination_format="ucp")
     return name, folder
 
 
@@ -57,7 +57,9 @@ def test_every_tensor_is_what_lay_in_memory(saved: tuple[str, Path]) -> None:
 def test_megatron_resumes_at_another_degree(saved: tuple[str, Path]) -> None:
     """As ``fully_reshardable``, which 0.15 loads and which later versions load alone."""
     name, folder = saved
-    convert_checkpoint(folder / "ucp", folder / "exported", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(
+        folder / "ucp", folder / "exported", source_format="ucp", destination_format="megatron"
+    )
     launch(WORKER, ["load", str(folder), name], CASES[name].resumed[0])
     for stem, again in (("rank", "resumed"), ("later", "resumed-later")):
         if stem == "later" and CASES[name].forward:
@@ -73,5 +75,5 @@ def test_megatron_resumes_at_another_degree(saved: tuple[str, Path]) -> None:
 def test_as_a_directory_of_torch_it_is_refused(saved: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = saved
     with pytest.raises(UcpError, match="flattened pieces") as refusal:
-        convert_checkpoint(folder / "ckpt", tmp_path / "no", source_kind="dcp", destination_kind="ucp")
+        convert_checkpoint(folder / "ckpt", tmp_path / "no", source_format="dcp", destination_format="ucp")
     assert refusal.value.code == "UCP-E-SOURCE"

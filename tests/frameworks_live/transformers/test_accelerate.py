@@ -10,13 +10,13 @@ import torch
 from accelerate import Accelerator
 
 import ucpformat as ucp
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 
 def convert(source: Path, destination: Path, to: str) -> Any:
-    return convert_checkpoint(source, destination, source_kind=detect_kind(source), destination_kind=to)
+    return convert_checkpoint(source, destination, source_format=detect_format(source), destination_format=to)
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -31,7 +31,7 @@ def test_a_state_of_accelerate(tmp_path: Path, safe: bool) -> None:
     optimizer.step()
     scheduler.step()
     accelerator.save_state(str(tmp_path / "state"), safe_serialization=safe)
-    assert detect_kind(tmp_path / "state") == "accelerate"
+    assert detect_format(tmp_path / "state") == "accelerate"
     convert(tmp_path / "state", tmp_path / "c.ucp", "ucp")
     loaded = ucp.load(tmp_path / "c.ucp", tensors="torch")
     for name, tensor in module.state_dict().items():
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_lightning_goes_on_as_the_original(tmp_path: Path) -> No
     first = trainer(2)
     first.fit(Module(4), data)
     first.save_checkpoint(tmp_path / "a.ckpt")
-    assert detect_kind(tmp_path / "a.ckpt") == "torch-save"
+    assert detect_format(tmp_path / "a.ckpt") == "torch-save"
     convert(tmp_path / "a.ckpt", tmp_path / "c.ucp", "ucp")
     assert "layer.weight" in ucp.open(tmp_path / "c.ucp")
     convert(tmp_path / "c.ucp", tmp_path / "b.ckpt", "torch-save")

@@ -24,8 +24,8 @@ def test_fsdp_to_megatron_to_hugging_face(tmp_path: Path) -> None:
     convert_checkpoint(
         tmp_path / "fsdp.ucp",
         tmp_path / "torch_dist",
-        source_kind="ucp",
-        destination_kind="megatron",
+        source_format="ucp",
+        destination_format="megatron",
         settings=PARAMETERS,
     )
     launch(WORKER, ["megatron", str(tmp_path)], 4, timeout=200)
@@ -37,8 +37,8 @@ def test_fsdp_to_megatron_to_hugging_face(tmp_path: Path) -> None:
     convert_checkpoint(
         tmp_path / "again",
         tmp_path / "hub",
-        source_kind="megatron",
-        destination_kind="safetensors",
+        source_format="megatron",
+        destination_format="safetensors",
         settings={"map": "llama-megatron:left", "map_parameters": PARAMETERS["map_parameters"]},
         drop=["values/*"],
     )

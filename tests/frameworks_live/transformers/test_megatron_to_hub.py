@@ -18,7 +18,7 @@ from tests.frameworks_live.transformers.equivalence_cases import EQUIVALENTS
 from tests.frameworks_live.transformers.equivalence_worker import TOKENS
 from tests.processes import launch
 from ucpformat.cli import main
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -29,7 +29,7 @@ def test_transformers_computes_what_megatron_computed(tmp_path: Path) -> None:
     assert found == ["gpt-neox", "gpt2", "llama", "mixtral"]
     for case in EQUIVALENTS:
         folder = tmp_path / case.name
-        assert detect_kind(folder / "ckpt") == "megatron"
+        assert detect_format(folder / "ckpt") == "megatron"
         if case.name == "llama":
             run_the_page(folder, case.parameters)
         hub = f",{case.name}-hub:left" if case.name in ("gpt-neox", "mixtral") else ""
@@ -38,8 +38,8 @@ def test_transformers_computes_what_megatron_computed(tmp_path: Path) -> None:
         convert_checkpoint(
             folder / "ckpt",
             folder / "hf",
-            source_kind="megatron",
-            destination_kind="safetensors",
+            source_format="megatron",
+            destination_format="safetensors",
             settings={
                 "map": f"{stacked}:left,{case.name}-megatron:left{hub}",
                 "map_parameters": ",".join(f"{name}={value}" for name, value in parameters.items()),

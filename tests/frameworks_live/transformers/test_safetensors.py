@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.frameworks_live.transformers.cases import model
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -24,8 +24,8 @@ def convert(source: Path, destination: Path, to: str, **settings: str) -> Any:
     return convert_checkpoint(
         source,
         destination,
-        source_kind=detect_kind(source),
-        destination_kind=to,
+        source_format=detect_format(source),
+        destination_format=to,
         source_settings=settings if to == "ucp" else None,
         settings=settings if to != "ucp" else None,
     )

@@ -31,8 +31,8 @@ def test_there_and_back_with_the_optimizer(tmp_path: Path) -> None:
     report = convert_checkpoint(
         tmp_path / "fsdp.ucp",
         tmp_path / "torch_dist",
-        source_kind="ucp",
-        destination_kind="megatron",
+        source_format="ucp",
+        destination_format="megatron",
         settings={"map": "llama-megatron", "map_parameters": PARAMETERS},
     )
     assert report.dropped == ()
@@ -45,12 +45,12 @@ def test_there_and_back_with_the_optimizer(tmp_path: Path) -> None:
     assert distance(one_step, control[:AFTER]) > 20 * TOLERANCE
 
     source = {"map": "llama-megatron:left", "map_parameters": PARAMETERS}
-    for kind in ("ucp", "dcp"):
+    for format_name in ("ucp", "dcp"):
         convert_checkpoint(
             tmp_path / "again",
-            tmp_path / f"again.{kind}",
-            source_kind="megatron",
-            destination_kind=kind,
+            tmp_path / f"again.{format_name}",
+            source_format="megatron",
+            destination_format=format_name,
             source_settings=source,
         )
     with ucp.open(tmp_path / "fsdp.ucp") as before, ucp.open(tmp_path / "again.ucp") as after:

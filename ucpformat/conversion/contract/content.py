@@ -1,6 +1,6 @@
 """What an exporter is given: atoms, slots, values and blobs, wherever they come from.
 
-A universal checkpoint and a job of an importer are the same here, so that one foreign kind is written from another
+A universal checkpoint and a job of an importer are the same here, so that one foreign format is written from another
 without a checkpoint in between.
 """
 

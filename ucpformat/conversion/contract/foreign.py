@@ -1,6 +1,6 @@
-"""The interface of foreign kinds of checkpoints: how each is recognised, read and written (docs/plugins.md).
+"""The interface of foreign checkpoint formats: how each is recognised, read and written (docs/plugins.md).
 
-A kind is found by an entry point of the group ``ucpformat.kinds``, the built-in ones like any other (`registry`).
+A format is found by an entry point of the group ``ucpformat.formats``, the built-in ones like any other (`registry`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = [
     "PICKLE",
     "ExportOptions",
     "ExportPlan",
-    "ForeignKind",
+    "ForeignFormat",
     "ForeignObjects",
     "ImportOptions",
     "Lost",
@@ -38,7 +38,7 @@ ForeignObjects = Literal["refuse", "opaque"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a kind, ``--set NAME=VALUE``: its name, and one line of help that says what values it takes."""
+    """A setting of a format, ``--set NAME=VALUE``: its name, and one line of help that says what values it takes."""
 
     name: str
     help: str
@@ -59,7 +59,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What a caller may say about a source. ``settings`` are those that the kind declares, as text.
+    """What a caller may say about a source. ``settings`` are those that the format declares, as text.
 
     ``expand`` is how many logical bytes the tensors may have together; left out, 64 times what the files of the source
     have, and at least 256 MiB.
@@ -75,7 +75,7 @@ class ImportOptions:
 class ExportOptions:
     """What a caller may say about a destination; ``progress`` is told of logical bytes that are written.
 
-    ``settings`` are those that the kind declares, as the command line has them: ``{"stage": "3"}``.
+    ``settings`` are those that the format declares, as the command line has them: ``{"stage": "3"}``.
     """
 
     progress: Callable[[int], None] = lambda _: None
@@ -105,13 +105,13 @@ class ExportPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignKind:
-    """One kind of checkpoint.
+class ForeignFormat:
+    """One checkpoint format.
 
     ``detect`` says whether a path holds one; it reads little, and raises nothing for what is something else.
     ``plan`` reads one into a `Job`, no tensor yet; ``export`` plans writing one. None where it cannot.
-    ``before`` names kinds that would take this one for theirs: this one is asked first. ``suffixes``, such as
-    ``.safetensors``, are those by which the name of a destination says that this kind is to be written.
+    ``before`` names formats that would take this one for theirs: this one is asked first. ``suffixes``, such as
+    ``.safetensors``, are those by which the name of a destination says that this format is to be written.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The settings ``map`` and ``map_parameters`` of kinds that hold one naming of a model: which atom maps, which way.
+"""The settings ``map`` and ``map_parameters`` of formats that hold one naming of a model: which atom maps, which way.
 
 ``map`` lists atom maps, joined by commas and applied in that order: names of ready-made ones or files, each with
 ``:left`` or ``:right`` behind it for the side that is wanted; without, it is the side that fits. Parameters of maps

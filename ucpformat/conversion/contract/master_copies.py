@@ -25,7 +25,7 @@ __all__ = ["with_one_copy"]
 
 _CHOICES: Final = ("value", "master")
 _OUTSIDE: Final = ("deepspeed", "ds-universal", "megatron", "megatron-classic")
-"""Kinds of frameworks that keep master copies beside torch's optimizer, where no stock job asks for them."""
+"""Formats of frameworks that keep master copies beside torch's optimizer, where no stock job asks for them."""
 
 _SLOT: Final = "slot"
 

@@ -1,7 +1,7 @@
-"""All kinds of checkpoints: those that come with ucpformat, and those of other distributions, by one door.
+"""Look up checkpoint formats by name: those that come with ucpformat, and those of other distributions.
 
-A kind is an entry point of the group ``ucpformat.kinds``: its name is the kind's, its value a `ForeignKind`. One that
-cannot be loaded is remembered with the reason, and takes no other with it.
+A format is an entry point of the group ``ucpformat.formats``: its name is the format's, its value a `ForeignFormat`.
+One that cannot be loaded is kept with the reason; the others work all the same.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from ucpformat.conversion.contract.foreign import ForeignKind, Setting
+from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
 from ucpformat.errors import error
 
 __all__ = ["BUILT_IN", "GROUP", "UCP", "Registered", "Registry", "check_settings", "registry"]
 
-GROUP: Final = "ucpformat.kinds"
+GROUP: Final = "ucpformat.formats"
 """The entry point group."""
 
 UCP: Final = "ucp"
-"""The kind of universal checkpoints, which is no plug-in."""
+"""The format of universal checkpoints, which is no plug-in."""
 
 _OURS: Final = "ucpformat"
 
-# As in pyproject.toml (a test compares them): a source tree has its kinds without being installed again.
+# As in pyproject.toml (a test compares them): a source tree has its formats without being installed again.
 BUILT_IN: Final[Mapping[str, str]] = {
     "accelerate": "ucpformat.conversion.formats.file_formats:ACCELERATE",
     "dcp": "ucpformat.conversion.formats.training_formats:DCP",
@@ -46,17 +46,17 @@ class Registered:
 
     entry: EntryPoint
     distribution: str
-    kind: ForeignKind | None
+    format: ForeignFormat | None
     broken: str = ""
 
     @property
     def name(self) -> str:
-        """The kind's name."""
+        """The format's name."""
         return self.entry.name
 
 
 class Registry:
-    """Kinds by name. Those of other distributions cannot take the name of one that comes with ucpformat."""
+    """Formats by name. Those of other distributions cannot take the name of one that comes with ucpformat."""
 
     def __init__(self, found: Mapping[str, tuple[str, EntryPoint]], taken: tuple[Registered, ...]) -> None:
         self._found = dict(sorted(found.items()))
@@ -83,32 +83,32 @@ class Registry:
         """What cannot be used."""
         return [entry for entry in self.entries() if entry.broken]
 
-    def kind(self, name: str) -> ForeignKind:
-        """The kind of a name.
+    def format(self, name: str) -> ForeignFormat:
+        """The format of a name.
 
         Raises:
             UcpError: ``UCP-E-SOURCE`` if there is none, or it cannot be loaded.
         """
         if name not in self._found:
-            raise error("UCP-E-SOURCE", f"the kind {name!r} is none of {', '.join(self.names)}")
+            raise error("UCP-E-SOURCE", f"the format {name!r} is none of {', '.join(self.names)}")
         entry = self.entry(name)
-        if entry.kind is None:
+        if entry.format is None:
             raise error(
                 "UCP-E-SOURCE",
-                f"the kind {name!r} of the distribution {entry.distribution!r} cannot be used: {entry.broken}; "
+                f"the format {name!r} of the distribution {entry.distribution!r} cannot be used: {entry.broken}; "
                 "repair or remove that distribution",
             )
-        return entry.kind
+        return entry.format
 
-    def in_order(self) -> list[ForeignKind]:
-        """All kinds that work, in the order in which a path is shown to them."""
-        left = {entry.name: entry.kind for entry in self.entries() if entry.kind is not None}
-        ordered: list[ForeignKind] = []
+    def in_order(self) -> list[ForeignFormat]:
+        """All formats that work, in the order in which a path is shown to them."""
+        left = {entry.name: entry.format for entry in self.entries() if entry.format is not None}
+        ordered: list[ForeignFormat] = []
         while left:
             free = [
                 name
                 for name in left
-                if not any(name in kind.before for other, kind in left.items() if other != name)
+                if not any(name in foreign.before for other, foreign in left.items() if other != name)
             ]
             # Plug-ins that each want to come before the other do so in order of name.
             ordered.append(left.pop(min(free or left)))
@@ -117,21 +117,21 @@ class Registry:
 
 def _load(entry: EntryPoint, distribution: str) -> Registered:
     try:
-        kind = entry.load()
+        foreign = entry.load()
     except BaseException as problem:
         if isinstance(problem, KeyboardInterrupt):
             raise
         return Registered(entry, distribution, None, f"{type(problem).__name__}: {problem}")
-    if not isinstance(kind, ForeignKind):
-        return Registered(entry, distribution, None, f"{entry.value} is no ForeignKind")
-    if kind.name != entry.name:
-        return Registered(entry, distribution, None, f"{entry.value} is named {kind.name!r}")
-    return Registered(entry, distribution, kind)
+    if not isinstance(foreign, ForeignFormat):
+        return Registered(entry, distribution, None, f"{entry.value} is no ForeignFormat")
+    if foreign.name != entry.name:
+        return Registered(entry, distribution, None, f"{entry.value} is named {foreign.name!r}")
+    return Registered(entry, distribution, foreign)
 
 
 @cache
 def registry() -> Registry:
-    """The kinds of this environment."""
+    """The formats of this environment."""
     found = {name: (_OURS, EntryPoint(name, value, GROUP)) for name, value in BUILT_IN.items()}
     taken: list[Registered] = []
     others = sorted(
@@ -148,8 +148,10 @@ def registry() -> Registry:
     return Registry(found, tuple(taken))
 
 
-def check_settings(kind: str, declared: tuple[Setting, ...], given: Mapping[str, str], side: str) -> None:
-    """Refuse a setting that a kind does not have; ``side`` is ``read`` or ``written``.
+def check_settings(
+    format_name: str, declared: tuple[Setting, ...], given: Mapping[str, str], side: str
+) -> None:
+    """Refuse a setting that a format does not have; ``side`` is ``read`` or ``written``.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, naming those that there are.
@@ -159,5 +161,6 @@ def check_settings(kind: str, declared: tuple[Setting, ...], given: Mapping[str,
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "it has none"
             raise error(
-                "UCP-E-MISMATCH", f"there is no setting {name!r} of {kind} where that is {side}; {there}"
+                "UCP-E-MISMATCH",
+                f"there is no setting {name!r} of {format_name} where that is {side}; {there}",
             )

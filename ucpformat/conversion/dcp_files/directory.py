@@ -92,7 +92,7 @@ class DcpDirectory:
             raise error(
                 "UCP-E-SOURCE",
                 f"{min(catalogue.flattened)!r:.200} is stored in flattened pieces (fully_sharded_model_space), which "
-                "is Megatron-core's: read the directory as kind megatron",
+                "is Megatron-core's: read the directory as format megatron",
                 at=_METADATA,
             )
         for place in catalogue.places:

@@ -53,7 +53,7 @@ class ExportOrder:
     """What a worker elsewhere is told: how to come to the same plan, and where its files go."""
 
     recipe: Recipe
-    kind: str
+    destination_format: str
     destination: str
     settings: Mapping[str, str]
     durable: bool
@@ -71,7 +71,7 @@ def write_files(files: OutFiles, path: str | os.PathLike[str], options: EngineOp
 
 
 class Export:
-    """``recipe``, ``kind`` and ``settings`` are how other processes, and later ones, come to the same files.
+    """``recipe``, ``destination_format`` and ``settings`` lead other processes, and later ones, to the same files.
 
     ``job`` is what is exported; without it no other process takes part, and nothing can be resumed.
     """
@@ -84,7 +84,7 @@ class Export:
         *,
         job: Job | None = None,
         recipe: Recipe | None = None,
-        kind: str = "",
+        destination_format: str = "",
         settings: Mapping[str, str] | None = None,
         progress: Progress = lambda _: None,
     ) -> None:
@@ -100,7 +100,9 @@ class Export:
         if job is not None and recipe is not None:
             digest = _digest(job, files)
             destination = str(self._root.absolute())
-            self._order = ExportOrder(recipe, kind, destination, dict(settings or {}), self._durable, digest)
+            self._order = ExportOrder(
+                recipe, destination_format, destination, dict(settings or {}), self._durable, digest
+            )
 
     def run(self) -> None:
         """Write everything.
@@ -143,7 +145,11 @@ class Export:
         """What tells this export from any other."""
         if self._order is None:
             return {"source": None, "job": None}
-        told = [self._order.kind, dict(sorted(self._order.settings.items())), self._order.digest]
+        told = [
+            self._order.destination_format,
+            dict(sorted(self._order.settings.items())),
+            self._order.digest,
+        ]
         return {"source": source_state(self._order.recipe), "job": told}
 
     def _write_parts(self, directory: OutDirectory) -> None:
@@ -193,10 +199,10 @@ def _open(order: ExportOrder, stack: ExitStack) -> OutFiles:
     from ucpformat.conversion.contract.registry import registry
 
     job = stack.enter_context(order.recipe.open()).job
-    kind = registry().kind(order.kind)
-    if kind.export is None:
+    foreign = registry().format(order.destination_format)
+    if foreign.export is None:
         raise AssertionError("what is exported can be written")
-    files = kind.export(Content(job), order.destination, ExportOptions(settings=order.settings)).files
+    files = foreign.export(Content(job), order.destination, ExportOptions(settings=order.settings)).files
     if files is None:
         raise AssertionError("an export in files has files everywhere")
     require_same(order.recipe, _digest(job, files), order.digest)

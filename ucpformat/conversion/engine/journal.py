@@ -70,7 +70,7 @@ def _plan(order: Order, batches: Sequence[Batch]) -> dict[str, Any]:
     cuts = hashlib.sha256(repr(batches).encode()).hexdigest()
     return {
         "source": source_state(order.recipe),
-        "job": [order.digest, order.storage, cuts, str(order.recipe.kind)],
+        "job": [order.digest, order.storage, cuts, str(order.recipe.source_format)],
     }
 
 

@@ -48,7 +48,7 @@ class Recipe:
     """How to come to a job, in any process: the same arguments give the same job."""
 
     source: str
-    kind: str
+    source_format: str
     options: ImportOptions
     drop: tuple[str, ...] = ()
     compressor: Compression | None = None
@@ -64,7 +64,7 @@ class Recipe:
         Raises:
             UcpError: what reading the source and `without` raise.
         """
-        if self.kind == UCP:
+        if self.source_format == UCP:
             check_settings(UCP, (), self.options.settings, "read")
             with open_checkpoint(self.source) as checkpoint:
                 with paused(), naming(self.source):
@@ -72,13 +72,13 @@ class Recipe:
                     opened = self._opened(job)
                 yield opened
             return
-        kind = registry().kind(self.kind)
-        if kind.plan is None:
-            raise error("UCP-E-SOURCE", f"{self.kind} is written and not read", at=self.source)
-        check_settings(self.kind, tuple(kind.import_settings), self.options.settings, "read")
+        foreign = registry().format(self.source_format)
+        if foreign.plan is None:
+            raise error("UCP-E-SOURCE", f"{self.source_format} is written and not read", at=self.source)
+        check_settings(self.source_format, tuple(foreign.import_settings), self.options.settings, "read")
         refuse_unfinished(self.source)
         with paused(), naming(self.source), watched() as seen:
-            plan = kind.plan(self.source, self.options)
+            plan = foreign.plan(self.source, self.options)
             unread = unread_files(self.source, seen, plan.dropped)
             job = admitted(replace(plan, dropped=[*plan.dropped, *unread]), self.source, self.options.expand)
             opened = self._opened(job)

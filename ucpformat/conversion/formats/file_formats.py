@@ -1,6 +1,6 @@
-"""Kinds that come with ucpformat and are files of a library rather than saves of a training framework.
+"""Formats that come with ucpformat and are files of a library rather than saves of a training framework.
 
-Modules are imported when a function is called: torch, or what a kind needs, is not loaded for the others.
+Modules are imported when a function is called: torch, or what a format needs, is not loaded for the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.conversion.contract.foreign import (
     ExportOptions,
     ExportPlan,
-    ForeignKind,
+    ForeignFormat,
     ImportOptions,
     Path,
     Setting,
@@ -52,7 +52,7 @@ _WEIGHTS: Final = (
     Setting("dtype", "floating-point type to cast tensors to, such as bfloat16; left out, nothing is cast"),
 )
 
-SAFETENSORS: Final = ForeignKind(
+SAFETENSORS: Final = ForeignFormat(
     "safetensors",
     _detect_safetensors,
     _plan_safetensors,
@@ -104,7 +104,7 @@ def _export_torch_save(content: Content, path: Path, options: ExportOptions) -> 
     return export_torch_save(content, path, settings=options.settings)
 
 
-TORCH_SAVE: Final = ForeignKind(
+TORCH_SAVE: Final = ForeignFormat(
     "torch-save",
     _detect_torch_save,
     _plan_torch_save,
@@ -132,7 +132,7 @@ def _plan_ranks(path: Path, options: ImportOptions) -> Job:
     return import_rank_files(path, order=settings.get("order", ""), replicas=settings.get("replicas", ""))
 
 
-TORCH_RANKS: Final = ForeignKind(
+TORCH_RANKS: Final = ForeignFormat(
     "torch-ranks",
     _detect_ranks,
     _plan_ranks,
@@ -160,7 +160,7 @@ def _plan_accelerate(path: Path, options: ImportOptions) -> Job:
     return import_directory(path, foreign_objects=options.foreign_objects, order=order)
 
 
-ACCELERATE: Final = ForeignKind(
+ACCELERATE: Final = ForeignFormat(
     "accelerate",
     _detect_accelerate,
     _plan_accelerate,
@@ -188,7 +188,7 @@ def _export_orbax(content: Content, path: Path, options: ExportOptions) -> Expor
     return export_orbax(content, path, settings=options.settings, progress=options.progress)
 
 
-ORBAX: Final = ForeignKind(
+ORBAX: Final = ForeignFormat(
     "orbax",
     _detect_orbax,
     _plan_orbax,

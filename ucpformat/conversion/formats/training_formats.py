@@ -1,6 +1,6 @@
-"""The kinds that come with ucpformat; pyproject.toml declares them as any plug-in declares its own.
+"""The formats that come with ucpformat; pyproject.toml declares them as any plug-in declares its own.
 
-Modules are imported when a function is called: torch, or what a kind needs, is not loaded for the others.
+Modules are imported when a function is called: torch, or what a format needs, is not loaded for the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.conversion.contract.foreign import (
     ExportOptions,
     ExportPlan,
-    ForeignKind,
+    ForeignFormat,
     ImportOptions,
     Path,
     Setting,
@@ -42,7 +42,7 @@ def _export_dcp(content: Content, path: Path, options: ExportOptions) -> ExportP
     return export_dcp(content, path, settings=options.settings)
 
 
-DCP: Final = ForeignKind(
+DCP: Final = ForeignFormat(
     "dcp",
     _detect_dcp,
     _plan_dcp,
@@ -83,7 +83,7 @@ _EP_SIZE: Final = Setting(
     "ep_size", "expert-parallel ranks that share a mixture of experts; left out, those of the source"
 )
 
-DEEPSPEED: Final = ForeignKind(
+DEEPSPEED: Final = ForeignFormat(
     "deepspeed",
     _detect_deepspeed,
     _plan_deepspeed,
@@ -142,7 +142,7 @@ def _export_universal(content: Content, path: Path, options: ExportOptions) -> E
     return export_universal(content, path, settings=options.settings)
 
 
-DEEPSPEED_UNIVERSAL: Final = ForeignKind(
+DEEPSPEED_UNIVERSAL: Final = ForeignFormat(
     "ds-universal",
     _detect_universal,
     _plan_universal,
@@ -184,7 +184,7 @@ def _plan_classic(path: Path, options: ImportOptions) -> Job:
     return import_classic(path, options.settings)
 
 
-MEGATRON_CLASSIC: Final = ForeignKind(
+MEGATRON_CLASSIC: Final = ForeignFormat(
     "megatron-classic",
     _detect_classic,
     _plan_classic,
@@ -199,7 +199,7 @@ _EXPERTS: Final = Setting(
 _BUCKETS: Final = Setting(
     "buckets", "resolved (left out) gives states in flat buffers to their parameters, kept leaves them there"
 )
-MEGATRON: Final = ForeignKind(
+MEGATRON: Final = ForeignFormat(
     "megatron",
     _detect_megatron,
     _plan_megatron,

@@ -9,7 +9,7 @@ import torch
 
 import ucpformat
 from tests.conversion.formats.deepspeed.made import make_checkpoint
-from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.errors import UcpError
 
 
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     """As Hugging Face's Trainer and Accelerate leave it."""
     out = tmp_path / "ds"
     convert_checkpoint(
-        make_checkpoint(tmp_path / "a.ucp"), out, source_kind="ucp", destination_kind="deepspeed"
+        make_checkpoint(tmp_path / "a.ucp"), out, source_format="ucp", destination_format="deepspeed"
     )
     (out / "trainer_state.json").write_text('{"global_step": 5}')
     torch.save({"last_epoch": 5}, out / "scheduler.pt")
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(source: Path, out: Path, *drop: str) -> ConversionReport:
-    return convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp", drop=drop)
+    return convert_checkpoint(source, out, source_format="deepspeed", destination_format="ucp", drop=drop)
 
 
 CARRIED = (
@@ -50,7 +50,7 @@ CARRIED = (
 
 
 def test_files_are_carried_or_reported(folder: Path, tmp_path: Path) -> None:
-    assert detect_kind(folder) == "deepspeed"  # and not Accelerate's, for its random states
+    assert detect_format(folder) == "deepspeed"  # and not Accelerate's, for its random states
     report = read(folder, tmp_path / "out.ucp")
     with ucpformat.open(tmp_path / "out.ucp") as found:
         assert set(found.state.blobs) == {*CARRIED, "tag/inner.json"}
@@ -64,15 +64,15 @@ def test_files_are_carried_or_reported(folder: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["deepspeed", "ds-universal"])
-def test_files_come_back_where_they_lay(folder: Path, tmp_path: Path, kind: str) -> None:
-    convert_checkpoint(folder, tmp_path / "again", source_kind="deepspeed", destination_kind=kind)
+@pytest.mark.parametrize("format_name", ["deepspeed", "ds-universal"])
+def test_files_come_back_where_they_lay(folder: Path, tmp_path: Path, format_name: str) -> None:
+    convert_checkpoint(folder, tmp_path / "again", source_format="deepspeed", destination_format=format_name)
     for name in CARRIED:
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-    tag = "global_step5" if kind == "deepspeed" else "universal"
+    tag = "global_step5" if format_name == "deepspeed" else "universal"
     assert (tmp_path / "again" / tag / "inner.json").read_text() == "{}"
     read_again = convert_checkpoint(
-        tmp_path / "again", tmp_path / "again.ucp", source_kind=kind, destination_kind="ucp"
+        tmp_path / "again", tmp_path / "again.ucp", source_format=format_name, destination_format="ucp"
     )
     assert not read_again.dropped
 
@@ -105,12 +105,16 @@ def test_what_is_too_large_has_to_be_allowed(
     assert "files/scheduler.pt" in {loss.what for loss in report.dropped}
 
 
-@pytest.mark.parametrize("kind", ["deepspeed", "ds-universal"])
-def test_a_directory_without_its_pointer_names_the_tags(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("format_name", ["deepspeed", "ds-universal"])
+def test_a_directory_without_its_pointer_names_the_tags(tmp_path: Path, format_name: str) -> None:
     out = tmp_path / "ds"
-    convert_checkpoint(make_checkpoint(tmp_path / "a.ucp"), out, source_kind="ucp", destination_kind=kind)
-    pointer = "latest" if kind == "deepspeed" else "latest_universal"
+    convert_checkpoint(
+        make_checkpoint(tmp_path / "a.ucp"), out, source_format="ucp", destination_format=format_name
+    )
+    pointer = "latest" if format_name == "deepspeed" else "latest_universal"
     (out / pointer).unlink()
     with pytest.raises(UcpError, match=f"'{pointer}' is missing.*give the directory of one") as refusal:
-        convert_checkpoint(out, tmp_path / "b.ucp", source_kind=detect_kind(out), destination_kind="ucp")
+        convert_checkpoint(
+            out, tmp_path / "b.ucp", source_format=detect_format(out), destination_format="ucp"
+        )
     assert refusal.value.code == "UCP-E-SOURCE"

@@ -30,7 +30,7 @@ def exported(folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]], deg
     )
     settings = {"stage": "1", "world_size": str(degree)}
     convert_checkpoint(
-        path, folder / name, source_kind="ucp", destination_kind="deepspeed", settings=settings
+        path, folder / name, source_format="ucp", destination_format="deepspeed", settings=settings
     )
     return folder / name / "global_step5"
 
@@ -83,7 +83,7 @@ def saved(folder: Path, *, data_first: bool = False, **changes: Any) -> Path:
 
 
 def read(source: Path, out: Path) -> Path:
-    convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(source, out, source_format="deepspeed", destination_format="ucp")
     return out
 
 
@@ -132,7 +132,7 @@ def test_experts_are_written_for_other_degrees(tmp_path: Path, settings: dict[st
     data_first = "data_before_experts" in settings
     path = read(saved(tmp_path, data_first=data_first), tmp_path / "out.ucp")
     convert_checkpoint(
-        path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        path, tmp_path / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
     )
     folder = tmp_path / "ds" / "global_step5"
     names = sorted(file.name for file in folder.iterdir())
@@ -152,8 +152,8 @@ def test_universal_files_stack_the_experts_of_all_ranks(tmp_path: Path, degree: 
     convert_checkpoint(
         path,
         tmp_path / "uni",
-        source_kind="ucp",
-        destination_kind="ds-universal",
+        source_format="ucp",
+        destination_format="ds-universal",
         settings={"ep_size": degree},
     )
     zero = tmp_path / "uni" / "universal" / "zero"
@@ -162,7 +162,7 @@ def test_universal_files_stack_the_experts_of_all_ranks(tmp_path: Path, degree: 
     assert tree["param"].shape == (3 * int(degree), 3)
     assert tree.get("ep_num_experts") == (6 if degree == "2" else None)
     convert_checkpoint(
-        tmp_path / "uni", tmp_path / "again.ucp", source_kind="ds-universal", destination_kind="ucp"
+        tmp_path / "uni", tmp_path / "again.ucp", source_format="ds-universal", destination_format="ucp"
     )
     same(path, tmp_path / "again.ucp")
     for count in (5, "6", -6):
@@ -171,7 +171,7 @@ def test_universal_files_stack_the_experts_of_all_ranks(tmp_path: Path, degree: 
         )
         with pytest.raises(UcpError, match="stack") as refusal:
             convert_checkpoint(
-                tmp_path / "uni", tmp_path / "no.ucp", source_kind="ds-universal", destination_kind="ucp"
+                tmp_path / "uni", tmp_path / "no.ucp", source_format="ds-universal", destination_format="ucp"
             )
         assert refusal.value.code == "UCP-E-SOURCE"
 
@@ -189,7 +189,7 @@ def test_degrees_that_cannot_be(tmp_path: Path, settings: dict[str, str], text: 
     path = read(saved(tmp_path), tmp_path / "out.ucp")
     with pytest.raises(UcpError, match=text) as refusal:
         convert_checkpoint(
-            path, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+            path, tmp_path / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
 

@@ -25,8 +25,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert_checkpoint(
         make_checkpoint(folder / "a.ucp"),
         folder / "ds",
-        source_kind="ucp",
-        destination_kind="deepspeed",
+        source_format="ucp",
+        destination_format="deepspeed",
         settings={"stage": "3", "world_size": "2"},
     )
     return folder / "ds"
@@ -68,6 +68,6 @@ def test_files_that_are_not_of_one_save(
     act(tmp_path / "ds" / "global_step5")
     with pytest.raises(UcpError, match=said) as refusal:
         convert_checkpoint(
-            tmp_path / "ds", tmp_path / "b.ucp", source_kind="deepspeed", destination_kind="ucp"
+            tmp_path / "ds", tmp_path / "b.ucp", source_format="deepspeed", destination_format="ucp"
         )
     assert refusal.value.code in ("UCP-E-SOURCE", "UCP-E-MISSING")

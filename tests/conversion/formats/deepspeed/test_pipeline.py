@@ -32,13 +32,15 @@ def written(folder: Path, **settings: str) -> Path:
     path = source(folder)
     settings = {"stage": "1", "world_size": "2", "ties": "embed:0,1", **settings}
     convert_checkpoint(
-        path, folder / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        path, folder / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
     )
     return folder / "ds" / "global_step5"
 
 
 def read(folder: Path, out: Path, **settings: str) -> Path:
-    convert_checkpoint(folder, out, source_kind="deepspeed", destination_kind="ucp", source_settings=settings)
+    convert_checkpoint(
+        folder, out, source_format="deepspeed", destination_format="ucp", source_settings=settings
+    )
     assert ucpformat.validate(out) == []
     return out
 
@@ -69,7 +71,11 @@ def test_there_and_back(tmp_path: Path, pipeline: str, ties: str) -> None:
         if ties == "embed:0" and settings.get("pipeline") == "0,4":
             continue
         convert_checkpoint(
-            out, tmp_path / str(number), source_kind="ucp", destination_kind="deepspeed", settings=settings
+            out,
+            tmp_path / str(number),
+            source_format="ucp",
+            destination_format="deepspeed",
+            settings=settings,
         )
         if settings.get("pipeline") != "":
             same(out, read(tmp_path / str(number), tmp_path / f"{number}.ucp"))
@@ -99,8 +105,8 @@ def test_a_plain_module_is_no_pipeline(tmp_path: Path) -> None:
         convert_checkpoint(
             path,
             tmp_path / "ds",
-            source_kind="ucp",
-            destination_kind="deepspeed",
+            source_format="ucp",
+            destination_format="deepspeed",
             settings={"pipeline": "0,1"},
         )
 
@@ -154,7 +160,7 @@ def without_zero(
     )
     settings = {"stage": "0", "ties": "embed:0,1", **settings}
     convert_checkpoint(
-        path, folder / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        path, folder / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
     )
     return folder / "ds" / "global_step5"
 
@@ -249,7 +255,11 @@ def with_positions(tmp_path: Path) -> Path:
 def test_an_untied_weight_of_a_tied_layer_is_of_each_stage(with_positions: Path, tmp_path: Path) -> None:
     settings = {"stage": "1", "world_size": "2", "ties": "embed:0,1", "pipeline": "0,2"}
     convert_checkpoint(
-        with_positions, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        with_positions,
+        tmp_path / "ds",
+        source_format="ucp",
+        destination_format="deepspeed",
+        settings=settings,
     )
     folder = tmp_path / "ds" / "global_step5"
     for stage in range(2):
@@ -264,13 +274,17 @@ def test_an_untied_weight_of_a_tied_layer_is_of_each_stage(with_positions: Path,
             for slot, view in atom.items():
                 assert other[name][slot].read().tobytes() == view.read().tobytes(), (name, slot)
     # As it was saved, once more; one stage has no place for what another trained.
-    convert_checkpoint(out, tmp_path / "again", source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(out, tmp_path / "again", source_format="ucp", destination_format="deepspeed")
     same(out, read(tmp_path / "again", tmp_path / "again.ucp"))
     with pytest.raises(
         UcpError, match=r"trained apart on stage 1, and 1 stages are to be written"
     ) as refusal:
         convert_checkpoint(
-            out, tmp_path / "no", source_kind="ucp", destination_kind="deepspeed", settings={"pipeline": "0"}
+            out,
+            tmp_path / "no",
+            source_format="ucp",
+            destination_format="deepspeed",
+            settings={"pipeline": "0"},
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
 
@@ -278,7 +292,11 @@ def test_an_untied_weight_of_a_tied_layer_is_of_each_stage(with_positions: Path,
 def test_a_tied_layer_of_which_nothing_is_equal_is_of_two_saves(with_positions: Path, tmp_path: Path) -> None:
     settings = {"stage": "1", "ties": "embed:0,1", "pipeline": "0,2"}
     convert_checkpoint(
-        with_positions, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+        with_positions,
+        tmp_path / "ds",
+        source_format="ucp",
+        destination_format="deepspeed",
+        settings=settings,
     )
     path = tmp_path / "ds" / "global_step5" / "layer_00-model_states.pt"
     torch.save({name: item + 1 for name, item in torch.load(path, weights_only=True).items()}, path)
@@ -295,8 +313,8 @@ def test_a_stage_that_does_not_hold_the_tie_has_no_part_of_it(with_positions: Pa
         convert_checkpoint(
             with_positions,
             tmp_path / "ds",
-            source_kind="ucp",
-            destination_kind="deepspeed",
+            source_format="ucp",
+            destination_format="deepspeed",
             settings=settings,
         )
     assert refusal.value.code == "UCP-E-MISMATCH"
@@ -310,7 +328,7 @@ UNPARTITIONED = {"stage": "0", "ties": "embed:0,1", "pipeline": "0,2"}
 def unpartitioned(folder: Path, kind: str, **more: Any) -> Path:
     source = positions(folder, kind, **more)
     convert_checkpoint(
-        source, folder / "ds", source_kind="ucp", destination_kind="deepspeed", settings=UNPARTITIONED
+        source, folder / "ds", source_format="ucp", destination_format="deepspeed", settings=UNPARTITIONED
     )
     return folder / "ds" / "global_step5"
 
@@ -328,7 +346,7 @@ def test_without_zero_an_untied_weight_is_of_each_stage(
             assert other[name].atom.aliases == view.atom.aliases, name
             for slot, item in view.items():
                 assert other[name][slot].read().tobytes() == item.read().tobytes(), (name, slot)
-    convert_checkpoint(out, tmp_path / "again", source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(out, tmp_path / "again", source_format="ucp", destination_format="deepspeed")
     same(out, read(tmp_path / "again", tmp_path / "again.ucp", **TIED))
 
 
@@ -345,8 +363,8 @@ def test_without_zero_an_untied_weight_that_no_file_holds_is_reported(tmp_path: 
     report = convert_checkpoint(
         folder,
         out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         source_settings=TIED,
         drop=[OWN],
     )
@@ -404,7 +422,7 @@ def test_without_zero_the_stage_of_a_tied_layer_may_have_to_be_said(tmp_path: Pa
         kind="float32",
     )
     convert_checkpoint(
-        source, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed", settings=UNPARTITIONED
+        source, tmp_path / "ds", source_format="ucp", destination_format="deepspeed", settings=UNPARTITIONED
     )
     folder = tmp_path / "ds" / "global_step5"
     with pytest.raises(

@@ -19,13 +19,15 @@ EXPERTS = {f"{layer}.{MARK}.{number}.w": (3, 2) for layer in (1, 3) for number i
 DENSE = {"0.embed": (7, 3), "1.norm": (3,), "3.norm": (3,), "tied_modules.head.weight": (2, 3)}
 
 
-def written(source: Path, out: Path, kind: str = "deepspeed", **settings: str) -> Path:
-    convert_checkpoint(source, out, source_kind="ucp", destination_kind=kind, settings=settings)
+def written(source: Path, out: Path, format_name: str = "deepspeed", **settings: str) -> Path:
+    convert_checkpoint(source, out, source_format="ucp", destination_format=format_name, settings=settings)
     return out
 
 
-def read(source: Path, out: Path, kind: str, **settings: str) -> Path:
-    convert_checkpoint(source, out, source_kind=kind, destination_kind="ucp", source_settings=settings)
+def read(source: Path, out: Path, format_name: str, **settings: str) -> Path:
+    convert_checkpoint(
+        source, out, source_format=format_name, destination_format="ucp", source_settings=settings
+    )
     assert ucpformat.validate(out) == []
     return out
 

@@ -23,7 +23,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stage in STAGES:
         chosen = {"stage": stage, "world_size": "2"}
         convert_checkpoint(
-            source, folder / stage, source_kind="ucp", destination_kind="deepspeed", settings=chosen
+            source, folder / stage, source_format="ucp", destination_format="deepspeed", settings=chosen
         )
     return folder
 
@@ -35,7 +35,7 @@ def copied(saved: Path, stage: str, scratch: Path) -> Path:
 def refusal(tag: Path) -> UcpError:
     with pytest.raises(UcpError) as caught:
         convert_checkpoint(
-            tag, tag.parent.parent / "out.ucp", source_kind="deepspeed", destination_kind="ucp"
+            tag, tag.parent.parent / "out.ucp", source_format="deepspeed", destination_format="ucp"
         )
     assert not (tag.parent.parent / "out.ucp" / "ucp.json").exists()
     return caught.value

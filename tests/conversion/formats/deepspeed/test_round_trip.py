@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 import ucpformat
 from tests.conversion.formats.deepspeed.made import GROUPS, SHAPES, make_checkpoint
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.deepspeed.zero import round_robin_order
 from ucpformat.errors import UcpError
 
 
-def to_deepspeed(source: Path, out: Path, kind: str = "deepspeed", **chosen: str) -> Path:
-    convert_checkpoint(source, out, source_kind="ucp", destination_kind=kind, settings=chosen)
+def to_deepspeed(source: Path, out: Path, format_name: str = "deepspeed", **chosen: str) -> Path:
+    convert_checkpoint(source, out, source_format="ucp", destination_format=format_name, settings=chosen)
     return out
 
 
 def back(source: Path, out: Path) -> Path:
-    convert_checkpoint(source, out, source_kind=detect_kind(source), destination_kind="ucp")
+    convert_checkpoint(source, out, source_format=detect_format(source), destination_format="ucp")
     return out
 
 
@@ -53,7 +53,7 @@ def assert_equal(one: Path, other: Path) -> None:
 def test_native_files_come_back(tmp_path: Path, stage: str, degree: str, kind: str) -> None:
     source = make_checkpoint(tmp_path / "a.ucp", kind=kind)
     middle = to_deepspeed(source, tmp_path / "ds", stage=stage, world_size=degree)
-    assert detect_kind(middle) == "deepspeed"
+    assert detect_format(middle) == "deepspeed"
     names = sorted(os.listdir(middle / "global_step5"))
     assert sum("optim_states" in name for name in names) == int(degree)
     assert all(name.startswith("bf16_") == (kind == "bfloat16") for name in names if "optim" in name)
@@ -159,15 +159,15 @@ def test_reordered_groups_come_back_in_the_order_of_the_optimizer(tmp_path: Path
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
 def test_universal_files_come_back(tmp_path: Path, kind: str) -> None:
     source = make_checkpoint(tmp_path / "a.ucp", kind=kind)
-    middle = to_deepspeed(source, tmp_path / "ds", kind="ds-universal")
-    assert detect_kind(middle) == detect_kind(middle / "universal") == "ds-universal"
+    middle = to_deepspeed(source, tmp_path / "ds", format_name="ds-universal")
+    assert detect_format(middle) == detect_format(middle / "universal") == "ds-universal"
     assert_equal(source, back(middle, tmp_path / "b.ucp"))
 
 
 def test_an_optimizer_without_states_comes_back(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "a.ucp", states=())
     assert_equal(source, back(to_deepspeed(source, tmp_path / "ds"), tmp_path / "b.ucp"))
-    out = to_deepspeed(source, tmp_path / "uni", kind="ds-universal")
+    out = to_deepspeed(source, tmp_path / "uni", format_name="ds-universal")
     assert_equal(source, back(out, tmp_path / "c.ucp"))
 
 
@@ -227,7 +227,7 @@ def test_what_zero_cannot_hold_is_refused(tmp_path: Path) -> None:
     )
     assert list(tree["frozen_param_shapes"]) == ["fixed"]
     with pytest.raises(UcpError, match="no setting 'stage'"):
-        to_deepspeed(unknown, tmp_path / "uni", kind="ds-universal", stage="1")
+        to_deepspeed(unknown, tmp_path / "uni", format_name="ds-universal", stage="1")
 
 
 def test_objects_that_torch_lacks_are_refused(tmp_path: Path) -> None:

@@ -16,21 +16,23 @@ from ucpformat.errors import UcpError
 MODEL = "mp_rank_00_model_states.pt"
 
 
-def written(folder: Path, kind: str = "deepspeed", **settings: str) -> Path:
+def written(folder: Path, format_name: str = "deepspeed", **settings: str) -> Path:
     source = make_checkpoint(folder / "a.ucp")
     convert_checkpoint(
         source,
         folder / "ds",
-        source_kind="ucp",
-        destination_kind=kind,
+        source_format="ucp",
+        destination_format=format_name,
         settings={"world_size": "2"} | settings,
     )
     return folder / "ds"
 
 
-def refusal(source: Path, kind: str = "deepspeed") -> UcpError:
+def refusal(source: Path, format_name: str = "deepspeed") -> UcpError:
     with pytest.raises(UcpError) as caught:
-        convert_checkpoint(source, source.parent / "out.ucp", source_kind=kind, destination_kind="ucp")
+        convert_checkpoint(
+            source, source.parent / "out.ucp", source_format=format_name, destination_format="ucp"
+        )
     assert caught.value.code == "UCP-E-SOURCE"
     assert not (source.parent / "out.ucp" / "ucp.json").exists()
     return caught.value
@@ -66,7 +68,7 @@ def test_rank_0_alone_of_several_is_refused(
 def test_a_universal_checkpoint_of_one_rank_of_two_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "ds"
     convert_checkpoint(
-        make_checkpoint(tmp_path / "a.ucp"), folder, source_kind="ucp", destination_kind="ds-universal"
+        make_checkpoint(tmp_path / "a.ucp"), folder, source_format="ucp", destination_format="ds-universal"
     )
     path = folder / "universal" / name
     torch.save({**torch.load(path, weights_only=True), "mp_world_size": 2}, path)
@@ -115,4 +117,4 @@ def test_a_file_that_was_saved_anew_under_its_name_is_read(tmp_path: Path) -> No
     place = tag / "mp_rank_00_model_states.pt"
     saved_as(place, tmp_path / place.name)
     shutil.move(tmp_path / place.name, place)
-    convert_checkpoint(tag, tmp_path / "out.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(tag, tmp_path / "out.ucp", source_format="deepspeed", destination_format="ucp")

@@ -45,7 +45,11 @@ def saved(folder: Path, *, same_norm: bool = True, stage: str = "1", **changes: 
         source = make_checkpoint(folder / f"{rank}.ucp", shapes=shards_of(rank), groups=groups, salts=salts)
         settings = {"world_size": "2", "stage": stage}
         convert_checkpoint(
-            source, folder / f"{rank}.ds", source_kind="ucp", destination_kind="deepspeed", settings=settings
+            source,
+            folder / f"{rank}.ds",
+            source_format="ucp",
+            destination_format="deepspeed",
+            settings=settings,
         )
         for file in (folder / f"{rank}.ds" / "global_step5").iterdir():
             place = out / file.name.replace("mp_rank_00", f"mp_rank_{rank:02d}")
@@ -63,7 +67,7 @@ def saved(folder: Path, *, same_norm: bool = True, stage: str = "1", **changes: 
 
 
 def converted(source: Path, out: Path) -> Path:
-    convert_checkpoint(source, out, source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(source, out, source_format="deepspeed", destination_format="ucp")
     return out
 
 
@@ -163,8 +167,8 @@ def with_patterns(source: Path, out: Path, patterns: str, parameters: str = "") 
     convert_checkpoint(
         source,
         out,
-        source_kind="deepspeed",
-        destination_kind="ucp",
+        source_format="deepspeed",
+        destination_format="ucp",
         source_settings={"patterns": patterns, "pattern_parameters": parameters},
     )
     return out

@@ -23,7 +23,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is changed; bfloat16, with masters."""
     folder = tmp_path_factory.mktemp("universal")
     source = make_checkpoint(folder / "a.ucp")
-    convert_checkpoint(source, folder / "ds", source_kind="ucp", destination_kind="ds-universal")
+    convert_checkpoint(source, folder / "ds", source_format="ucp", destination_format="ds-universal")
     return folder / "ds"
 
 
@@ -118,7 +118,7 @@ def test_changed_by_hand(
     change(tmp_path / "ds" / "universal" / "zero")
     with pytest.raises(UcpError, match=said) as refusal:
         convert_checkpoint(
-            tmp_path / "ds", tmp_path / "b.ucp", source_kind="ds-universal", destination_kind="ucp"
+            tmp_path / "ds", tmp_path / "b.ucp", source_format="ds-universal", destination_format="ucp"
         )
     assert refusal.value.code == "UCP-E-SOURCE"
     assert place in (refusal.value.at or "")
@@ -133,7 +133,7 @@ def test_bare_tensors_get_the_shapes_that_the_model_files_list(whole: Path, tmp_
             rewritten(path, lambda tree: tree["param"].flatten().clone())
     paths = [tmp_path / "bare.ucp", tmp_path / "whole.ucp"]
     for source, out in zip([tmp_path / "ds", whole], paths, strict=True):
-        convert_checkpoint(source, out, source_kind="ds-universal", destination_kind="ucp")
+        convert_checkpoint(source, out, source_format="ds-universal", destination_format="ucp")
     with ucpformat.open(paths[0]) as bare, ucpformat.open(paths[1]) as other:
         assert set(bare) == set(other)
         for name, atom in other.items():

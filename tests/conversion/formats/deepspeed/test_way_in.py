@@ -45,7 +45,7 @@ def test_what_lay_beside_the_model_is_no_part_of_the_module(
     """Stock `load_checkpoint` raises for names that its module has not."""
     settings = {"stage": stage, "world_size": "2", "buffers": ""}
     convert_checkpoint(
-        from_dcp, tmp_path / "ds", source_kind="dcp", destination_kind="deepspeed", settings=settings
+        from_dcp, tmp_path / "ds", source_format="dcp", destination_format="deepspeed", settings=settings
     )
     (tag,) = (entry for entry in (tmp_path / "ds").iterdir() if entry.is_dir())
     for path in tag.glob("*model_states.pt"):
@@ -53,7 +53,9 @@ def test_what_lay_beside_the_model_is_no_part_of_the_module(
         assert set(tree["module"]) == {"w", "b"}
         assert tree["rng"]["rank1"].tolist() == [1, 2, 3, 4, 5]
         assert tree["epoch"] == 4
-    convert_checkpoint(tmp_path / "ds", tmp_path / "b.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(
+        tmp_path / "ds", tmp_path / "b.ucp", source_format="deepspeed", destination_format="ucp"
+    )
     with ucpformat.open(tmp_path / "b.ucp") as checkpoint:
         assert set(checkpoint) == {"w", "b"}
         held: Any = checkpoint.value("rng")
@@ -61,7 +63,7 @@ def test_what_lay_beside_the_model_is_no_part_of_the_module(
 
 
 def test_universal_files_of_it(from_dcp: Path, tmp_path: Path) -> None:
-    convert_checkpoint(from_dcp, tmp_path / "ds", source_kind="dcp", destination_kind="ds-universal")
+    convert_checkpoint(from_dcp, tmp_path / "ds", source_format="dcp", destination_format="ds-universal")
     tree = torch.load(tmp_path / "ds" / "universal" / MODEL, weights_only=True)
     assert set(tree["module"]) == {"w", "b"}
     assert set(tree["rng"]) == {"rank0", "rank1"}
@@ -82,25 +84,34 @@ def test_what_the_client_said_for_universal_checkpoints_is_kept(tmp_path: Path) 
         "ds_config": {"tensor_parallel": {"autotp_size": 2, "partition_config": {}}},
     }
     source = make_checkpoint(tmp_path / "a.ucp", values=values)
-    for kind, tag in (("ds-universal", "universal"), ("deepspeed", "global_step5")):
-        convert_checkpoint(source, tmp_path / kind, source_kind="ucp", destination_kind=kind)
-        tree = torch.load(tmp_path / kind / tag / MODEL, weights_only=True)
+    for format_name, tag in (("ds-universal", "universal"), ("deepspeed", "global_step5")):
+        convert_checkpoint(
+            source, tmp_path / format_name, source_format="ucp", destination_format=format_name
+        )
+        tree = torch.load(tmp_path / format_name / tag / MODEL, weights_only=True)
         wanted = {key: value for key, value in INFO.items() if key != "affine_map"}
         assert tree["universal_checkpoint_info"] == wanted
         assert tree["ds_config"]["tensor_parallel"] == {"autotp_size": 1, "partition_config": {}}
         convert_checkpoint(
-            tmp_path / kind, tmp_path / f"{kind}.ucp", source_kind=kind, destination_kind="ucp"
+            tmp_path / format_name,
+            tmp_path / f"{format_name}.ucp",
+            source_format=format_name,
+            destination_format="ucp",
         )
 
 
 def test_what_stock_deepspeed_does_not_restore_is_said(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "a.ucp", states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
-    report = convert_checkpoint(source, tmp_path / "ds", source_kind="ucp", destination_kind="ds-universal")
+    report = convert_checkpoint(
+        source, tmp_path / "ds", source_format="ucp", destination_format="ds-universal"
+    )
     frozen, options, states = report.warnings
     assert frozen.startswith("3 frozen parameters and buffers (count, fixed, table) stay as the job begins")
     assert "the options of the first" in options
     assert "max_exp_avg_sq" in states
     shapes = {"w": (2, 3)}
     plain = make_checkpoint(tmp_path / "b.ucp", shapes=shapes, groups=[["w"]], aliases={})
-    again = convert_checkpoint(plain, tmp_path / "two", source_kind="ucp", destination_kind="ds-universal")
+    again = convert_checkpoint(
+        plain, tmp_path / "two", source_format="ucp", destination_format="ds-universal"
+    )
     assert len(again.warnings) == 1

@@ -24,13 +24,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("way_out")
     source = make_checkpoint(out / "a.ucp")
     settings = {"stage": request.param, "world_size": "2"}
-    convert_checkpoint(source, out / "ds", source_kind="ucp", destination_kind="deepspeed", settings=settings)
+    convert_checkpoint(
+        source, out / "ds", source_format="ucp", destination_format="deepspeed", settings=settings
+    )
     return out
 
 
 def written(source: Path, out: Path, to: str = "dcp", **settings: str) -> ConversionReport:
-    kind = "deepspeed" if source.name == "ds" else "ucp"
-    return convert_checkpoint(source, out, source_kind=kind, destination_kind=to, settings=settings)
+    format_name = "deepspeed" if source.name == "ds" else "ucp"
+    return convert_checkpoint(
+        source, out, source_format=format_name, destination_format=to, settings=settings
+    )
 
 
 def loaded(path: Path, kind: torch.dtype) -> dict[str, torch.Tensor]:
@@ -94,7 +98,7 @@ def test_states_that_a_torch_job_saved_keep_their_names(folder: Path, tmp_path: 
 
 def test_files_of_two_saves_are_found_though_one_is_not_written(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
-    convert_checkpoint(source, tmp_path / "ds", source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(source, tmp_path / "ds", source_format="ucp", destination_format="deepspeed")
     path = tmp_path / "ds" / "global_step5" / "mp_rank_00_model_states.pt"
     tree = torch.load(path, weights_only=True)
     tree["module"]["norm"] += 1
@@ -106,12 +110,12 @@ def test_files_of_two_saves_are_found_though_one_is_not_written(tmp_path: Path) 
 
 
 def test_the_loss_scaler_is_plain_data_on_the_way(folder: Path, tmp_path: Path) -> None:
-    convert_checkpoint(folder / "ds", tmp_path / "b.ucp", source_kind="deepspeed", destination_kind="ucp")
+    convert_checkpoint(folder / "ds", tmp_path / "b.ucp", source_format="deepspeed", destination_format="ucp")
     with ucpformat.open(tmp_path / "b.ucp") as checkpoint:
         kept: Any = decode(checkpoint.state.values["zero_optimizer"], at="zero_optimizer")
     assert kept["loss_scaler"] == {"class": "LossScaler", "state": {"cur_scale": 1.0, "dynamic": False}}
     again = tmp_path / "again"
-    convert_checkpoint(tmp_path / "b.ucp", again, source_kind="ucp", destination_kind="deepspeed")
+    convert_checkpoint(tmp_path / "b.ucp", again, source_format="ucp", destination_format="deepspeed")
     name = "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
     assert b"DynamicLossScaler" not in (again / name).read_bytes()
     assert b"LossScaler" in (again / name).read_bytes()

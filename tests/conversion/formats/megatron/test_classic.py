@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ucpformat
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.errors import UcpError
 
@@ -117,14 +117,14 @@ def saved(folder: Path, *, is_sharded: bool = False, **more: Any) -> Path:
 
 
 def read(source: Path, out: Path) -> Path:
-    convert_checkpoint(source, out, source_kind="megatron-classic", destination_kind="ucp")
+    convert_checkpoint(source, out, source_format="megatron-classic", destination_format="ucp")
     return out
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_every_tensor_is_whole(tmp_path: Path, is_sharded: bool) -> None:
     source = saved(tmp_path, is_sharded=is_sharded)
-    assert detect_kind(source) == detect_kind(source / "iter_0000005") == "megatron-classic"
+    assert detect_format(source) == detect_format(source / "iter_0000005") == "megatron-classic"
     path = read(source, tmp_path / "out.ucp")
     assert ucpformat.validate(path) == []
     wanted = whole()

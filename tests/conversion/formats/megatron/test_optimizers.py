@@ -125,7 +125,7 @@ def saved(path: Path, groups: dict[str, dict[str, Any]], *, steps: dict[str, flo
 
 
 def exported(source: Path, out: Path, **settings: str) -> dict[Any, Any]:
-    convert_checkpoint(source, out, source_kind="ucp", destination_kind="megatron", settings=settings)
+    convert_checkpoint(source, out, source_format="ucp", destination_format="megatron", settings=settings)
     found: dict[Any, Any] = torch.load(out / COMMON, weights_only=True)
     return found
 
@@ -168,8 +168,8 @@ def test_what_megatron_cannot_say_is_carried_and_told(
     report = convert_checkpoint(
         source,
         tmp_path / "out",
-        source_kind="ucp",
-        destination_kind="megatron",
+        source_format="ucp",
+        destination_format="megatron",
         settings={"experts": "together"},
     )
     assert why in report.renamed["optimizers/optim"]
@@ -189,7 +189,9 @@ def test_narrow_states_are_widened(tmp_path: Path) -> None:
         {**state, "optim": {"state": {MATRIX: moments}, "param_groups": [{**ADAM, "params": [MATRIX]}]}},
     )
     exported(tmp_path / "ucp", tmp_path / "out")
-    convert_checkpoint(tmp_path / "out", tmp_path / "again", source_kind="megatron", destination_kind="ucp")
+    convert_checkpoint(
+        tmp_path / "out", tmp_path / "again", source_format="megatron", destination_format="ucp"
+    )
     with ucp.open(tmp_path / "again") as checkpoint:
         view = checkpoint[MATRIX]
         assert view["value"].dtype.name == "bfloat16"

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import ucpformat as ucp
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.dcp_files.directory import DcpDirectory
 from ucpformat.conversion.dcp_files.files_out import ExportTensor, write_dcp
 from ucpformat.conversion.formats.megatron.exporter import GROUPS
@@ -99,14 +99,14 @@ def test_there_and_back(tmp_path: Path) -> None:
         optimizer__state__exp_avg__w=WEIGHT + 1,
         optimizer__state__param__w=WEIGHT + 2,
     )
-    assert detect_kind(source) == "megatron"
-    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    assert detect_format(source) == "megatron"
+    convert_checkpoint(source, tmp_path / "ucp", source_format="megatron", destination_format="ucp")
     with ucp.open(tmp_path / "ucp") as checkpoint:
         assert set(checkpoint["w"]) == {"value", "exp_avg", "master"}
         np.testing.assert_array_equal(checkpoint["w"]["master"][...], WEIGHT + 2)
         assert checkpoint.root.progress is not None
         assert checkpoint.root.progress.step == 3
-    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     with torch.serialization.safe_globals([argparse.Namespace]):
         found = torch.load(tmp_path / "out" / COMMON, weights_only=True)
     assert torch.equal(found.pop("t"), torch.arange(3))
@@ -124,7 +124,7 @@ def test_what_other_frameworks_saved(tmp_path: Path) -> None:
         },
     }
     ucp.save(tmp_path / "ucp", state)
-    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     job = import_torch_dist(tmp_path / "out")
     (atom,) = job.atoms
     assert (atom.name, set(atom.slots)) == ("w", {"value", "exp_avg"})
@@ -160,7 +160,7 @@ def test_other_formats(tmp_path: Path, config: str, words: str) -> None:
     found = refusal(source)
     assert found.code == "UCP-E-SOURCE"
     assert words in found.message
-    assert detect_kind(source) == "megatron", "and not what would be left of it as torch's"
+    assert detect_format(source) == "megatron", "and not what would be left of it as torch's"
 
 
 def test_parts_that_are_missing(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_extra_states_of_modules(tmp_path: Path) -> None:
     archive = io.BytesIO()
     torch.save([io.BytesIO(b"abc")], archive)
     _replace(tmp_path / "in", key, archive.getvalue())
-    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
+    convert_checkpoint(source, tmp_path / "ucp", source_format="megatron", destination_format="ucp")
     with ucp.open(tmp_path / "ucp") as checkpoint:
         assert checkpoint.blob(key) == archive.getvalue()
-    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     assert import_torch_dist(tmp_path / "out").blobs[key][1] == archive.getvalue()
 
 
@@ -243,8 +243,8 @@ def test_what_a_rank_saved_with_classes_of_arguments(tmp_path: Path) -> None:
     archive = io.BytesIO()
     torch.save([{"args": argparse.Namespace(lr=0.5, parts=(1, signal.SIGTERM))}], archive)
     _replace(source, key, archive.getvalue())
-    convert_checkpoint(source, tmp_path / "ucp", source_kind="megatron", destination_kind="ucp")
-    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_kind="ucp", destination_kind="megatron")
+    convert_checkpoint(source, tmp_path / "ucp", source_format="megatron", destination_format="ucp")
+    convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     directory = DcpDirectory.open(tmp_path / "out")
     stored = io.BytesIO(directory.read_object_bytes(key))
     with torch.serialization.safe_globals([argparse.Namespace, signal.Signals]):

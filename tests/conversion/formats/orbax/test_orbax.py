@@ -21,7 +21,7 @@ from tests.conversion.jobs import job_of, whole
 from tests.frameworks_live.sweep import sweep
 from ucpformat.conversion.contract.casting import cast_job
 from ucpformat.conversion.contract.content import Content
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.conversion.formats.orbax.exporter import export_orbax
@@ -69,7 +69,7 @@ def test_out_and_in(tmp_path: Path, settings: dict[str, str]) -> None:
     plan = export_orbax(Content(job), tmp_path / "a", settings=settings)
     assert list(plan.dropped) == []
     carry_out(plan, tmp_path)
-    assert detect_kind(tmp_path / "a") == "orbax"
+    assert detect_format(tmp_path / "a") == "orbax"
     back = import_orbax(tmp_path / "a", settings={})
     found = whole(back, 2)
     for name, slots in arrays().items():
@@ -239,8 +239,8 @@ def test_steps_and_items(tmp_path: Path) -> None:
     report = convert_checkpoint(
         tmp_path / "run",
         tmp_path / "run.ucp",
-        source_kind="orbax",
-        destination_kind="ucp",
+        source_format="orbax",
+        destination_format="ucp",
         drop=["items/mine"],
     )
     assert {lost.what for lost in report.dropped} == {
@@ -289,8 +289,8 @@ def test_it_is_not_resumed(tmp_path: Path) -> None:
         convert_checkpoint(
             tmp_path / "a",
             tmp_path / "b",
-            source_kind="ucp",
-            destination_kind="orbax",
+            source_format="ucp",
+            destination_format="orbax",
             engine=EngineOptions(resume=True),
         )
     assert not (tmp_path / "b").exists()
@@ -323,7 +323,7 @@ JSON = "JsonCheckpointHandler"
 def test_metrics_and_metadata_of_a_manager_are_carried(tmp_path: Path) -> None:
     manager(tmp_path / "run")
     report = convert_checkpoint(
-        tmp_path / "run", tmp_path / "run.ucp", source_kind="orbax", destination_kind="ucp"
+        tmp_path / "run", tmp_path / "run.ucp", source_format="orbax", destination_format="ucp"
     )
     assert [lost.what for lost in report.dropped] == ["files/4/"]
     job = import_orbax(tmp_path / "run", settings={"step": "4"})
@@ -332,7 +332,9 @@ def test_metrics_and_metadata_of_a_manager_are_carried(tmp_path: Path) -> None:
     assert values["cfg"] == {"a": [4]}
     assert values["orbax.custom_metadata"] == {"note": "of 4", "n": [1, {"b": None}]}
     assert values["orbax.root_metadata"] == {"run": 7}
-    convert_checkpoint(tmp_path / "run.ucp", tmp_path / "back", source_kind="ucp", destination_kind="orbax")
+    convert_checkpoint(
+        tmp_path / "run.ucp", tmp_path / "back", source_format="ucp", destination_format="orbax"
+    )
     written = json.loads((tmp_path / "back" / "_CHECKPOINT_METADATA").read_bytes())
     assert written["custom_metadata"]["note"] == "of 10"
 
@@ -368,11 +370,11 @@ def test_what_decompresses_to_far_more_is_refused(tmp_path: Path) -> None:
     document = json.loads(place.read_bytes())
     place.write_text(json.dumps(document | {"shape": [2**40], "chunks": [2**22]}))
     with pytest.raises(UcpError) as refusal:
-        convert_checkpoint(folder, tmp_path / "b.ucp", source_kind="orbax", destination_kind="ucp")
+        convert_checkpoint(folder, tmp_path / "b.ucp", source_format="orbax", destination_format="ucp")
     assert (refusal.value.code, refusal.value.at) == ("UCP-E-LIMIT", "model.w/value")
     place.write_text(json.dumps(document | {"chunks": [3 << 27]}))
     with pytest.raises(UcpError, match="larger than the array") as refusal:
-        convert_checkpoint(folder, tmp_path / "b.ucp", source_kind="orbax", destination_kind="ucp")
+        convert_checkpoint(folder, tmp_path / "b.ucp", source_format="orbax", destination_format="ucp")
     assert refusal.value.code == "UCP-E-LIMIT"
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save, save_file
 
 from tests.conversion.damage import damaged, outcome, replaced
 from tests.conversion.jobs import whole
-from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.convert import detect_format
 from ucpformat.conversion.formats.safetensors.directory import detect
 from ucpformat.conversion.formats.safetensors.importer import import_safetensors
 from ucpformat.errors import UcpError
@@ -122,7 +122,7 @@ def model(folder: Path) -> Path:
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
-    assert detect_kind(folder) == "safetensors"
+    assert detect_format(folder) == "safetensors"
     job = plan(folder)
     assert {atom: int(array[0]) for (atom, _), array in whole(job).items()} == {"a": 97, "b": 98, "c": 99}
     assert job.state.values["safetensors.index_metadata"] == {"note": "kept"}

@@ -20,7 +20,7 @@ import ucpformat as ucp
 from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
 from ucpformat.conversion.contract.content import Content
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.engine.writing import run_job
 from ucpformat.conversion.formats.safetensors.exporter import export_safetensors
 from ucpformat.conversion.formats.safetensors.importer import import_safetensors
@@ -69,7 +69,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 
 def converted(source: Path, destination: Path, to: str, **more: Any) -> Any:
     return convert_checkpoint(
-        source, destination, source_kind=detect_kind(source), destination_kind=to, **more
+        source, destination, source_format=detect_format(source), destination_format=to, **more
     )
 
 
@@ -96,7 +96,7 @@ def test_every_tensor_of_every_type_comes_back_byte_for_byte(
         index = json.loads((folder / "back" / "model.safetensors.index.json").read_bytes())
         assert index["weight_map"].keys() == state.keys()
         assert index["metadata"]["total_size"] == sum(t.numel() * t.itemsize for t in state.values())
-    # One foreign kind from the other, without a checkpoint in between, into one file.
+    # One foreign format from the other, without a checkpoint in between, into one file.
     converted(folder / "back", folder / "one.safetensors", "safetensors")
     same(state, load_file(folder / "one.safetensors"))
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from tests.conversion.damage import damaged, outcome, replaced
 from tests.conversion.formats.torch_save.test_files import RAN, Malicious, training_state
 from tests.conversion.jobs import whole
-from ucpformat.conversion.convert import detect_kind
+from ucpformat.conversion.convert import detect_format
 from ucpformat.conversion.formats.torch_save.directories import detect, import_directory
 from ucpformat.errors import UcpError
 
@@ -45,7 +45,7 @@ def saved(folder: Path, ranks: int = 2) -> Path:
 
 def test_everything_is_carried(tmp_path: Path) -> None:
     folder = saved(tmp_path / "a")
-    assert detect_kind(folder) == "accelerate"
+    assert detect_format(folder) == "accelerate"
     job = import_directory(folder)
     found = whole(job)
     assert found["1.bias", "value"].shape == (4,)
@@ -128,7 +128,7 @@ def test_folders_of_dcp(tmp_path: Path) -> None:
     dcp_save({"model": weights}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
     dcp_save({"optimizer": states}, checkpoint_id=folder / "optimizer_0", no_dist=True)
     torch.save({"step": 1}, folder / "random_states_0.pkl")
-    assert detect_kind(folder) == "accelerate"
+    assert detect_format(folder) == "accelerate"
     job = import_directory(folder)
     slots = {atom.name: set(atom.slots) for atom in job.atoms}
     assert slots["1.weight"] == {"value", "exp_avg", "exp_avg_sq", "step"}
@@ -138,7 +138,7 @@ def test_folders_of_dcp(tmp_path: Path) -> None:
     lightning = tmp_path / "lightning"
     dcp_save({"model": weights, "optimizer_0": states}, checkpoint_id=lightning, no_dist=True)
     torch.save({"epoch": 3, "loops": {"a": [1, {"b": 2}]}}, lightning / "meta.pt")
-    assert detect_kind(lightning) == "accelerate"
+    assert detect_format(lightning) == "accelerate"
     job = import_directory(lightning)
     assert job.state.values["epoch"] == 3
     assert "1.weight" in {atom.name for atom in job.atoms}

@@ -21,7 +21,7 @@ from tests.conversion.damage import damaged, outcome
 from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
 from ucpformat.conversion.contract.content import Content
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.torch_save.exporter import export_torch_save
 from ucpformat.conversion.formats.torch_save.importer import detect, import_torch_save
 from ucpformat.errors import UcpError
@@ -90,9 +90,13 @@ def same(one: object, other: object) -> bool:
 
 def through(state: object, folder: Path) -> Path:
     torch.save(state, folder / "a.pt")
-    assert detect_kind(folder / "a.pt") == "torch-save"
-    convert_checkpoint(folder / "a.pt", folder / "c.ucp", source_kind="torch-save", destination_kind="ucp")
-    convert_checkpoint(folder / "c.ucp", folder / "b.pt", source_kind="ucp", destination_kind="torch-save")
+    assert detect_format(folder / "a.pt") == "torch-save"
+    convert_checkpoint(
+        folder / "a.pt", folder / "c.ucp", source_format="torch-save", destination_format="ucp"
+    )
+    convert_checkpoint(
+        folder / "c.ucp", folder / "b.pt", source_format="ucp", destination_format="torch-save"
+    )
     return folder / "b.pt"
 
 

@@ -15,7 +15,7 @@ from tests.conversion.jobs import whole
 from tests.documentation.markdown import run_by
 from tests.documentation.running import Reader
 from tests.processes import launch
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.torch_save.directories import import_directory
 from ucpformat.conversion.formats.torch_save.rank_files import import_rank_files
 from ucpformat.conversion.formats.torch_save.sharded import RANK_GLOBALS
@@ -45,7 +45,7 @@ def check(found: dict[tuple[str, str], Any], wanted: dict[str, Any]) -> None:
 
 
 def test_shards_are_joined(made: Path) -> None:
-    assert detect_kind(made / "state") == "accelerate"
+    assert detect_format(made / "state") == "accelerate"
     job = import_directory(made / "state")
     wanted = torch.load(made / "whole.pt", weights_only=True)
     check(whole(job), wanted)
@@ -66,8 +66,10 @@ def test_the_commands_of_the_page(made: Path, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_files_of_ranks_are_joined(made: Path, name: str, tmp_path: Path) -> None:
     """In one file of each rank, and in two."""
-    assert detect_kind(made / name) == "torch-ranks"
-    convert_checkpoint(made / name, tmp_path / "out.ucp", source_kind="torch-ranks", destination_kind="ucp")
+    assert detect_format(made / name) == "torch-ranks"
+    convert_checkpoint(
+        made / name, tmp_path / "out.ucp", source_format="torch-ranks", destination_format="ucp"
+    )
     assert ucpformat.validate(tmp_path / "out.ucp") == []
     wanted = torch.load(made / "whole.pt", weights_only=True)
     with ucpformat.open(tmp_path / "out.ucp") as checkpoint:
@@ -96,8 +98,8 @@ def test_a_copy_that_differs_is_refused_unless_the_first_counts(made: Path, tmp_
         convert_checkpoint(
             made / "unequal",
             tmp_path / out,
-            source_kind="torch-ranks",
-            destination_kind="ucp",
+            source_format="torch-ranks",
+            destination_format="ucp",
             source_settings=settings,
         )
 
@@ -113,7 +115,7 @@ def test_a_copy_that_differs_is_refused_unless_the_first_counts(made: Path, tmp_
 
 
 def test_flat_parameters_do_not_say_what_they_hold(made: Path) -> None:
-    assert detect_kind(made / "local") == "torch-ranks"
+    assert detect_format(made / "local") == "torch-ranks"
     with pytest.raises(UcpError, match="SHARDED_STATE_DICT") as refusal:
         import_rank_files(made / "local")
     assert refusal.value.code == "UCP-E-SOURCE"
@@ -169,7 +171,7 @@ def test_harm_is_found(
     harm(tmp_path / "copy" / f"state-rank{victim}.pt")
     with pytest.raises(UcpError, match=text) as refusal:
         convert_checkpoint(
-            tmp_path / "copy", tmp_path / "out.ucp", source_kind="torch-ranks", destination_kind="ucp"
+            tmp_path / "copy", tmp_path / "out.ucp", source_format="torch-ranks", destination_format="ucp"
         )
     assert refusal.value.code == code
     assert not (tmp_path / "evil").exists()

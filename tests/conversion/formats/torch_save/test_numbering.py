@@ -49,11 +49,13 @@ def there_and_back(folder: Path, saved: dict[str, Any], **settings: str) -> dict
     convert_checkpoint(
         folder / "a.pt",
         folder / "c.ucp",
-        source_kind="torch-save",
-        destination_kind="ucp",
+        source_format="torch-save",
+        destination_format="ucp",
         source_settings=settings,
     )
-    convert_checkpoint(folder / "c.ucp", folder / "b.pt", source_kind="ucp", destination_kind="torch-save")
+    convert_checkpoint(
+        folder / "c.ucp", folder / "b.pt", source_format="ucp", destination_format="torch-save"
+    )
     back: dict[str, Any] = torch.load(folder / "b.pt", weights_only=True)
     return back
 
@@ -131,8 +133,8 @@ def test_named_states_are_numbered_if_asked(tmp_path: Path) -> None:
     convert_checkpoint(
         tmp_path / "c.ucp",
         tmp_path / "b.pt",
-        source_kind="ucp",
-        destination_kind="torch-save",
+        source_format="ucp",
+        destination_format="torch-save",
         settings={"numbered": "true"},
     )
     back = torch.load(tmp_path / "b.pt", weights_only=True)
@@ -143,7 +145,7 @@ def test_named_states_are_numbered_if_asked(tmp_path: Path) -> None:
         convert_checkpoint(
             tmp_path / "c.ucp",
             tmp_path / "x.pt",
-            source_kind="ucp",
-            destination_kind="torch-save",
+            source_format="ucp",
+            destination_format="torch-save",
             settings={"numbered": "yes"},
         )

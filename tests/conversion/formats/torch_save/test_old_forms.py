@@ -16,7 +16,7 @@ import torch
 import ucpformat
 from tests.conversion.formats.torch_save.test_files import RAN, Malicious
 from tests.conversion.jobs import whole
-from ucpformat.conversion.convert import convert_checkpoint, detect_kind
+from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.torch_save.importer import import_torch_save
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.tagged import decode
@@ -47,9 +47,9 @@ def state() -> dict[str, Any]:
 
 def test_every_tensor_is_what_torch_reads(tmp_path: Path) -> None:
     source = old(tmp_path / "a.pth", state())
-    assert detect_kind(source) == "torch-save"
+    assert detect_format(source) == "torch-save"
     wanted = torch.load(source, weights_only=True)
-    convert_checkpoint(source, tmp_path / "a.ucp", source_kind="torch-save", destination_kind="ucp")
+    convert_checkpoint(source, tmp_path / "a.ucp", source_format="torch-save", destination_format="ucp")
     assert ucpformat.validate(tmp_path / "a.ucp") == []
     job = import_torch_save(source)
     found = whole(job)
@@ -130,7 +130,7 @@ def test_torchscript_is_called_what_it_is(tmp_path: Path) -> None:
         for name in ("data.pkl", "constants.pkl", "data/0", "version"):
             archive.writestr(f"a/{name}", b"x")
         archive.writestr("a/code/__torch__.py", b"x" * 99, zipfile.ZIP_DEFLATED)
-    assert detect_kind(source) == "torch-save"
+    assert detect_format(source) == "torch-save"
     with pytest.raises(UcpError, match=r"TorchScript archive .*torch\.jit\.load and save its state_dict\(\)"):
         import_torch_save(source)
 

@@ -43,10 +43,10 @@ from ucpformat.tensor_files.torch_file import rank_file
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["KIND", "import_deepspeed"]
+__all__ = ["FORMAT", "import_deepspeed"]
 
 
-KIND: Final = "deepspeed"
+FORMAT: Final = "deepspeed"
 
 
 def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] | None = None) -> Job:
@@ -56,7 +56,7 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     and say of a pipeline without ZeRO what its files do not (`unnamed_stages`).
 
     Raises:
-        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete, of two saves or of a kind that is not
+        ImportRefusedError: ``UCP-E-SOURCE`` for what is damaged, incomplete, of two saves or of a form that is not
             read; ``UCP-E-PICKLE`` for a pickle that asks for more than plain data; the file is named.
     """
     directory = DeepSpeedDirectory.open(path)
@@ -67,7 +67,7 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     if not directory.layers:
         positions = _with_tied_names(positions)
     note: dict[str, JsonValue] = {
-        "kind": KIND,
+        "kind": FORMAT,
         "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
         "world_size": len(positions[0].ranks) or _world_size(positions[0].model),
     }

@@ -34,9 +34,9 @@ from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile, rank_file
 from ucpformat.tensor_files.torch_zip import StoredTensor
 
-__all__ = ["KIND", "import_universal"]
+__all__ = ["FORMAT", "import_universal"]
 
-KIND: Final = "ds-universal"
+FORMAT: Final = "ds-universal"
 _MASTER: Final = "fp32"
 _ADAM: Final = ("exp_avg", "exp_avg_sq")
 _SUFFIX: Final = ".pt"
@@ -114,7 +114,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
             wrapper,
             groups,
             optimizer,
-            {"kind": KIND, **(stages.note if stages is not None else {})},
+            {"kind": FORMAT, **(stages.note if stages is not None else {})},
             models[1:] if stages is not None else (),
         ),
         blobs=blobs,

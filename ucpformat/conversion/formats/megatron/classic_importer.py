@@ -47,9 +47,9 @@ from ucpformat.tensor_files.torch_zip import StoredTensor
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["KIND", "import_classic"]
+__all__ = ["FORMAT", "import_classic"]
 
-KIND: Final = "megatron-classic"
+FORMAT: Final = "megatron-classic"
 _PATTERNS: Final = "megatron-gpt"
 _GLOBALS: Final = {**DEEPSPEED_GLOBALS, **COMMON_GLOBALS}
 """Master copies are tensors with attributes, as DeepSpeed's are."""
@@ -251,7 +251,7 @@ def _state(ranks: Sequence[_Rank], run: Run) -> StateDocument:
             elif values.get(key) != found:
                 values[f"{directory_name(rank.place.number)}/{key}"] = found
     return StateDocument(
-        values, dict(_optimizers(ranks)), {}, {SOURCE: {"kind": KIND, "degrees": run.degrees()}}
+        values, dict(_optimizers(ranks)), {}, {SOURCE: {"kind": FORMAT, "degrees": run.degrees()}}
     )
 
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.state_dict.keys.paths import StatePath
 
-__all__ = ["KIND", "RANDOM_KEY", "detect", "import_orbax"]
+__all__ = ["FORMAT", "RANDOM_KEY", "detect", "import_orbax"]
 
-KIND: Final = "orbax"
+FORMAT: Final = "orbax"
 RANDOM_KEY: Final = "random_key"
 """The member of a slot's annotation that says of which implementation a random key is."""
 
@@ -318,7 +318,7 @@ def _job(found: _Found, root: Path) -> Job:
             {dotted(path): value for path, value in found.values.items()},
             {},
             {},
-            state_annotations(KIND, {}, {dotted(path): path for path in found.values}),
+            state_annotations(FORMAT, {}, {dotted(path): path for path in found.values}),
         ),
         step=int(match[1]) if match else None,
         dropped=found.dropped,

@@ -15,7 +15,7 @@ from ucpformat.conversion.contract.foreign import ExportPlan, Lost
 from ucpformat.conversion.contract.map_choice import apply_maps
 from ucpformat.conversion.contract.weights import weights_alone
 from ucpformat.conversion.formats.safetensors.directory import SUFFIX
-from ucpformat.conversion.formats.safetensors.importer import INDEX_METADATA, KIND, METADATA, STEP
+from ucpformat.conversion.formats.safetensors.importer import FORMAT, INDEX_METADATA, METADATA, STEP
 from ucpformat.conversion.formats.safetensors.write import OutTensor, index_document, shards, write_file
 from ucpformat.errors import UcpError, error
 from ucpformat.model.values import decode
@@ -137,7 +137,7 @@ def _tensor(name: str, slot: SlotSpec, read: ReadBox) -> OutTensor:
 def _packed(slot: SlotSpec) -> tuple[str, tuple[int, ...]] | None:
     """The type and shape of what was carried as bytes. Annotations bind nobody: what does not fit is none."""
     source = slot.annotations.get(SOURCE)
-    kept = source.get(KIND) if isinstance(source, dict) else None
+    kept = source.get(FORMAT) if isinstance(source, dict) else None
     if not isinstance(kept, dict) or slot.dtype != "uint8":
         return None
     kind, shape = kept.get("dtype"), kept.get("shape")

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.tensor_files.safetensors_header import SafetensorsEntry
 
-__all__ = ["INDEX_METADATA", "KIND", "METADATA", "STEP", "import_safetensors"]
+__all__ = ["FORMAT", "INDEX_METADATA", "METADATA", "STEP", "import_safetensors"]
 
-KIND: Final = "safetensors"
+FORMAT: Final = "safetensors"
 METADATA: Final = "safetensors.metadata"
 """The value that holds ``__metadata__`` of the files, joined."""
 INDEX_METADATA: Final = "safetensors.index_metadata"
@@ -65,7 +65,7 @@ def import_safetensors(path: str | os.PathLike[str], *, settings: Mapping[str, s
     job = Job(
         atoms,
         sources,
-        StateDocument(_values(metadata, weights), {}, {}, state_annotations(KIND, {}, {})),
+        StateDocument(_values(metadata, weights), {}, {}, state_annotations(FORMAT, {}, {})),
         {name: (_media_type(name), data) for name, data in blobs.items()},
         step=int(step) if isinstance(step, str) and _STEP.fullmatch(step) else None,
         dropped=[*weights.odd, *left],
@@ -85,7 +85,7 @@ def import_safetensors(path: str | os.PathLike[str], *, settings: Mapping[str, s
 def _slot(entry: SafetensorsEntry) -> SlotSpec:
     if entry.packed.startswith("F6"):
         # There is no such type here: the bytes are kept as they are, and the annotation says what they were.
-        note: dict[str, JsonValue] = {SOURCE: {KIND: {"dtype": entry.packed, "shape": list(entry.shape)}}}
+        note: dict[str, JsonValue] = {SOURCE: {FORMAT: {"dtype": entry.packed, "shape": list(entry.shape)}}}
         return SlotSpec("uint8", (entry.location.length,), annotations=note)
     return SlotSpec(entry.dtype, entry.shape)
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
     from ucpformat.state_dict.keys.paths import StatePath
 
-__all__ = ["KIND", "detect", "import_directory"]
+__all__ = ["FORMAT", "detect", "import_directory"]
 
-KIND: Final = "accelerate"
+FORMAT: Final = "accelerate"
 _RANDOM: Final = re.compile(r"random_states_(\d+)\.pkl")
 _MODEL: Final = re.compile(
     r"(?:model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|pytorch_model_fsdp(_\d+)?\.bin)"
@@ -121,7 +121,7 @@ def import_directory(
         leaves.dropped += _missing(files.names())
     if ranks:
         _check_ranks(files, len(ranks))
-    return leaves.job(KIND, order=order)
+    return leaves.job(FORMAT, order=order)
 
 
 def _check_ranks(files: SourceFiles, count: int) -> None:

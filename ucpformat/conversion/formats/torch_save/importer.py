@@ -25,9 +25,9 @@ from ucpformat.tensor_files.unpickle import Constructor, Globals
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
 
-__all__ = ["KIND", "TORCH_SAVE_GLOBALS", "detect", "import_torch_save", "models_in"]
+__all__ = ["FORMAT", "TORCH_SAVE_GLOBALS", "detect", "import_torch_save", "models_in"]
 
-KIND: Final = "torch-save"
+FORMAT: Final = "torch-save"
 _LIGHTNING: Final = "pytorch-lightning_version"
 _DIRECTORY: Final = 1 << 20
 _STEPS: Final = ("global_step", "step", "iteration", "global_steps")
@@ -111,7 +111,7 @@ def import_torch_save(path: str | os.PathLike[str], *, order: str = "") -> Job:
     leaves = Leaves()
     leaves.add_file(file, file.tree)
     leaves.models.update(dict.fromkeys(models_in(file.tree)))
-    return leaves.job(KIND, step=_step(file.tree), order=order)
+    return leaves.job(FORMAT, step=_step(file.tree), order=order)
 
 
 def models_in(tree: object) -> list[tuple[str, ...]]:

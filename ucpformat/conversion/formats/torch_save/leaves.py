@@ -84,7 +84,7 @@ class Leaves:
             else:
                 self.objects[place] = _encoded(file, dotted(place), leaf)
 
-    def job(self, kind: str, *, step: int | None = None, order: str = "") -> Job:
+    def job(self, source_format: str, *, step: int | None = None, order: str = "") -> Job:
         """All of it. Names follow the rules of nested state dicts (`state_names`), of optimizers also `numbering`.
 
         Raises:
@@ -92,10 +92,10 @@ class Leaves:
             MismatchError: ``UCP-E-MISMATCH`` where ``order`` is ``module`` and does not say which parameter is which.
         """
         numbered = self._numbered(order)
-        job = self._job(kind, step, numbered)
+        job = self._job(source_format, step, numbered)
         gathered = {path: names for path, names in numbered.items() if dotted(path) in job.state.optimizers}
         if gathered.keys() != numbered.keys():
-            job = self._job(kind, step, gathered)
+            job = self._job(source_format, step, gathered)
         if gathered:
             notes: dict[str, JsonValue] = {dotted(path): list(names) for path, names in gathered.items()}
             source = job.state.annotations[SOURCE]
@@ -128,7 +128,7 @@ class Leaves:
                 found[path] = names
         return found
 
-    def _job(self, kind: str, step: int | None, numbered: Mapping[StatePath, Sequence[str]]) -> Job:
+    def _job(self, source_format: str, step: int | None, numbered: Mapping[StatePath, Sequence[str]]) -> Job:
         names: dict[str, StatePath] = {}
         for path in (*self.tensors, *self.objects):
             if names.setdefault(dotted(path), path) != path:
@@ -166,7 +166,7 @@ class Leaves:
         for path, listed in numbered.items():
             for at, numbers in enumerate(numbered_optimizers(self.objects)[path]):
                 encoded[dotted((*path, GROUPS, at, PARAMS))] = [listed[number] for number in numbers]
-        state = state_document(kind, encoded, names, objects, found, frozenset(slots))
+        state = state_document(source_format, encoded, names, objects, found, frozenset(slots))
         return Job(atoms, sources, state, self.blobs, step=step, dropped=self.dropped)
 
     def _seen(self, path: StatePath, numbered: Mapping[StatePath, Sequence[str]]) -> KeyPath:

@@ -31,9 +31,9 @@ from ucpformat.tensor_files.zip_records import read_record, zip_records
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
 
-__all__ = ["KIND", "detect", "import_rank_files"]
+__all__ = ["FORMAT", "detect", "import_rank_files"]
 
-KIND: Final = "torch-ranks"
+FORMAT: Final = "torch-ranks"
 _RANK: Final = re.compile(r"(.*?)[._-]?rank[._-]?(\d{1,7})((?:[._-].*)?\.(?:pt|pth|bin|ckpt))", re.IGNORECASE)
 _MARK: Final = b"torch.distributed._shard.sharded_tensor.api"
 _MAX_PICKLE: Final = 64 << 20
@@ -111,7 +111,7 @@ def import_rank_files(path: str | os.PathLike[str], *, order: str = "", replicas
         held = [TorchFile(files, row[rank], RANK_GLOBALS) for rank in ranks]
         prefix: StatePath = (before,) if len(rows) > 1 and before else ()
         _add_row(leaves, held, prefix, has_equal=replicas != "first")
-    return leaves.job(KIND, order=order)
+    return leaves.job(FORMAT, order=order)
 
 
 def _name_like(name: str, rank: int) -> str:

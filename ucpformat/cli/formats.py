@@ -1,4 +1,4 @@
-"""``ucp kinds``."""
+"""``ucp formats``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import Setting
     from ucpformat.conversion.contract.registry import Registered
 
-__all__ = ["kinds"]
+__all__ = ["formats"]
 
 
 @click.command()
 @format_option
 @click.pass_context
-def kinds(context: click.Context, output: str) -> None:
-    """List the kinds of checkpoints that can be read and written, plug-ins included, with their settings.
+def formats(context: click.Context, output: str) -> None:
+    """List the checkpoint formats that can be read and written, plug-ins included, with their settings.
 
     Exit code 1 where a plug-in cannot be used.
     """
     found = registry().entries()
     if output == "json":
-        click.echo(json.dumps({"kinds": [_as_json(entry) for entry in found]}, indent=2))
+        click.echo(json.dumps({"formats": [_as_json(entry) for entry in found]}, indent=2))
     else:
         click.echo("ucp (reads, writes): universal checkpoints")
         for entry in found:
@@ -38,29 +38,31 @@ def kinds(context: click.Context, output: str) -> None:
 
 
 def _show(entry: Registered) -> None:
-    kind = entry.kind
-    if kind is None:
+    foreign = entry.format
+    if foreign is None:
         click.echo(printable(f"{entry.name} ({entry.distribution}) cannot be used: {entry.broken}"))
         return
-    ways = [way for way, action in (("reads", kind.plan), ("writes", kind.export)) if action is not None]
+    ways = [
+        way for way, action in (("reads", foreign.plan), ("writes", foreign.export)) if action is not None
+    ]
     origin = "" if entry.distribution == "ucpformat" else f" [{entry.distribution}]"
-    click.echo(printable(f"{entry.name} ({', '.join(ways)}){origin}: {kind.title}"))
-    for side, settings in (("read", kind.import_settings), ("written", kind.export_settings)):
+    click.echo(printable(f"{entry.name} ({', '.join(ways)}){origin}: {foreign.title}"))
+    for side, settings in (("read", foreign.import_settings), ("written", foreign.export_settings)):
         for setting in settings:
             click.echo(printable(f"    {setting.name}, where {side}: {setting.help}"))
 
 
 def _as_json(entry: Registered) -> dict[str, object]:
-    kind = entry.kind
+    foreign = entry.format
     return {
         "name": entry.name,
         "distribution": entry.distribution,
         "broken": entry.broken,
-        "title": "" if kind is None else kind.title,
-        "reads": kind is not None and kind.plan is not None,
-        "writes": kind is not None and kind.export is not None,
-        "import_settings": [] if kind is None else _settings(kind.import_settings),
-        "export_settings": [] if kind is None else _settings(kind.export_settings),
+        "title": "" if foreign is None else foreign.title,
+        "reads": foreign is not None and foreign.plan is not None,
+        "writes": foreign is not None and foreign.export is not None,
+        "import_settings": [] if foreign is None else _settings(foreign.import_settings),
+        "export_settings": [] if foreign is None else _settings(foreign.export_settings),
     }
 
 
