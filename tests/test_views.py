@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.builders import STORAGES, Tensor, fresh_url, save
 from ucpformat.errors import UcpError
@@ -52,6 +53,19 @@ def test_a_slot_is_an_array_to_numpy(path: Path) -> None:
             np.s_[...],
             np.s_[()],
             np.s_[np.int64(1)],
+            np.s_[:, ::-3, 30:2:-1],
+            np.s_[5:1],
+            np.s_[None, 1, ..., None],
+            [1, 0],
+            [],
+            np.s_[:, [0, -1, 0, 299], 1],
+            np.s_[:, [[250], [3]], [1, 2, 39]],
+            np.s_[[0, 1], :, [2, 3]],
+            DATA > 100,
+            np.s_[..., DATA[0, 0] % 3 == 0],
+            np.s_[1, DATA[0] > 5000],
+            np.s_[np.array([True, False])],
+            torch.tensor([1, 1]),
         ):
             assert np.array_equal(slot[where], (DATA + 1)[where])
 
@@ -59,11 +73,20 @@ def test_a_slot_is_an_array_to_numpy(path: Path) -> None:
 def test_what_a_slot_does_not_do_is_said(path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         slot = checkpoint["w1"]["value"]
-        for where in ([0, 1], np.array([0]), np.s_[:, ::-1], None, slot.shape == (), np.s_[..., ...]):
-            with pytest.raises(IndexError, match=r"read\(\) the slot, and index that"):
+        for where, said in (
+            (slot.shape == (), "only integers, slices, .* select, not False"),
+            (np.array(True), "only integers, slices"),
+            (1.5, "only integers, slices"),
+            ("a", "only integers, slices"),
+            (np.s_[..., ...], "a single ellipsis"),
+            (np.s_[0, 0, 0, 0], "too many indices"),
+            (np.zeros((2, 299), bool), r"a mask of shape \(2, 299\) does not fit"),
+            (2, "index 2 is out of bounds for dimension 0 with extent 2"),
+            (np.s_[0, [3, 300]], "index 300 is out of bounds for dimension 1"),
+            (np.s_[0, [-301]], "index -301 is out of bounds"),
+        ):
+            with pytest.raises(IndexError, match=said):
                 slot[where]
-        with pytest.raises(IndexError, match="out of bounds"):
-            slot[2]
         with pytest.raises(ValueError, match=r"mapped\(\) gives it without"):
             slot.__array__(copy=False)
         with pytest.raises(TypeError, match=r"no len\(\)"):

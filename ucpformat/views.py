@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, SupportsIndex, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
 
 import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import array_view
+from ucpformat.storage.reading.indexing import select
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
@@ -158,17 +159,29 @@ class SlotView:
         return self._stored.slot.annotations
 
     def __getitem__(self, selection: object) -> NDArray[np.generic]:
-        """A basic selection: integers, slices with step 1 or more, an ellipsis. Integers drop their dimension.
+        """Read a part of the slot, selected as from a numpy array.
+
+        Integers, slices of any step, an ellipsis, ``None``, and arrays of integers or booleans select, with the same
+        result as numpy has. Of what arrays select, rows that lie close together are read at once.
+
+        Returns:
+            A new array of the slot's data type.
 
         Raises:
             IndexError: as numpy would.
             UcpError: as `Checkpoint.read`.
+
+        >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2)})
+        >>> view = ucp.open("run.ucp")["w"]["value"]
+        >>> view[0:2, 1].tolist(), view[::-2].tolist(), view[[2, 0], [1, 1]].tolist()
+        ([1, 3], [[4, 5], [0, 1]], [5, 1])
         """
-        items = selection if isinstance(selection, tuple) else (selection,)
-        box, steps = _selected(items, self.shape)
-        out = np.empty(box.shape, self.dtype)
-        self._source.reader.read_box(self._stored, box, out)
-        return cast("NDArray[np.generic]", out[(*steps, ...)])
+        selected = select(selection, self.shape, self.dtype.itemsize)
+        out = np.empty(selected.shape, self.dtype)
+        if out.size:
+            boxes = ((self._stored, box, out[place]) for box, place in selected.boxes())
+            self._source.reader.read(boxes)
+        return cast("NDArray[np.generic]", out[(*selected.index, ...)])
 
     def read(self, out: object = None) -> NDArray[np.generic]:
         """The whole slot, into ``out`` if given (see `Checkpoint.read`)."""
@@ -203,9 +216,7 @@ class SlotView:
         """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements."""
         return self._source.reader.mapped(self._stored)
 
-    def __array__(
-        self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
-    ) -> NDArray[np.generic]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
         """All elements, read now.
 
         Raises:
@@ -215,44 +226,6 @@ class SlotView:
             raise ValueError("a slot is read from storage, which makes a copy: mapped() gives it without one")
         data = self.read()
         return data if dtype is None else data.astype(dtype, copy=False)
-
-
-def _selected(items: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:
-    """The box to read, and what to select from it."""
-    ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
-    if ellipses:
-        place = ellipses[0]
-        fill = len(shape) - len(items) + 1
-        items = items[:place] + (slice(None),) * fill + items[place + 1 :]
-    items = items + (slice(None),) * (len(shape) - len(items))
-    if len(items) > len(shape):
-        raise IndexError(f"too many indices for a tensor of {len(shape)} dimensions")
-    offset, extents, steps = [], [], []
-    for item, extent in zip(items, shape, strict=True):
-        if isinstance(item, slice):
-            start, stop, step = item.indices(extent)
-            if step < 1:
-                raise IndexError("slices must go forward: read() the slot, and index that")
-            offset.append(start)
-            extents.append(max(0, stop - start))
-            steps.append(slice(None, None, step))
-        else:
-            index = _integer(item)
-            if not -extent <= index < extent:
-                raise IndexError(f"index {index} is out of bounds for extent {extent}")
-            offset.append(index % extent)
-            extents.append(1)
-            steps.append(0)  # type: ignore[arg-type]
-    return Box(tuple(offset), tuple(extents)), tuple(steps)
-
-
-def _integer(item: object) -> int:
-    if isinstance(item, SupportsIndex) and not isinstance(item, bool | np.bool_ | np.ndarray):
-        return item.__index__()
-    message = (
-        f"only integers, slices and one ellipsis select here, not {item!r}: read() the slot, and index that"
-    )
-    raise IndexError(message)
 
 
 class AtomView(Mapping[str, SlotView]):

@@ -150,7 +150,7 @@ def _(place: Path) -> str:
 @mistake("a world size that the entries of ranks do not fit")
 def _(place: Path) -> str:
     def save(group: ThreadGroup) -> str:
-        return ucpformat.save(place / "a.ucp", {"rng": ucpformat.PerRank(group.rank)}, group=group)
+        return ucpformat.save(place / "a.ucp", {"rng": ucpformat.PerRank(group.rank)}, group=group).digest
 
     def load(group: ThreadGroup) -> dict[str, Any]:
         return ucpformat.load(place / "a.ucp", {"rng": None}, group=group)
