@@ -61,7 +61,7 @@ def test_files_that_a_forge_reads_fit_their_schemas(schema: str, pattern: str) -
 
 
 def test_there_is_a_workflow_for_everything() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"conformance", "docs", "lint", "tests", "wheels"}
+    assert {path.stem for path in WORKFLOWS} == {"conformance", "docs", "lint", "nightly", "tests", "wheels"}
 
 
 @OF_ALL_WORKFLOWS
