@@ -314,7 +314,7 @@ MESH = Mesh((MeshAxis("tp", 2),))
 def test_what_no_reader_takes_is_refused_before_anything_is_written(
     tmp_path: Path, storage: Storage, code: str, atoms: list[AtomSpec], options: dict[str, Any]
 ) -> None:
-    """UCP-S-006; UCP-D-013, D-014, D-021, D-025, D-027, D-029, D-030, D-067 on the writer's side."""
+    """UCP-S-006, of UCP-D-013, UCP-D-014, UCP-D-021, UCP-D-025, UCP-D-027, UCP-D-029, UCP-D-030 and UCP-D-067."""
     with pytest.raises(UcpError) as refusal:
         CheckpointWriter(tmp_path / "c", atoms, storage=storage, **options)
     assert refusal.value.code == code

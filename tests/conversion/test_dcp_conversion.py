@@ -89,7 +89,7 @@ def keys_of(checkpoint: ucpformat.Checkpoint) -> dict[str, tuple[str, str]]:
 def test_every_tensor_is_the_reference_and_nothing_is_wrong(
     dcp_case: DcpCase, converted: Converted, name: str, storage: Storage
 ) -> None:
-    """UCP-D-021 to UCP-D-058 on what real frameworks save: validation at the highest level finds nothing."""
+    """Validation at the highest level finds nothing in what real frameworks save."""
     case, path = dcp_case(name), converted(name, storage)
     assert detect_format(path) == "ucp"
     assert ucpformat.validate(path) == []

@@ -10,6 +10,8 @@ from tests.spec.document import BESIDE, DOCUMENTS, ROOT, identifiers, lines, pro
 
 HISTORY = ROOT / "tests" / "spec" / "requirement_ids.txt"
 KEY_WORDS = re.compile(r"\b(?:MUST|REQUIRED|SHALL|SHOULD|RECOMMENDED|MAY|OPTIONAL)\b")
+SUFFIXES = {".py", ".json", ".mjs", ".toml", ".md", ".cpp"}
+SHORT = re.compile(r"(?<![-\w])[DRWVS]-[0-9]{3}\b|UCP-[DRWVS]-[0-9]{3} to (?:[DRWVS]-)?[0-9]")
 SUBJECTS = {
     "D": re.compile(r"(?!A (reader|writer|rewriter|validator)\b)"),
     "R": re.compile(r"A reader\b"),
@@ -78,6 +80,19 @@ def test_the_history_is_in_order() -> None:
 def test_every_identifier_that_is_mentioned_exists() -> None:
     for document in DOCUMENTS:
         assert identifiers("\n".join(lines(document))) <= set(history()), document
+
+
+def test_every_identifier_that_anything_names_is_in_force() -> None:
+    """Spelt in full, each: what is short is not found when a rule changes."""
+    found = [path for path in ROOT.glob("*.md") if path.name not in DOCUMENTS]
+    for folder in ("ucpformat", "conformance", "tests", "docs", "examples", "schema"):
+        found += [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    current = {identifier for identifier, _ in requirements()}
+    for path in found:
+        # Vectors hold documents that are not UTF-8 on purpose.
+        text = path.read_text(encoding="utf-8", errors="replace")
+        assert identifiers(text) <= current, path
+        assert not SHORT.search(text), path
 
 
 def test_section_14_names_the_documents_beside_it() -> None:

@@ -140,7 +140,7 @@ export class DirectoryStore {
   }
 }
 
-/** Creates objects, never over others (UCP-W-006), and publishes the root (UCP-W-002 to W-004). */
+/** Creates objects, never over others (UCP-W-006), and publishes the root (UCP-W-002 to UCP-W-004). */
 export class DirectoryWriter {
   #directories = new Set();
 

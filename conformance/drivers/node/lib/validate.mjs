@@ -80,7 +80,7 @@ class Validation {
     if (this.integrity) checkIntegrity(this);
   }
 
-  /** Whether the layout of each slot fits it (UCP-V-006: those that fit cover). */
+  /** Whether the layout of each slot fits it (those that fit cover). */
   slotLayouts() {
     const {meshes, layouts, soundLayouts} = this.root;
     const fit = new Set();
