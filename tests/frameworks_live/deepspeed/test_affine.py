@@ -32,8 +32,8 @@ from deepspeed.module_inject.fusedqkv_utils import (
 from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 
 from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.conversion.formats.deepspeed.affine import affine_description, affine_holdings
-from ucpformat.conversion.formats.deepspeed.autotp import (
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,

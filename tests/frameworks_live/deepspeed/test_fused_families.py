@@ -24,7 +24,7 @@ from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 from torch import nn
 
 from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.conversion.formats.deepspeed.autotp import (
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,

@@ -9,7 +9,7 @@ from tests.frameworks_live.deepspeed.cases import CASES, DEGREES
 from tests.frameworks_live.deepspeed.conftest import Library, Saved
 from tests.frameworks_live.deepspeed.model import Net, groups_of
 from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.conversion.formats.deepspeed.zero import (
+from ucpformat.conversion.formats.deepspeed.zero.layouts import (
     partition_places,
     round_robin_order,
     shared_places,

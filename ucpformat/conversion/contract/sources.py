@@ -19,9 +19,9 @@ __all__ = [
     "AgreeingSources",
     "CastSource",
     "EqualSources",
-    "Part",
     "Pieces",
     "ReadBox",
+    "StoredPiece",
     "Whole",
     "read_only_to_check",
     "sample_shape",
@@ -48,7 +48,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPiece:
     """A piece of the slot, and the dense local tensor it lies in, as stored."""
 
     piece: Piece
@@ -59,7 +59,7 @@ class Part:
 class Pieces:
     """A slot of which several stored tensors hold boxes, as pieces say; every box is wholly covered."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[StoredPiece]) -> None:
         self.parts = parts
         self._index = BoxIndex([part.piece.box for part in parts])
 
@@ -81,7 +81,7 @@ class Pieces:
             raise error("UCP-E-COVER", f"{missing} elements of the box at {box.offset} are stored nowhere")
 
 
-def _stored_place(piece: Piece, part: Part) -> tuple[int, Sequence[int]]:
+def _stored_place(piece: Piece, part: StoredPiece) -> tuple[int, Sequence[int]]:
     """Where a piece lies in the stored tensor, which may itself be a view with gaps."""
     stored = part.stored
     dense = _dense_strides(stored.shape)

@@ -54,7 +54,7 @@ DCP: Final = ForeignFormat(
 
 
 def _detect_deepspeed(path: Path) -> bool:
-    from ucpformat.conversion.formats.deepspeed.directory import detect
+    from ucpformat.conversion.formats.deepspeed.files.directory import detect
 
     return detect(path)
 
@@ -125,19 +125,19 @@ DEEPSPEED: Final = ForeignFormat(
 
 
 def _detect_universal(path: Path) -> bool:
-    from ucpformat.conversion.formats.deepspeed.universal import detect_universal
+    from ucpformat.conversion.formats.deepspeed.universal.exporter import detect_universal
 
     return detect_universal(path)
 
 
 def _plan_universal(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.deepspeed.universal_importer import import_universal
+    from ucpformat.conversion.formats.deepspeed.universal.importer import import_universal
 
     return import_universal(path, options.settings)
 
 
 def _export_universal(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.deepspeed.universal import export_universal
+    from ucpformat.conversion.formats.deepspeed.universal.exporter import export_universal
 
     return export_universal(content, path, settings=options.settings)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.conversion.formats.deepspeed.affine import affine_description, affine_holdings
-from ucpformat.conversion.formats.deepspeed.autotp import (
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,

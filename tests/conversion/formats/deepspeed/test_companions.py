@@ -98,7 +98,7 @@ def test_random_states_of_another_rank_are_refused(folder: Path, tmp_path: Path)
 def test_what_is_too_large_has_to_be_allowed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ucpformat.conversion.formats.deepspeed.companions._MAX_BLOB", 10)
+    monkeypatch.setattr("ucpformat.conversion.formats.deepspeed.files.companions._MAX_BLOB", 10)
     with pytest.raises(UcpError, match=r"files/\* .* would be lost"):
         read(folder, tmp_path / "out.ucp")
     report = read(folder, tmp_path / "out.ucp", "files/*")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.conversion.formats.deepspeed.made import GROUPS, SHAPES, make_checkpoint
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
-from ucpformat.conversion.formats.deepspeed.zero import round_robin_order
+from ucpformat.conversion.formats.deepspeed.zero.layouts import round_robin_order
 from ucpformat.errors import UcpError
 
 

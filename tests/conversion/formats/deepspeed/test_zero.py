@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.conversion.formats.deepspeed.zero import (
+from ucpformat.conversion.formats.deepspeed.zero.layouts import (
     partition_places,
     partition_size,
     round_robin_order,

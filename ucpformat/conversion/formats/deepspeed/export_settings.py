@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ucpformat.conversion.formats.deepspeed.stage_outlines import pipeline_settings
+from ucpformat.conversion.formats.deepspeed.pipeline.stage_outlines import pipeline_settings
 from ucpformat.errors import error
 from ucpformat.state_dict.keys.origins import SOURCE
 

@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.conversion.contract.foreign import ExportPlan
-from ucpformat.conversion.formats.deepspeed.expert_names import expert_name
-from ucpformat.conversion.formats.deepspeed.experts_out import ExpertLayers, SharedGroup, shared_groups
+from ucpformat.conversion.formats.deepspeed.experts.groups_out import ExpertLayers, SharedGroup, shared_groups
+from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
 from ucpformat.conversion.formats.deepspeed.export_settings import DeepSpeedSettings
-from ucpformat.conversion.formats.deepspeed.flat_out import FlatPlan, part_of
 from ucpformat.conversion.formats.deepspeed.out_values import (
     VERSION,
     configuration,
@@ -24,10 +23,11 @@ from ucpformat.conversion.formats.deepspeed.out_values import (
     wrapper_values,
 )
 from ucpformat.conversion.formats.deepspeed.outlines import Group, Outline
-from ucpformat.conversion.formats.deepspeed.shards_out import shards_of
-from ucpformat.conversion.formats.deepspeed.stage_outlines import StageOutline, stages_of
-from ucpformat.conversion.formats.deepspeed.tied_layers import own_parts
-from ucpformat.conversion.formats.deepspeed.unpartitioned_out import unpartitioned_optimizer
+from ucpformat.conversion.formats.deepspeed.pipeline.stage_outlines import StageOutline, stages_of
+from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import own_parts
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.shards_out import shards_of
+from ucpformat.conversion.formats.deepspeed.zero.flat_out import FlatPlan, part_of
+from ucpformat.conversion.formats.deepspeed.zero.unpartitioned_out import unpartitioned_optimizer
 from ucpformat.errors import error
 from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
 from ucpformat.tensor_files.stand_ins import TorchSize

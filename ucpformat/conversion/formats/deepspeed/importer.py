@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.conversion.contract.job import Job
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
 from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
-from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
-from ucpformat.conversion.formats.deepspeed.experts import (
+from ucpformat.conversion.formats.deepspeed.experts.groups import (
     ExpertRanks,
     add_unpartitioned_experts,
     are_shared,
@@ -24,18 +23,23 @@ from ucpformat.conversion.formats.deepspeed.experts import (
     with_experts,
     without_experts,
 )
-from ucpformat.conversion.formats.deepspeed.flat_groups import FlatGroup, Sharers, flat_groups
-from ucpformat.conversion.formats.deepspeed.layer_files import read_layers
-from ucpformat.conversion.formats.deepspeed.model_draft import ModelDraft
-from ucpformat.conversion.formats.deepspeed.one_save import check_one_save, check_step
-from ucpformat.conversion.formats.deepspeed.parts import Part, Position, joined_stages
-from ucpformat.conversion.formats.deepspeed.state_values import state_document, step_of
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates
-from ucpformat.conversion.formats.deepspeed.tensor_parallel import merged_draft
-from ucpformat.conversion.formats.deepspeed.tied_layers import Stage, own_name
-from ucpformat.conversion.formats.deepspeed.unnamed_stages import StageSettings, named_slices, named_stages
-from ucpformat.conversion.formats.deepspeed.unpartitioned import unpartitioned_states
-from ucpformat.conversion.formats.deepspeed.zero import round_robin_order
+from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
+from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
+from ucpformat.conversion.formats.deepspeed.files.one_save import check_one_save, check_step
+from ucpformat.conversion.formats.deepspeed.files.state_values import state_document, step_of
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates
+from ucpformat.conversion.formats.deepspeed.pipeline.joined_stages import RankAtoms, RankFiles, joined_stages
+from ucpformat.conversion.formats.deepspeed.pipeline.layer_files import read_layers
+from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import Stage, own_name
+from ucpformat.conversion.formats.deepspeed.pipeline.unnamed_stages import (
+    StageSettings,
+    named_slices,
+    named_stages,
+)
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.merging import merged_draft
+from ucpformat.conversion.formats.deepspeed.zero.flat_groups import FlatGroup, Sharers, flat_groups
+from ucpformat.conversion.formats.deepspeed.zero.layouts import round_robin_order
+from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import unpartitioned_states
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.torch_file import rank_file
@@ -61,106 +65,104 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
     """
     directory = DeepSpeedDirectory.open(path)
     has_shared = are_shared(directory)
-    positions = [
-        _position(directory, number, has_shared=has_shared) for number in range(directory.model_degree)
+    by_rank = [
+        _rank_files(directory, number, has_shared=has_shared) for number in range(directory.model_degree)
     ]
     if not directory.layers:
-        positions = _with_tied_names(positions)
+        by_rank = _with_tied_names(by_rank)
     note: dict[str, JsonValue] = {
         "kind": FORMAT,
-        "stage": positions[0].ranks[0].stage if positions[0].ranks else 0,
-        "world_size": len(positions[0].ranks) or _world_size(positions[0].model),
+        "stage": by_rank[0].ranks[0].stage if by_rank[0].ranks else 0,
+        "world_size": len(by_rank[0].ranks) or _world_size(by_rank[0].model),
     }
     if not has_shared:
-        positions = _with_all_counts(positions)
-    if directory.layers or (directory.experts and _degrees(positions[0].model)[0] > 1):
-        parts = _pipeline_parts(directory, positions, note, settings or {})
+        by_rank = _with_all_counts(by_rank)
+    if directory.layers or (directory.experts and _degrees(by_rank[0].model)[0] > 1):
+        model_ranks = _stage_atoms(directory, by_rank, note, settings or {})
     else:
         frozen = StageSettings.read(settings or {}).frozen
-        parts = [_part(position, directory, frozen=frozen) for position in positions]
-        if len(parts) > 1:
-            parts = [_tensor_parallel(parts, len(parts), settings or {})]
+        model_ranks = [_rank_atoms(files, directory, frozen=frozen) for files in by_rank]
+        if len(model_ranks) > 1:
+            model_ranks = [_tensor_parallel(model_ranks, len(model_ranks), settings or {})]
     if has_shared:
-        parts.append(_shared_experts(directory, positions))
-    models = [part.position.model for part in parts]
+        model_ranks.append(_shared_experts(directory, by_rank))
+    models = [rank.files.model for rank in model_ranks]
     if prefixes := dict.fromkeys(prefix for model in models for prefix in expert_layers(model)):
         note["expert_layers"] = list(prefixes)
     blobs, lost = directory.companions()
-    behind = max((part.unseen for part in parts), default=0)
+    behind = max((rank.unseen for rank in model_ranks), default=0)
     absent = [directory.layer_name(layer, 0) for layer in directory.layers_without_files]
-    first = parts[0]
-    draft, groups = (first.draft, first.groups) if len(parts) == 1 else joined_stages(parts)
-    wrapper = _wrapper(first.position.ranks, first.position.model)
-    file = (first.position.ranks or first.position.models)[0].file
+    first = model_ranks[0]
+    draft, groups = (first.draft, first.groups) if len(model_ranks) == 1 else joined_stages(model_ranks)
+    wrapper = _wrapper(first.files.ranks, first.files.model)
+    file = (first.files.ranks or first.files.models)[0].file
     return Job(
         atoms=draft.atoms(),
         sources=draft.slot_sources(),
         state=state_document(
-            first.position.models,
+            first.files.models,
             wrapper,
             groups,
             file,
             note,
-            [position.model for position in positions[1:]],
+            [files.model for files in by_rank[1:]],
         ),
         blobs=blobs,
-        step=step_of(first.position.model),
+        step=step_of(first.files.model),
         dropped=[*lost, *draft.lost_atoms(absent), *directory.layers_in_doubt(behind)],
     )
 
 
-def _with_tied_names(positions: Sequence[Position]) -> list[Position]:
-    """Positions that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
-    shared = positions[0].model.shared
+def _with_tied_names(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
+    """Rank files that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
+    shared = by_rank[0].model.shared
     return [
         replace(
-            position,
+            files,
             models=[
                 replace(model, shared={name: owner for name, owner in shared.items() if name in model.module})
                 if not model.shared
                 else model
-                for model in position.models
+                for model in files.models
             ],
         )
-        for position in positions
+        for files in by_rank
     ]
 
 
-def _with_all_counts(positions: Sequence[Position]) -> list[Position]:
-    """Positions whose models list the experts of all stages; each saved those of its own."""
-    step = max(_degrees(positions[0].model)[1], 1)
-    counts = [
-        count for position in positions[::step] for count in position.model.values.get("num_experts", [])
-    ]
+def _with_all_counts(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
+    """Rank files whose models list the experts of all stages; each saved those of its own."""
+    step = max(_degrees(by_rank[0].model)[1], 1)
+    counts = [count for files in by_rank[::step] for count in files.model.values.get("num_experts", [])]
     return [
         replace(
-            position,
+            files,
             models=[
                 replace(model, values={**model.values, "num_experts": counts})
                 if "num_experts" in model.values
                 else model
-                for model in position.models
+                for model in files.models
             ],
         )
-        for position in positions
+        for files in by_rank
     ]
 
 
 def _world_size(model: ModelStates) -> int:
     """How many data-parallel ranks there were without ZeRO, where one saves for all."""
-    found = model.values.get("dp_world_size")
-    return found if type(found) is int and found > 0 else 1
+    size = model.values.get("dp_world_size")
+    return size if type(size) is int and size > 0 else 1
 
 
 def _degrees(model: ModelStates) -> tuple[int, int]:
     """Pipeline stages and tensor-parallel ranks, as a model file has them; 0 where it does not say."""
     dims = model.values.get("checkpoint_parallel_dimensions")
-    found = [dims.get(name) for name in ("pp_degree", "tp_degree")] if isinstance(dims, dict) else [0, 0]
-    stages, ranks = (degree if type(degree) is int else 0 for degree in found)
+    degrees = [dims.get(name) for name in ("pp_degree", "tp_degree")] if isinstance(dims, dict) else [0, 0]
+    stages, ranks = (degree if type(degree) is int else 0 for degree in degrees)
     return stages, ranks
 
 
-def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> Position:
+def _rank_files(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> RankFiles:
     """What the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
     models = [
         ModelStates.read(rank_file(directory.files, name))
@@ -194,29 +196,29 @@ def _position(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -
         models[0] = first = with_experts(directory, first, number)
         sharers = ExpertRanks(first, ranks)
     flat = list(flat_groups(ranks, first.groups or (), first.file.name, sharers)) if ranks else []
-    return Position(models, ranks, flat, number)
+    return RankFiles(models, ranks, flat, number)
 
 
-def _shared_experts(directory: DeepSpeedDirectory, positions: Sequence[Position]) -> Part:
+def _shared_experts(directory: DeepSpeedDirectory, by_rank: Sequence[RankFiles]) -> RankAtoms:
     """The experts where tensor-parallel ranks, which are next to each other, have whole ones."""
-    for position in positions[1:]:
-        if len(position.ranks) != len(positions[0].ranks):
-            raise refused("there are files of other data-parallel ranks here", position.model.file.name)
-    ranks = [rank for held in zip(*(position.ranks for position in positions), strict=True) for rank in held]
-    model = with_experts(directory, positions[0].model)
+    for files in by_rank[1:]:
+        if len(files.ranks) != len(by_rank[0].ranks):
+            raise refused("there are files of other data-parallel ranks here", files.model.file.name)
+    ranks = [rank for held in zip(*(files.ranks for files in by_rank), strict=True) for rank in held]
+    model = with_experts(directory, by_rank[0].model)
     sharers = ExpertRanks(model, ranks, has_others=False)
     flat = list(flat_groups(ranks, model.groups or (), model.file.name, sharers))
     experts = {name: held for name, held in model.module.items() if name in model.homes}
     model = replace(model, module=experts, frozen={}, fragments={}, shared={})
-    return _part(Position([model], ranks, flat), directory)
+    return _rank_atoms(RankFiles([model], ranks, flat), directory)
 
 
-def _part(
-    position: Position,
+def _rank_atoms(
+    files: RankFiles,
     directory: DeepSpeedDirectory,
     names: Mapping[int, str] | None = None,
     frozen: Sequence[str] = (),
-) -> Part:
+) -> RankAtoms:
     """The atoms of one model-parallel rank.
 
     ``names`` are those of its optimizer's numbers, where they are known; ``frozen`` globs of what it does not have.
@@ -224,111 +226,113 @@ def _part(
     is_partitioned = directory.is_partitioned
     draft = ModelDraft()
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
-    first, ranks = position.model, position.ranks
+    first, ranks = files.model, files.ranks
     if ranks:
         groups = [([], options) for options in ranks[0].options]
-        for group in position.flat:
+        for group in files.flat:
             groups[group.options][0].extend(_in_order(group, first))
             _add_group(draft, group, first, is_shared_by_all=len(group.ranks) == len(ranks))
     elif directory.expert_optimizer:
-        add_unpartitioned_experts(directory, first, draft, groups, position.number)
+        add_unpartitioned_experts(directory, first, draft, groups, files.number)
     elif first.optimizer is not None:
         for name, slot, kind, shape, read in unpartitioned_states(first, groups, names=names, frozen=frozen):
             draft.add(name, slot, kind, shape, read)
         draft.derive_values(first)
-    draft.add_frozen(position.models, is_partitioned)
+    draft.add_frozen(files.models, is_partitioned)
     draft.add_rest(first, is_partitioned)
     draft.check_tied(first)
     if not ranks:
         draft.check_masters(first.file.name)
         groups = [([name for name in names if name not in draft.lost], options) for names, options in groups]
-    return Part(position, draft, groups)
+    return RankAtoms(files, draft, groups)
 
 
-def _pipeline_parts(
+def _stage_atoms(
     directory: DeepSpeedDirectory,
-    positions: Sequence[Position],
+    by_rank: Sequence[RankFiles],
     note: dict[str, JsonValue],
     settings: Mapping[str, str],
-) -> list[Part]:
-    """One part of each stage, of whole tensors."""
-    first = positions[0].model
+) -> list[RankAtoms]:
+    """Join the tensor-parallel ranks of each stage, so that tensors are whole."""
+    first = by_rank[0].model
     said = _degrees(first)[1]
     tensor_degree = 1 + max(rank for _, rank in directory.layers) if directory.layers else max(said, 1)
-    stages, rest = divmod(len(positions), tensor_degree)
+    stages, rest = divmod(len(by_rank), tensor_degree)
     if rest:
         raise refused(
-            f"{len(positions)} model-parallel ranks, whose layers are of {tensor_degree} tensor-parallel ones",
+            f"{len(by_rank)} model-parallel ranks, whose layers are of {tensor_degree} tensor-parallel ones",
             first.file.name,
         )
     chosen = StageSettings.read(settings)
-    parts: list[list[Part]] = [[] for _ in range(stages)]
+    model_ranks: list[list[RankAtoms]] = [[] for _ in range(stages)]
     for tensor_rank in range(tensor_degree):
-        mine = positions[tensor_rank::tensor_degree]
-        models = [position.model for position in mine]
+        mine = by_rank[tensor_rank::tensor_degree]
+        models = [files.model for files in mine]
         names: list[Mapping[int, str] | None] = [None] * stages
-        if not any(position.ranks for position in mine) and not directory.expert_optimizer:
+        if not any(files.ranks for files in mine) and not directory.expert_optimizer:
             named = named_stages(directory, models, tensor_rank, chosen)
             models, names = [stage.model for stage in named], [stage.names for stage in named]
         held = [
-            Stage.of_groups(model, position.flat) if known is None else Stage.of_numbers(model, known)
-            for model, position, known in zip(models, mine, names, strict=True)
+            Stage.of_groups(model, files.flat) if known is None else Stage.of_numbers(model, known)
+            for model, files, known in zip(models, mine, names, strict=True)
         ]
-        found = read_layers(directory, held, tensor_rank, chosen.ties, chosen.first)
-        for stage, (position, model) in enumerate(zip(mine, found.models, strict=True)):
-            own = {name: own_name(name, stage) for name in found.own.get(stage, ())}
-            derived = replace(model, derived=frozenset(found.derived.get(stage, ())))
-            held_here = _with_own_names(replace(position, models=[derived]), own)
+        layers = read_layers(directory, held, tensor_rank, chosen.ties, chosen.first)
+        for stage, (files, model) in enumerate(zip(mine, layers.models, strict=True)):
+            own = {name: own_name(name, stage) for name in layers.own.get(stage, ())}
+            derived = replace(model, derived=frozenset(layers.derived.get(stage, ())))
+            held_here = _with_own_names(replace(files, models=[derived]), own)
             if (known := names[stage]) is not None:
                 names[stage] = {number: own.get(name, name) for number, name in known.items()}
-            part = replace(_part(held_here, directory, names[stage]), unseen=found.unseen)
-            for name, file, stored in found.copies:
-                part.draft.add_copy(name, file, stored)
-            parts[stage].append(part)
+            rank = replace(_rank_atoms(held_here, directory, names[stage]), unseen=layers.unseen)
+            for name, file, stored in layers.copies:
+                rank.draft.add_copy(name, file, stored)
+            model_ranks[stage].append(rank)
         if tensor_rank == 0:
-            note |= found.note()
+            note |= layers.note()
             if chosen.first:
                 note["first_layers"] = list(chosen.first)
-    for others in parts:
-        check_step(first, others[0].position.model)
-    return [_tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in parts]
+    for others in model_ranks:
+        check_step(first, others[0].files.model)
+    return [
+        _tensor_parallel(held, tensor_degree, settings) if len(held) > 1 else held[0] for held in model_ranks
+    ]
 
 
-def _with_own_names(position: Position, own: Mapping[str, str]) -> Position:
+def _with_own_names(files: RankFiles, own: Mapping[str, str]) -> RankFiles:
     """A stage of which some parameters are its own, under ``own`` names, where others have theirs (`tied_layers`)."""
     if not own:
-        return position
+        return files
 
     def renamed(items: Mapping[str, Any]) -> dict[str, Any]:
         return {own.get(name, name): item for name, item in items.items()}
 
-    model = position.model
+    model = files.model
     groups = None if model.groups is None else [renamed(group) for group in model.groups]
     buffers = frozenset(own.get(name, name) for name in model.buffers)
     model = replace(
         model, module=renamed(model.module), homes=renamed(model.homes), groups=groups, buffers=buffers
     )
     flat = [
-        replace(group, shapes=renamed(group.shapes), places=renamed(group.places)) for group in position.flat
+        replace(group, shapes=renamed(group.shapes), places=renamed(group.places)) for group in files.flat
     ]
-    return replace(position, models=[model], flat=flat)
+    return replace(files, models=[model], flat=flat)
 
 
-def _tensor_parallel(parts: Sequence[Part], degree: int, settings: Mapping[str, str]) -> Part:
-    """One part of those of all tensor-parallel ranks of a stage."""
-    _check_tensor_parallel(parts)
-    models = [part.position.model for part in parts]
-    patterns = ShardPatterns.of_settings(settings, degree, list(parts[0].draft.slots))
-    return replace(parts[0], draft=merged_draft([part.draft for part in parts], models, patterns))
+def _tensor_parallel(model_ranks: Sequence[RankAtoms], degree: int, settings: Mapping[str, str]) -> RankAtoms:
+    """Join the tensor-parallel ranks of a stage."""
+    _check_tensor_parallel(model_ranks)
+    models = [rank.files.model for rank in model_ranks]
+    patterns = ShardPatterns.of_settings(settings, degree, list(model_ranks[0].draft.slots))
+    return replace(model_ranks[0], draft=merged_draft([rank.draft for rank in model_ranks], models, patterns))
 
 
-def _check_tensor_parallel(parts: Sequence[Part]) -> None:
+def _check_tensor_parallel(model_ranks: Sequence[RankAtoms]) -> None:
     """Refuse tensor-parallel ranks that are not of one save."""
-    first = parts[0].position.model
-    for part in parts[1:]:
-        model = part.position.model
+    first = model_ranks[0].files.model
+    for rank in model_ranks[1:]:
+        model = rank.files.model
         check_step(first, model)
-        if [names for names, _ in part.groups] != [names for names, _ in parts[0].groups]:
+        if [names for names, _ in rank.groups] != [names for names, _ in model_ranks[0].groups]:
             raise refused(f"other parameters than {first.file.name}: from two saves", model.file.name)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ucpformat.conversion.formats.deepspeed.files.state_values import SCALERS, WRAPPER
 from ucpformat.conversion.formats.deepspeed.outlines import Outline
-from ucpformat.conversion.formats.deepspeed.state_values import SCALERS, WRAPPER
 from ucpformat.errors import error
 from ucpformat.tensor_files.stand_ins import TorchDtype
 from ucpformat.tensor_files.torch_archive_writer import Call

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ucpformat.conversion.contract.foreign import Lost
-from ucpformat.conversion.formats.deepspeed.companions import blob_files
+from ucpformat.conversion.formats.deepspeed.files.companions import blob_files
 from ucpformat.errors import error
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.model.dtype import dtype

@@ -67,7 +67,7 @@ class _Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FlatBox:
     """A box of a parameter, its elements in C order from ``start`` on in a flat tensor."""
 
     box: Box
@@ -96,7 +96,7 @@ class _Part:
 class FlatSource:
     """One state of an atom, in parts that cover it."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_FlatBox, ...]
 
     def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box."""
@@ -156,7 +156,7 @@ def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
 
     return FlatSource(
         tuple(
-            _Part(Box(tuple(map(int.__mul__, cell, extents)), extents), flat_of(cell), 0)
+            _FlatBox(Box(tuple(map(int.__mul__, cell, extents)), extents), flat_of(cell), 0)
             for cell in product(*map(range, grid))
         )
     )
@@ -309,7 +309,7 @@ def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tup
     """The parts of every state; None where they do not cover an atom exactly."""
     states = sorted({place[-1] for place in flats})
     numbers = _buffer_numbers(flats)
-    parts: dict[str, dict[str, dict[Box, _Part]]] = defaultdict(lambda: defaultdict(dict))
+    parts: dict[str, dict[str, dict[Box, _FlatBox]]] = defaultdict(lambda: defaultdict(dict))
     shapes: dict[str, tuple[int, ...]] = {}
     for one in placed:
         tensor = one.parameter.tensor
@@ -323,7 +323,7 @@ def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tup
             start = one.offset
             for box in one.parameter.boxes:
                 # Tensor-parallel ranks, and a last stage that shares its embedding, have copies: the first counts.
-                parts[tensor.name][state].setdefault(box, _Part(box, flat, start))
+                parts[tensor.name][state].setdefault(box, _FlatBox(box, flat, start))
                 start += element_count(box.shape)
     for name, shape in shapes.items():
         if sum(element_count(box.shape) for box in parts[name][states[0]]) != element_count(shape):

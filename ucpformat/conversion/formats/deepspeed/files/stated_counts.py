@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ucpformat.conversion.formats.deepspeed.expert_names import expert_name
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates, Shapes
+from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.tensor_files.fields import refused
 
 __all__ = ["DATA", "MODEL", "STAGES", "TENSOR", "check_counts", "stated_by_model", "stated_by_optimizer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.errors import UcpError, error
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.state_dict.keys.origins import SOURCE

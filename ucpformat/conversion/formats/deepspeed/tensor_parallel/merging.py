@@ -13,9 +13,9 @@ from typing import Any, Final
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
 from ucpformat.conversion.contract.shard_sources import shard_source
 from ucpformat.conversion.contract.sources import EqualSources, ReadBox
-from ucpformat.conversion.formats.deepspeed.affine import AffineHoldings, affine_holdings
-from ucpformat.conversion.formats.deepspeed.model_draft import ModelDraft
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import AffineHoldings, affine_holdings
 from ucpformat.geometry import Holdings
 from ucpformat.tensor_files.fields import mapping, refused
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ucpformat.conversion.contract.draft import Draft
 from ucpformat.conversion.contract.foreign import Lost
 from ucpformat.conversion.contract.sources import CastSource, Whole
-from ucpformat.conversion.formats.deepspeed.flat_groups import partition_source
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.zero.flat_groups import partition_source
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.torch_zip import StoredTensor

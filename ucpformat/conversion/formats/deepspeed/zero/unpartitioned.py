@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ucpformat.conversion.contract.sources import ReadBox, Whole
-from ucpformat.conversion.formats.deepspeed.expert_names import expert_name
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused, tensor
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor

@@ -17,15 +17,15 @@ from typing import Any, Final
 from ucpformat.conversion.contract.job import Job
 from ucpformat.conversion.contract.shard_sources import shard_source
 from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
-from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
-from ucpformat.conversion.formats.deepspeed.expert_stacks import ExpertStacks, parts_of
-from ucpformat.conversion.formats.deepspeed.model_draft import ModelDraft
-from ucpformat.conversion.formats.deepspeed.state_values import Groups, state_document, step_of
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, Shapes
-from ucpformat.conversion.formats.deepspeed.tensor_parallel import affine_maps, check_shards
-from ucpformat.conversion.formats.deepspeed.universal import universal_folder
-from ucpformat.conversion.formats.deepspeed.universal_stages import UniversalStages, low_dtype
-from ucpformat.conversion.formats.deepspeed.unnamed_stages import StageSettings
+from ucpformat.conversion.formats.deepspeed.experts.stacks import ExpertStacks, parts_of
+from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
+from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
+from ucpformat.conversion.formats.deepspeed.files.state_values import Groups, state_document, step_of
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, Shapes
+from ucpformat.conversion.formats.deepspeed.pipeline.unnamed_stages import StageSettings
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.merging import affine_maps, check_shards
+from ucpformat.conversion.formats.deepspeed.universal.exporter import universal_folder
+from ucpformat.conversion.formats.deepspeed.universal.stages import UniversalStages, low_dtype
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused

@@ -16,17 +16,17 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.conversion.formats.deepspeed.layer_files import NUMBERED, not_held
-from ucpformat.conversion.formats.deepspeed.stage_outlines import listed_numbers
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates, Shapes
-from ucpformat.conversion.formats.deepspeed.tied_layers import TIED, tied_parts
-from ucpformat.conversion.formats.deepspeed.unpartitioned import NumberedStates, matches, names_by_order
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates, Shapes
+from ucpformat.conversion.formats.deepspeed.pipeline.layer_files import NUMBERED, not_held
+from ucpformat.conversion.formats.deepspeed.pipeline.stage_outlines import listed_numbers
+from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import TIED, tied_parts
+from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import NumberedStates, matches, names_by_order
 from ucpformat.errors import error
 from ucpformat.tensor_files.fields import refused, tensors
 from ucpformat.tensor_files.torch_file import rank_file
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
 
 __all__ = ["Named", "StageSettings", "named_slices", "named_stages"]
 

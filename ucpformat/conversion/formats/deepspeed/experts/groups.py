@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.conversion.contract.sources import EqualSources
-from ucpformat.conversion.formats.deepspeed.expert_names import expert_name
-from ucpformat.conversion.formats.deepspeed.model_draft import ModelDraft
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates, Shapes
-from ucpformat.conversion.formats.deepspeed.unpartitioned import unpartitioned_states
+from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates, Shapes
+from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import unpartitioned_states
 from ucpformat.tensor_files.fields import mapping, member, refused, tensors
 from ucpformat.tensor_files.object_tree import spelled
 from ucpformat.tensor_files.torch_file import rank_file
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
 
 __all__ = [
     "ExpertRanks",

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.contract.foreign import ExportPlan
-from ucpformat.conversion.formats.deepspeed.directory import LATEST_UNIVERSAL
-from ucpformat.conversion.formats.deepspeed.experts_out import SharedGroup, shared_groups
+from ucpformat.conversion.formats.deepspeed.experts.groups_out import SharedGroup, shared_groups
 from ucpformat.conversion.formats.deepspeed.export_settings import DeepSpeedSettings
+from ucpformat.conversion.formats.deepspeed.files.directory import LATEST_UNIVERSAL
 from ucpformat.conversion.formats.deepspeed.out_values import (
     INFO,
     VERSION,

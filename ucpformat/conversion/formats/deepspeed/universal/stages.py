@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.conversion.formats.deepspeed.layer_files import Layers, owners_of, read_layers, said_by
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
-from ucpformat.conversion.formats.deepspeed.tied_layers import TIED, Masters, Stage, tied_parts
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.pipeline.layer_files import (
+    Layers,
+    owners_of,
+    read_layers,
+    said_by,
+)
+from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import TIED, Masters, Stage, tied_parts
 from ucpformat.tensor_files.fields import refused
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["UniversalStages", "low_dtype"]

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ucpformat.conversion.formats.deepspeed.expert_names import expert_name
-from ucpformat.conversion.formats.deepspeed.states import Shapes
+from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.files.states import Shapes
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.source_files import SourceFiles

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.conversion.formats.deepspeed.outlines import Outline, Range
-from ucpformat.conversion.formats.deepspeed.zero import ALIGNMENT_FACTOR, partition_size, round_robin_order
+from ucpformat.conversion.formats.deepspeed.zero.layouts import (
+    ALIGNMENT_FACTOR,
+    partition_size,
+    round_robin_order,
+)
 from ucpformat.errors import error
 from ucpformat.tensor_files.stand_ins import TorchSize
 from ucpformat.tensor_files.torch_archive_writer import Call, OutTensor
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.content import SlotContent
-    from ucpformat.conversion.formats.deepspeed.experts_out import SharedGroup
+    from ucpformat.conversion.formats.deepspeed.experts.groups_out import SharedGroup
     from ucpformat.conversion.formats.deepspeed.export_settings import DeepSpeedSettings
 
 __all__ = ["FlatGroup", "FlatPlan", "part_of"]

@@ -18,8 +18,8 @@ from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.job import SlotSource
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
 from ucpformat.conversion.contract.sources import ReadBox, window
-from ucpformat.conversion.formats.deepspeed.affine import affine_description, affine_holdings
 from ucpformat.conversion.formats.deepspeed.outlines import Outline
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
 from ucpformat.errors import error
 from ucpformat.geometry import Box, BoxIndex, Holdings, LocalMap
 from ucpformat.tensor_files.fields import mapping
@@ -146,7 +146,7 @@ def _local_map(held: Holdings, rank: int, atom: str) -> LocalMap:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MovedBox:
     """Boxes of equal shape: in the shard, and in the whole tensor."""
 
     local: Box
@@ -160,7 +160,7 @@ class _Shard:
         self._read = read
         strides = contiguous_strides(held.shape)
         self._parts = [
-            _Part(
+            _MovedBox(
                 Box(
                     tuple(
                         piece.local.offset // stride % extent if extent else 0

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
-from ucpformat.conversion.formats.deepspeed.tied_layers import (
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import (
     TIED,
     Stage,
     TiedFile,
@@ -28,7 +28,7 @@ from ucpformat.tensor_files.torch_file import TorchFile, rank_file
 from ucpformat.tensor_files.torch_zip import StoredTensor
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
+    from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
     from ucpformat.errors import UcpError
     from ucpformat.jsonio import JsonValue
 

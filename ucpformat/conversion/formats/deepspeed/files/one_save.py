@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucpformat.conversion.formats.deepspeed.directory import DeepSpeedDirectory
-from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates
+from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates
 from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.object_tree import spelled
 

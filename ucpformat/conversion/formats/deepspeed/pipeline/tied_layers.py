@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from ucpformat.conversion.contract.sources import CastSource, ReadBox, Whole, sample_shape
-from ucpformat.conversion.formats.deepspeed.flat_groups import FlatGroup
-from ucpformat.conversion.formats.deepspeed.states import ModelStates
-from ucpformat.conversion.formats.deepspeed.unpartitioned import NumberedStates
+from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
+from ucpformat.conversion.formats.deepspeed.zero.flat_groups import FlatGroup
+from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import NumberedStates
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused

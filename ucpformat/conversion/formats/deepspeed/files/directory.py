@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from ucpformat.conversion.contract.foreign import Lost
-from ucpformat.conversion.formats.deepspeed.companions import TAG_FILES, Blobs, companions
-from ucpformat.conversion.formats.deepspeed.stated_counts import (
+from ucpformat.conversion.formats.deepspeed.files.companions import TAG_FILES, Blobs, companions
+from ucpformat.conversion.formats.deepspeed.files.stated_counts import (
     DATA,
     MODEL,
     STAGES,
@@ -29,7 +29,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.tensor_files.source_files import SourceFiles, is_component
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.formats.deepspeed.states import ModelStates, OptimizerStates
+    from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates
 
 __all__ = ["DeepSpeedDirectory", "detect"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ucpformat.conversion.contract.sources import Part, Pieces
-from ucpformat.conversion.formats.deepspeed.states import OptimizerStates, Shapes
-from ucpformat.conversion.formats.deepspeed.zero import (
+from ucpformat.conversion.contract.sources import Pieces, StoredPiece
+from ucpformat.conversion.formats.deepspeed.files.states import OptimizerStates, Shapes
+from ucpformat.conversion.formats.deepspeed.zero.layouts import (
     ALIGNMENT_FACTOR,
     Placed,
     partition_places,
@@ -51,7 +51,9 @@ class FlatGroup:
         parts = []
         for region in lower(layout, self.shapes[name], place=place).filled():
             rank = region.holders[0]
-            parts += [Part(piece, self.ranks[rank].file, held[rank]) for piece in region.local_map.pieces]
+            parts += [
+                StoredPiece(piece, self.ranks[rank].file, held[rank]) for piece in region.local_map.pieces
+            ]
         return Pieces(parts)
 
 
@@ -213,5 +215,5 @@ def partition_source(shape: tuple[int, ...], held: Sequence[tuple[TorchFile, Sto
                 f"a part of {math.prod(stored.shape)} elements, and {place.totals[0]} are expected", file.name
             )
         local = lowering.at((rank,))
-        parts += [Part(piece, file, stored) for piece in (() if local is None else local.pieces)]
+        parts += [StoredPiece(piece, file, stored) for piece in (() if local is None else local.pieces)]
     return Pieces(parts)

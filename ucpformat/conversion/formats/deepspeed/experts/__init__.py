@@ -1,0 +1,1 @@
+"""Map DeepSpeed's mixtures of experts to and from atoms."""

@@ -1,0 +1,1 @@
+"""Merge the shards of DeepSpeed's tensor-parallel ranks, and cut tensors into them."""

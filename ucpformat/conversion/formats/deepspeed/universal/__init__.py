@@ -1,0 +1,1 @@
+"""Read and write DeepSpeed's universal checkpoints."""

@@ -1,0 +1,1 @@
+"""Map ZeRO's flat groups, and optimizer states without ZeRO, to and from the tensors of a model."""
