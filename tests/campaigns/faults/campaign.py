@@ -155,6 +155,8 @@ class Campaign:
                 say(f"{name} is there, and success was told")
             elif is_committed(place / name) and (harm := harm_of(place / name, int(name[5]))) is not None:
                 say(f"{name} is gutted: {harm}")
+        for name, number in (scenario.mends or {}).items():
+            self._judge_mended(place, name, number, say, is_told=is_told)
         for name, number in (scenario.makes or {}).items():
             if name in scenario.formats:
                 self._judge_export(place / name, scenario.formats[name], number, say, is_told=is_told)
@@ -200,6 +202,25 @@ class Campaign:
             self.counts["stopped by a signal"] += 1
         else:
             say(f"the exit code is {code}: {said}")
+
+    def _judge_mended(
+        self, place: Path, name: str, number: int, say: Callable[[str], None], *, is_told: bool
+    ) -> None:
+        """A checkpoint under repair is whole, or as damaged as before, or less; and can be repaired afterwards."""
+        if not is_committed(place / name):
+            say(f"{name} is gone")
+            return
+        harm = harm_of(place / name, number)
+        if harm is None:
+            self.counts["repaired"] += 1
+        elif is_told:
+            say(f"{name} is damaged, and success was told: {harm}")
+        elif not harm.startswith("UCP-E-"):
+            say(f"{name} is damaged, and nobody is told: {harm}")
+        else:
+            again = ucp.repair(place / name, [place / "source.ucp"])
+            if not again.is_whole or (harm := harm_of(place / name, number)) is not None:
+                say(f"a repair afterwards leaves {harm or again.problems}")
 
     def _judge_export(
         self, place: Path, format_name: str, number: int, say: Callable[[str], None], *, is_told: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,8 @@ class Scenario:
 
     ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
     ``makes`` are the checkpoints that are there afterwards if it has, ``keeps`` those that are never harmed, each with
-    the number of its state, ``gone`` those that are not there then. ``formats`` are those of checkpoints that are no
+    the number of its state, ``gone`` those that are not there then, ``mends`` those that are damaged before, and whole
+    if it has succeeded. ``formats`` are those of checkpoints that are no
     universal ones. With ``command`` it is `python -m ucpformat` with these arguments, in the directory. With ``world``
     it is so many processes of a gloo job, each of which is the one that meets the fault; of their many runs every
     ``stride``-th is done.
@@ -41,6 +43,7 @@ class Scenario:
     makes: dict[str, int] | None = None
     keeps: dict[str, int] | None = None
     gone: Sequence[str] = ()
+    mends: dict[str, int] | None = None
     formats: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = ()
     world: int = 1
@@ -121,6 +124,33 @@ def _validate(path: Path) -> None:
         raise error(problem.code, problem.message, at=problem.at)
 
 
+def _damaged(path: Path) -> None:
+    """Make a copy of a checkpoint that has lost a document, and bytes of every pack."""
+    _source(path)
+    shutil.copytree(path / "source.ucp", path / "c.ucp")
+    next((path / "c.ucp" / "index").iterdir()).unlink()
+    for pack in (path / "c.ucp" / "packs").iterdir():
+        _flip(pack)
+
+
+def _damaged_root(path: Path) -> None:
+    _damaged(path)
+    _flip(path / "c.ucp" / "ucp.json")
+
+
+def _flip(path: Path) -> None:
+    """Change a byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _repair(path: Path) -> None:
+    repaired = ucp.repair(path / "c.ucp", [path / "source.ucp"])
+    for problem in repaired.problems:
+        raise error(problem.code, problem.message, at=problem.at)
+
+
 def _command(name: str, arguments: str, **options: Any) -> Scenario:
     return Scenario(f"ucp {name}", command=arguments.split(), **options)
 
@@ -146,9 +176,12 @@ IN_PROCESS: Sequence[Scenario] = (
     Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, gone=["step-1.ucp"]),
     Scenario("read", _read, _source, keeps=KEPT),
     Scenario("validate", _validate, _source, keeps=KEPT),
+    Scenario("repair", _repair, _damaged, keeps=KEPT, mends=MADE),
+    Scenario("repair of a root document", _repair, _damaged_root, keeps=KEPT, mends=MADE),
     Scenario("manager", _manager, _steps, makes={"step-3.ucp": 3}, keeps={"step-2.ucp": 2}),
 )
 COMMANDS: Sequence[Scenario] = (
+    _command("repair", "repair c.ucp --from source.ucp", prepare=_damaged, keeps=KEPT, mends=MADE),
     _command("convert", "convert source.ucp c.ucp", prepare=_source, makes=MADE, keeps=KEPT),
     _command(
         "convert to dcp",

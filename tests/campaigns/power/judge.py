@@ -57,6 +57,9 @@ class Judge:
             if name in operation.formats and name not in acknowledged:
                 allowed.add("detected")
             self._require(name, number, state, allowed, where)
+        for name, number in operation.mends.items():
+            allowed = {"whole"} if name in acknowledged else {"whole", "broken"}
+            self._require(name, number, state, allowed, where)
         for name, number in operation.removes.items():
             self._require(
                 name, number, state, {"absent"} if name in acknowledged else {"whole", "absent"}, where
@@ -70,11 +73,11 @@ class Judge:
             self.counts["checkpoints read"] += 1
         verdict = self._verdicts[key]
         self.counts[verdict.partition(":")[0]] += 1
-        if verdict not in allowed:
+        if verdict.partition(":")[0] not in allowed:
             self.wrong.setdefault(f"{self.operation.name}: {name} is {verdict}", where)
 
     def _verdict(self, name: str, number: int, part: State) -> str:
-        """``absent``, ``whole``, ``detected`` (a reader of its format refuses it), or what is wrong with it."""
+        """``absent``, ``whole``, ``detected`` (its reader refuses it), ``broken`` (has errors), or worse."""
         if name in self.operation.formats:
             return self._verdict_of_export(name, number, part)
         if f"{name}/{ROOT_KEY}" not in part:
@@ -83,7 +86,7 @@ class Judge:
             problems = ucp.validate(directory / name, workers=1)
             errors = [problem for problem in problems if problem.severity == "error"]
             if errors:
-                return f"committed and broken: {errors[0].code} at {errors[0].at}"
+                return f"broken: {errors[0].code} at {errors[0].at}"
             return "whole" if _holds(ucp.load(directory / name), number) else "something else: other bytes"
 
     def _verdict_of_export(self, name: str, number: int, part: State) -> str:

@@ -42,8 +42,9 @@ class Operation:
     """``prepare`` makes what is on the disk before; ``run`` says by `done` what it has acknowledged.
 
     ``makes`` are the checkpoints that are there from then on, by name, each with the number of its content; ``keeps``
-    those that are there always, ``removes`` those that are gone from then on, and are whole or gone before. ``formats``
-    are those of checkpoints that are not universal ones.
+    those that are there always, ``removes`` those that are gone from then on, and are whole or gone before; ``mends``
+    those that are whole from then on, and are whole or seen to be damaged before. ``formats`` are those of checkpoints
+    that are not universal ones.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Operation:
     makes: dict[str, int] = field(default_factory=dict)
     keeps: dict[str, int] = field(default_factory=dict)
     removes: dict[str, int] = field(default_factory=dict)
+    mends: dict[str, int] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
 
 
@@ -151,6 +153,23 @@ def _manager(path: Path) -> None:
         done("step-3.ucp")
 
 
+def _damaged(path: Path) -> None:
+    """Make a copy of a checkpoint that has lost a document, and a byte of each pack and of its root document."""
+    _source(path)
+    copy_checkpoint(path / "source.ucp", path / "c.ucp")
+    next((path / "c.ucp" / "index").iterdir()).unlink()
+    for damaged in (*(path / "c.ucp" / "packs").iterdir(), path / "c.ucp" / "ucp.json"):
+        data = bytearray(damaged.read_bytes())
+        data[len(data) // 2] ^= 1
+        damaged.write_bytes(data)
+
+
+def _repair(path: Path) -> None:
+    repaired = ucp.repair(path / "c.ucp", [path / "source.ucp"])
+    assert repaired.is_whole, repaired.problems
+    done("c.ucp")
+
+
 MADE = {"deep/er/c.ucp": 1}
 KEPT = {"source.ucp": 1}
 
@@ -186,6 +205,7 @@ OPERATIONS: Sequence[Operation] = (
     _conversion("torch-save", "deep/out.pt"),
     _conversion("megatron", "deep/out"),
     _conversion("orbax", "deep/out"),
+    Operation("repair", _repair, _damaged, keeps=KEPT, mends={"c.ucp": 1}),
     Operation("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, removes={"step-1.ucp": 1}),
     Operation(
         "manager",

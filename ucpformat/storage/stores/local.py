@@ -81,6 +81,7 @@ class LocalStore:
         """Keys of directories whose entries a flush makes durable; that of the checkpoint's own is empty."""
         self._made_parents: dict[Path, None] = {}
         self._descriptors: dict[str, int] = {}
+        self._keeps_descriptors = True
         self._mappings = Mappings()
         self._lock = threading.RLock()
         self._claim = DirectoryClaim(self._root)
@@ -137,7 +138,7 @@ class LocalStore:
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
         """A descriptor for reading; those of packs stay open, since many segments lie in one."""
-        kept = key.startswith("packs/")
+        kept = key.startswith("packs/") and self._keeps_descriptors
         if kept:
             with self._lock:
                 descriptor = self._descriptors.get(key)
@@ -148,17 +149,19 @@ class LocalStore:
         if not hasattr(os, "O_NOFOLLOW"):
             self._require_regular(path.lstat().st_mode, key)
         descriptor = opened(path, READ_FLAGS)
+        is_given = False
         try:
             self._require_regular(os.fstat(descriptor).st_mode, key)
             if kept:
                 with self._lock:
-                    if len(self._descriptors) < _OPEN_PACKS and key not in self._descriptors:
+                    has_room = len(self._descriptors) < _OPEN_PACKS and key not in self._descriptors
+                    if has_room and self._keeps_descriptors:
+                        is_given = True
                         self._descriptors[key] = descriptor
-                    else:
-                        kept = False
             yield descriptor
         finally:
-            if not (kept and self._descriptors.get(key) == descriptor):
+            # A signal may have come between the two lines above; and `close` may have closed it since.
+            if not is_given or (self._keeps_descriptors and self._descriptors.get(key) != descriptor):
                 os.close(descriptor)
 
     def head(self, key: str, most: int) -> bytes | None:
@@ -437,6 +440,8 @@ class LocalStore:
         if self._write_back is not None:
             self._write_back.close()
         with self._lock:
+            # A thread that still reads keeps none from now on.
+            self._keeps_descriptors = False
             descriptors, self._descriptors = self._descriptors, {}
         for descriptor in descriptors.values():
             with suppress(OSError):

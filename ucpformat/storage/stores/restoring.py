@@ -28,6 +28,7 @@ from ucpformat.storage.stores.local_io import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     exchange_names,
+    opened,
     translated,
     write_all,
 )
@@ -104,17 +105,17 @@ class _LocalRestorer:
         with translated(str(self._path)):
             try:
                 self._claim.hold()
+                self._remove_what_was_left()
+                return self
             except UcpError as refusal:
+                self._claim.release()
                 if refusal.code != "UCP-E-EXISTS":
                     raise
                 message = "another process repairs or removes this checkpoint; wait until it is done"
                 raise error("UCP-E-STORE", message, at=str(self._path)) from None
-            try:
-                self._remove_what_was_left()
             except BaseException:
                 self._claim.release()
                 raise
-        return self
 
     def _remove_what_was_left(self) -> None:
         """Remove the files of repairs that were killed; one that is alive, where locks do not work, will fail."""
@@ -135,7 +136,7 @@ class _LocalRestorer:
 
     def _require_committed(self) -> None:
         try:
-            descriptor = os.open(ROOT_KEY, READ_FLAGS, dir_fd=self._directory)
+            descriptor = opened(ROOT_KEY, READ_FLAGS, within=self._directory)
         except FileNotFoundError:
             raise _gone(str(self._path)) from None
         try:
@@ -154,7 +155,9 @@ class _LocalRestorer:
             self._require_committed()
             with self._parent(names) as parent:
                 self._give_name(staged, name, parent, key)
-                os.fsync(parent)
+                # A rename between directories is durable for certain when both are.
+                for directory in {parent, self._directory}:
+                    os.fsync(directory)
         return True
 
     def put_root(self, data: bytes) -> None:
@@ -181,8 +184,8 @@ class _LocalRestorer:
     def _staged(self, pieces: Pieces, key: str) -> Iterator[str]:
         """Yield the name of a file of these bytes, durable and read back, which goes with the context if it is left."""
         name = f"{_LEFT}{uuid.uuid4().hex}"
-        descriptor = os.open(name, CREATE_FLAGS, 0o666, dir_fd=self._directory)
         try:
+            descriptor = opened(name, CREATE_FLAGS, within=self._directory)
             length = checksum = 0
             try:
                 for piece in pieces:
@@ -203,7 +206,7 @@ class _LocalRestorer:
                 os.unlink(name, dir_fd=self._directory)
 
     def _read_back(self, name: str) -> tuple[int, int]:
-        descriptor = os.open(name, READ_FLAGS, dir_fd=self._directory)
+        descriptor = opened(name, READ_FLAGS, within=self._directory)
         try:
             length = checksum = 0
             while piece := os.pread(descriptor, _READ_BYTES, length):
@@ -215,16 +218,16 @@ class _LocalRestorer:
     @contextmanager
     def _parent(self, names: list[str]) -> Iterator[int]:
         """Yield a descriptor of the directory that an object lies in, made where it is missing; links are refused."""
-        opened = [self._directory]
+        held = [self._directory]
         try:
             for name in names:
                 with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=opened[-1])
-                    os.fsync(opened[-1])
-                opened.append(os.open(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=opened[-1]))
-            yield opened[-1]
+                    os.mkdir(name, dir_fd=held[-1])
+                    os.fsync(held[-1])
+                held.append(opened(name, DIRECTORY_FLAGS | os.O_NOFOLLOW, within=held[-1]))
+            yield held[-1]
         finally:
-            for descriptor in opened[1:]:
+            for descriptor in held[1:]:
                 os.close(descriptor)
 
     def _give_name(self, staged: str, name: str, parent: int, key: str) -> None:
