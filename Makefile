@@ -13,7 +13,7 @@ DRIVERS = --driver "python=$(BIN)/python conformance/drivers/python/driver.py" \
 	$(if $(shell command -v node),--driver "node=node conformance/drivers/node/driver.mjs")
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants bench scale build wheel-test clean
+.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -112,6 +112,9 @@ conformance-nightly: $(READY)  ## the same with thousands of generated cases per
 
 mutants: $(READY)  ## plant defects in both implementations, one at a time, and see the conformance suite find each (docs/campaigns.md); some minutes
 	$(BIN)/python conformance/mutants/campaign.py
+
+walks: $(READY)  ## count what a newcomer meets on the way through a save, a slice, a validation, a conversion
+	$(BIN)/python -m benchmarks.walks --upward
 
 bench: $(READY)  ## measure
 	$(BIN)/python -m benchmarks
