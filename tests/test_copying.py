@@ -64,7 +64,7 @@ def test_values_optimizers_and_blobs_are_copied_and_debris_is_not(tmp_path: Path
     (tmp_path / "a" / "packs" / "dead.pack").write_bytes(b"debris")
     copy_checkpoint(tmp_path / "a", tmp_path / "b")
     with ucpformat.open(tmp_path / "b") as opened:
-        assert (opened.value("epoch"), opened.blob("code")) == (3, b"1" * 100)
+        assert (opened.objects["epoch"], opened.blobs["code"]) == (3, b"1" * 100)
     assert validate(tmp_path / "b") == []
 
 

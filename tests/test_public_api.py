@@ -69,7 +69,7 @@ def test_a_slot_is_read_in_part(ckpt: ucp.Checkpoint) -> None:
     assert ckpt["x"]["exp_avg"][0:10].tolist() == (-W[0:10]).tolist()
     assert ckpt["x"]["value"][3, ::2].tolist() == W[3, ::2].tolist()
     assert set(ckpt["x"]) == {"value", "exp_avg"}
-    assert ckpt.value("epoch") == 3
+    assert ckpt.objects["epoch"] == 3
 
 
 @pytest.mark.parametrize("coordinate", [0, 3, 7])

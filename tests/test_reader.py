@@ -189,8 +189,8 @@ def test_an_open_checkpoint_is_a_mapping(small: Path) -> None:
         assert int(np.asarray(atom["step"])) == 3
         assert np.asarray(view, dtype=np.float64)[1, 2] == 8.0
         assert [stored.slot.name for stored in checkpoint.slots()] == ["step", "value", "value"]
-        assert checkpoint.value("epoch") == (1, 2.5)
-        assert checkpoint.blob("extra") == b"\x80\x04opaque"
+        assert checkpoint.objects["epoch"] == (1, 2.5)
+        assert checkpoint.blobs["extra"] == b"\x80\x04opaque"
         assert checkpoint.state.optimizers["optim"].groups[0].atoms == ("norm",)
 
 
@@ -205,9 +205,9 @@ def test_unknown_names_are_answered_with_near_ones(small: Path) -> None:
         with pytest.raises(KeyError, match="no slot 'master', but step, value"):
             checkpoint["layers.0.weight"]["master"]
         with pytest.raises(KeyError):
-            checkpoint.value("nothing")
+            checkpoint.objects["nothing"]
         with pytest.raises(KeyError):
-            checkpoint.blob("nothing")
+            checkpoint.blobs["nothing"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def test_a_slot_is_an_array_to_numpy(path: Path) -> None:
         assert np.asarray(slot, np.float64).dtype == np.float64
         assert float(np.mean(slot)) == float(np.mean(DATA + 1))  # type: ignore[arg-type]
         assert np.array_equal(np.stack([slot, slot])[1], DATA + 1)
-        assert int(np.asarray(step)) == 7
+        assert int(np.asarray(step)) == int(step[()]) == int(step[...]) == 7
+        assert step[None].tolist() == [7]
         assert [row.shape for row in slot] == [(300, 40)] * 2
         for where in (
             np.s_[1],

@@ -2,8 +2,9 @@
 
 `open` reads a checkpoint lazily, `save` and `load` keep a state dict, of one process or of all ranks of a job,
 `async_save` does so in the background, `CheckpointManager` looks after those of a run, `redistribute` moves one
-between ranks, `validate` finds every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a
-checkpoint to Zarr.
+between ranks, `convert` reads and writes other formats, `inspect`, `diff` and `validate` say what a checkpoint holds,
+how two differ, and every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
+`layouts` has all that layouts are made of.
 SPEC.md is the format.
 
 Names are loaded when they are first used (PEP 562), so that a command waits for nothing that it does not need.
@@ -14,9 +15,23 @@ import typing
 from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
+    from ucpformat.comparison import Comparison, Difference, diff
+    from ucpformat.conversion.convert import ConversionReport, convert
     from ucpformat.distributed.save_options import SaveReport
-    from ucpformat.errors import Problem, UcpError
+    from ucpformat.errors import (
+        ImportRefusedError,
+        IntegrityError,
+        InvalidCheckpointError,
+        LayoutError,
+        MismatchError,
+        Problem,
+        StoreError,
+        UcpError,
+        UnsupportedError,
+    )
     from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
+    from ucpformat.inspection import inspect
+    from ucpformat.integrations.torch_dcp import UcpStorageReader, UcpStorageWriter
     from ucpformat.manager import CheckpointManager
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.values import NewSeed, PerRankValues
@@ -44,13 +59,21 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "CheckpointWriter",
+    "Comparison",
     "Compressor",
+    "ConversionReport",
+    "Difference",
     "Examination",
     "Flatten",
+    "ImportRefusedError",
+    "IntegrityError",
+    "InvalidCheckpointError",
     "Layout",
+    "LayoutError",
     "Loss",
     "Mesh",
     "MeshAxis",
+    "MismatchError",
     "NewSeed",
     "Only",
     "PerRank",
@@ -62,11 +85,18 @@ __all__ = [
     "Shard",
     "SlotSpec",
     "SlotView",
+    "StoreError",
     "Survey",
     "TensorLayout",
     "UcpError",
+    "UcpStorageReader",
+    "UcpStorageWriter",
+    "UnsupportedError",
     "async_save",
+    "convert",
+    "diff",
     "examine",
+    "inspect",
     "load",
     "open",
     "redistribute",
@@ -86,13 +116,21 @@ _HOMES: typing.Final = {
     "Checkpoint": "reader",
     "CheckpointManager": "manager",
     "CheckpointWriter": "writer",
+    "Comparison": "comparison",
     "Compressor": "model.compressor",
+    "ConversionReport": "conversion.convert",
+    "Difference": "comparison",
     "Examination": "validation",
     "Flatten": "geometry",
+    "ImportRefusedError": "errors",
+    "IntegrityError": "errors",
+    "InvalidCheckpointError": "errors",
     "Layout": "geometry",
+    "LayoutError": "errors",
     "Loss": "validation",
     "Mesh": "geometry",
     "MeshAxis": "geometry",
+    "MismatchError": "errors",
     "NewSeed": "model.values",
     "Only": "geometry",
     "PerRank": "state_dict.per_rank",
@@ -104,11 +142,18 @@ _HOMES: typing.Final = {
     "Shard": "geometry",
     "SlotSpec": "writer",
     "SlotView": "views",
+    "StoreError": "errors",
     "Survey": "validation",
     "TensorLayout": "state_dict.tensors.local_tensors",
     "UcpError": "errors",
+    "UcpStorageReader": "integrations.torch_dcp",
+    "UcpStorageWriter": "integrations.torch_dcp",
+    "UnsupportedError": "errors",
     "async_save": "state_dict.async_save",
+    "convert": "conversion.convert",
+    "diff": "comparison",
     "examine": "validation",
+    "inspect": "inspection",
     "load": "state_dict.save_load",
     "open": "reader",
     "redistribute": "state_dict.redistribution",

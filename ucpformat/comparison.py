@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.jsonio import equal
+from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.reader import Checkpoint
     from ucpformat.views import AtomView, SlotView
 
-__all__ = ["Comparison", "Difference", "compare"]
+__all__ = ["Comparison", "Difference", "compare", "diff"]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: ``what`` is a path such as ``atoms/wte.weight/value``."""
+    """One difference between two checkpoints.
+
+    Attributes:
+        kind: what became of it from the first to the second checkpoint.
+        what: a path, such as ``atoms/wte.weight/value``.
+        detail: how it differs, in words.
+
+    >>> report = ucp.save("a.ucp", {"epoch": 3}), ucp.save("b.ucp", {"epoch": 4})
+    >>> ucp.diff("a.ucp", "b.ucp").differences[0].what
+    'values/epoch'
+    """
 
     kind: Literal["added", "removed", "changed"]
     what: str
@@ -30,11 +43,56 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing two checkpoints, and how slots were compared: by recorded digests, or by their bytes."""
+    """What came of comparing two checkpoints.
+
+    Attributes:
+        differences: all of them, in order of what differs; none where both hold the same.
+        slots_by_digest: how many slots were compared by their recorded digests.
+        slots_by_bytes: how many were compared by their bytes.
+
+    >>> report = ucp.save("a.ucp", {"epoch": 3}), ucp.save("b.ucp", {"epoch": 3})
+    >>> ucp.diff("a.ucp", "b.ucp").is_equal
+    True
+    """
 
     differences: tuple[Difference, ...]
     slots_by_digest: int
     slots_by_bytes: int
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both hold the same.
+
+        >>> report = ucp.save("a.ucp", {"w": np.ones(2)}), ucp.save("b.ucp", {"w": np.zeros(2)})
+        >>> ucp.diff("a.ucp", "b.ucp").is_equal
+        False
+        """
+        return not self.differences
+
+
+def diff(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    *,
+    by: Literal["digests", "bytes"] = "digests",
+) -> Comparison:
+    """Compare what two checkpoints hold: names, shapes, data types, tensors, values, optimizers and blobs.
+
+    Storage, chunks, compression and layouts do not count: they say how, not what. By ``digests`` tensors are compared
+    by the digests of their content that were recorded when they were saved, and damage that came later is not seen;
+    tensors without them are read. By ``bytes`` everything of both is read and verified.
+
+    Raises:
+        UcpError: what opening and reading raise, such as ``UCP-E-CHECKSUM``; ``UCP-E-MISMATCH`` for another ``by``.
+
+    >>> report = ucp.save("a.ucp", {"w": np.ones(2), "epoch": 3}), ucp.save("b.ucp", {"w": np.zeros(2), "epoch": 3})
+    >>> [(one.kind, one.what) for one in ucp.diff("a.ucp", "b.ucp").differences]
+    [('changed', 'atoms/w/value')]
+    """
+    if by not in ("digests", "bytes"):
+        raise error("UCP-E-MISMATCH", f'by= is "digests" or "bytes", not {by!r}')
+    with open_checkpoint(first) as one, open_checkpoint(second) as other:
+        return compare(one, other, by=by)
 
 
 def compare(
@@ -80,7 +138,7 @@ class _Comparing:
         if self._reads_all:
             for checkpoint in (self._first, self._second):
                 for name in checkpoint.state.blobs:
-                    checkpoint.blob(name)  # which checks it; the digests tell whether two are equal
+                    checkpoint.blobs[name]  # which checks it; the digests tell whether two are equal
         for member in ("values", "optimizers", "blobs"):
             a, b = (_state_member(checkpoint, member) for checkpoint in (self._first, self._second))
             yield from _compare_objects(a, b, member)

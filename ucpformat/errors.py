@@ -118,31 +118,91 @@ class naming:  # noqa: N801 - used as a function, and a class because it surroun
 
 
 class InvalidCheckpointError(UcpError):
-    """A document or table breaks the specification."""
+    """A document or table breaks the specification.
+
+    >>> from pathlib import Path
+    >>> report = ucp.save("run.ucp", {"epoch": 3})
+    >>> Path("run.ucp/ucp.json").write_text("{")
+    1
+    >>> try:
+    ...     ckpt = ucp.open("run.ucp")
+    ... except ucp.InvalidCheckpointError as problem:
+    ...     print(problem.code)
+    UCP-E-JSON
+    """
 
 
 class UnsupportedError(UcpError):
-    """The checkpoint may be good, but this reader must refuse it: version, feature, extension, data type."""
+    """The checkpoint may be good, but this reader must refuse it: version, feature, extension, data type.
+
+    >>> try:
+    ...     report = ucp.save("run.ucp", {"when": np.array(["2026-01-01"], "datetime64[D]")})
+    ... except ucp.UnsupportedError as problem:
+    ...     print(problem.code)
+    UCP-E-DTYPE
+    """
 
 
 class IntegrityError(UcpError):
-    """Bytes are missing, changed or in the wrong place."""
+    """Bytes are missing, changed or in the wrong place.
+
+    >>> from pathlib import Path
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> next(Path("run.ucp/packs").iterdir()).unlink()
+    >>> try:
+    ...     state = ucp.load("run.ucp")
+    ... except ucp.IntegrityError as problem:
+    ...     print(problem.code)
+    UCP-E-MISSING
+    """
 
 
 class StoreError(UcpError):
-    """The store refused an operation, or holds what a checkpoint must not contain."""
+    """The store refused an operation, or holds what a checkpoint must not contain.
+
+    >>> try:
+    ...     report = ucp.save("https://example.org/run.ucp", {"epoch": 3})
+    ... except ucp.StoreError as problem:
+    ...     print(problem.code)
+    UCP-E-STORE
+    """
 
 
 class LayoutError(UcpError):
-    """A mesh or layout cannot be lowered, or two layouts do not fit."""
+    """A mesh or layout cannot be lowered, or two layouts do not fit.
+
+    >>> try:
+    ...     layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), (ucp.Shard("dp", 0),))
+    ... except ucp.LayoutError as problem:
+    ...     print(problem.code)
+    UCP-E-LAYOUT
+    """
 
 
 class MismatchError(UcpError):
-    """What was asked for and what the checkpoint holds differ: names, shapes, data types."""
+    """What was asked for and what the checkpoint holds differ: names, shapes, data types.
+
+    >>> report = ucp.save("run.ucp", {"w": np.ones(4)})
+    >>> try:
+    ...     state = ucp.load("run.ucp", {"w": np.ones(5)})
+    ... except ucp.MismatchError as problem:
+    ...     print(problem.code)
+    UCP-E-MISMATCH
+    """
 
 
 class ImportRefusedError(UcpError):
-    """A foreign checkpoint cannot be read safely and completely."""
+    """A foreign checkpoint cannot be read safely and completely.
+
+    >>> from pathlib import Path
+    >>> Path("notes.pt").write_text("no checkpoint")
+    13
+    >>> try:
+    ...     report = ucp.convert("notes.pt", "run.ucp")
+    ... except ucp.ImportRefusedError as problem:
+    ...     print(problem.code)
+    UCP-E-SOURCE
+    """
 
 
 @dataclass(frozen=True, slots=True)

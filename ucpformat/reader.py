@@ -10,9 +10,7 @@ import bisect
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from difflib import get_close_matches
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
 
@@ -21,23 +19,19 @@ import numpy as np
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
-from ucpformat.jsonio import loads
 from ucpformat.model.features import READ_FEATURES
-from ucpformat.model.fields import raise_first
-from ucpformat.model.index_part import IndexPart
-from ucpformat.model.packs import Pack, PackList
-from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root
-from ucpformat.model.state import StateDocument
-from ucpformat.model.table import ChunkTable
+from ucpformat.model.names import fits_glob
+from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
 from ucpformat.storage.reading.box_reader import BoxReader, PartTargets
+from ucpformat.storage.reading.documents import StoredDocuments
 from ucpformat.storage.reading.local_reader import read_local, require_readable
 from ucpformat.storage.reading.part import StoredPart, StoredSlot
 from ucpformat.storage.stores.counted import CountedReads
 from ucpformat.storage.stores.fetch import read_document, read_root
 from ucpformat.storage.stores.store import Store, open_store
-from ucpformat.storage.workers import ForkedExecutor, ForkedLock, worker_count
-from ucpformat.views import AtomView, SlotView, destination_of, is_destination
+from ucpformat.storage.workers import ForkedExecutor, worker_count
+from ucpformat.views import AtomView, SlotView, StateEntries, destination_of, is_destination
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,11 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
-_PARTS_AHEAD: Final = 4
-"""Documents: as many as half of them are held beside the part that is taken up."""
 
-
-class Checkpoint(Mapping[str, AtomView]):
+class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
     """An open checkpoint: a mapping from names to atoms, in order of name; aliases are found as well.
 
     Safe to use from several threads. Close it, or use it as a context manager, to release file handles.
@@ -64,28 +55,21 @@ class Checkpoint(Mapping[str, AtomView]):
 
     >>> report = ucp.save("run.ucp", {"w": np.arange(6).reshape(3, 2), "epoch": 3}, step=100)
     >>> with ucp.open("run.ucp") as ckpt:
-    ...     list(ckpt), ckpt["w"]["value"][1:].tolist(), ckpt.value("epoch"), ckpt.step
+    ...     list(ckpt), ckpt["w"]["value"][1:].tolist(), ckpt.objects["epoch"], ckpt.step
     (['w'], [[2, 3], [4, 5]], 3, 100)
     """
 
     def __init__(
         self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None, path: str = ""
     ) -> None:
-        self.store = store
-        self.root = root
-        self.path = path or store.url
-        self._lock = ForkedLock()
+        executor = ForkedExecutor(worker_count(workers, store.calls.at_once), name="ucp-read")
+        super().__init__(store, root, executor, path or store.url)
         self._opening = (store.url, verify, workers, root.digest)
-        self._executor = ForkedExecutor(worker_count(workers, store.calls.at_once), name="ucp-read")
         self._reads = CountedReads(store)
         self.reader = BoxReader(
-            self._reads, self._executor, calls=store.calls, verify=verify, workers=workers, path=self.path
+            self._reads, executor, calls=store.calls, verify=verify, workers=workers, path=self.path
         )
-        self._parts: dict[int, StoredPart] = {}
-        self._packs: tuple[Pack, ...] | None = None
-        self._state: StateDocument | None = None
         self._aliases: dict[str, str] | None = None
-        self._firsts = [part.first for part in root.parts]
 
     def __enter__(self) -> Self:
         return self
@@ -135,127 +119,66 @@ class Checkpoint(Mapping[str, AtomView]):
         )
 
     @property
+    def metadata(self) -> dict[str, JsonValue]:
+        """What the root document says of the whole, as `ucpformat.inspect` shows it: version, storage, step, notes.
+
+        >>> report = ucp.save("run.ucp", {"w": np.ones(2)}, step=100, annotations={"org.example.run": "a"})
+        >>> found = ucp.open("run.ucp").metadata
+        >>> found["format_version"], found["storage"], found["step"], found["annotations"]
+        (0, 'packed', 100, {'org.example.run': 'a'})
+        """
+        root = self.root
+        return {
+            "format_version": root.envelope.format_version,
+            "digest": root.digest,
+            "storage": root.storage,
+            "chunk_bytes": root.chunk_bytes,
+            "read_features": list(root.envelope.read_features),
+            "write_features": list(root.envelope.write_features),
+            "producer": None if root.producer is None else root.producer.to_json(),
+            "step": self.step,
+            "annotations": dict(self.annotations),
+        }
+
+    @property
     def fetched(self) -> int:
         """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are."""
         return self._reads.nbytes
 
     @property
-    def packs(self) -> tuple[Pack, ...] | None:
-        """The pack list; None in storage plain."""
-        with self._lock, naming(self.path):
-            if self._packs is None and self.root.packs is not None:
-                reference = self.root.packs
-                value = loads(read_document(self.store, reference), at=reference.key)
-                self._packs = PackList.from_json(value, at=reference.key).packs
-            return self._packs
+    def objects(self) -> Mapping[str, object]:
+        """What is neither a tensor nor opaque, by name: numbers, texts, lists and what else is plain data, decoded.
 
-    @property
-    def state(self) -> StateDocument:
-        """What is not a tensor, still encoded; empty if the checkpoint has none."""
-        with self._lock, naming(self.path):
-            if self._state is None:
-                reference = self.root.state
-                if reference is None:
-                    self._state = StateDocument({}, {}, {})
-                else:
-                    value = loads(read_document(self.store, reference), at=reference.key)
-                    self._state = StateDocument.from_json(value, at=reference.key)
-            return self._state
+        >>> report = ucp.save("run.ucp", {"w": np.ones(2), "epoch": 3})
+        >>> dict(ucp.open("run.ucp").objects)
+        {'epoch': 3}
+        """
+        return StateEntries("object", self.state.values, self._object)
 
-    def value(self, name: str) -> object:
-        """One decoded value; KeyError if there is none."""
+    def _object(self, name: str) -> object:
         with naming(self.path):
             return decode(self.state.values[name], at=f"values/{name}")
 
-    def blob(self, name: str) -> bytes:
-        """The opaque bytes of a blob, checked; KeyError if there is none. Never execute or unpickle them."""
+    @property
+    def blobs(self) -> Mapping[str, bytes]:
+        """Opaque bytes by name, such as pickles that were carried as they were. Never execute or unpickle them.
+
+        >>> with ucp.CheckpointWriter("run.ucp", []) as writer:
+        ...     writer.add_blob("notes", b"text", "text/plain")
+        >>> ucp.open("run.ucp").blobs["notes"]
+        b'text'
+        """
+        return StateEntries("blob", self.state.blobs, self._blob)
+
+    def _blob(self, name: str) -> bytes:
         reference = self.state.blobs[name].object
         with naming(self.path):
             return read_document(self.store, reference, limit=reference.length)
 
-    def part(self, index: int) -> StoredPart:
-        """One index part with its table, read and checked on first use."""
-        found = self._parts.get(index)
-        if found is not None:
-            return found
-        with self._lock:
-            if index in self._parts:
-                return self._parts[index]
-            if self.store.calls.at_once is None:
-                return self._keep(index, self._index_of(index), self._table_of(index))
-            # Where a call waits for the network, two wait at once.
-            table = self._executor.submit(self._table_of, index)
-            return self._keep(index, self._index_of(index), table.result())
-
-    def parts(self, indices: Iterable[int] | None = None) -> Iterator[StoredPart]:
-        """Some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile."""
-        wanted = [*range(len(self.root.parts))] if indices is None else [*indices]
-        missing = [index for index in wanted if index not in self._parts]
-        if len(missing) < 2:
-            yield from map(self.part, wanted)
-            return
-        later = iter(missing)
-        ahead: dict[int, tuple[Future[bytes], Future[bytes]]] = {}
-
-        def begin(count: int) -> None:
-            for index in islice(later, count):
-                of_index = self._executor.submit(self._index_of, index)
-                ahead[index] = of_index, self._executor.submit(self._table_of, index)
-
-        begin(max(1, (self.store.calls.at_once or _PARTS_AHEAD) // 2))
-        for index in wanted:
-            if index in ahead:
-                index_document, table = (future.result() for future in ahead.pop(index))
-                begin(1)
-                self._keep(index, index_document, table)
-            yield self.part(index)
-
-    def _index_of(self, index: int) -> bytes:
-        with naming(self.path):
-            return read_document(self.store, self.root.parts[index].index)
-
-    def _table_of(self, index: int) -> bytes:
-        with naming(self.path):
-            return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
-
-    def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
-        with self._lock, paused(), naming(self.path):
-            if index not in self._parts:
-                entry = self.root.parts[index]
-                value = loads(index_document, at=entry.index.key)
-                document = IndexPart.from_json(value, at=entry.index.key)
-                names = document.columns().atoms
-                if (names[0], names[-1], len(names)) != (entry.first, entry.last, entry.atoms):
-                    raise error(
-                        "UCP-E-NAME",
-                        "the part's atoms are not those that the root document announces",
-                        at=f"{ROOT_KEY}#/parts/{index}",
-                    )
-                table = ChunkTable.parse(table_document, at=entry.table.key)
-                raise_first(document.reference_problems(len(self.root.layouts), at=entry.index.key))
-                self._parts[index] = StoredPart(
-                    document,
-                    table,
-                    packs=self.packs,
-                    chunk_bytes=self.root.chunk_bytes,
-                    index_key=entry.index.key,
-                    table_key=entry.table.key,
-                )
-            return self._parts[index]
-
-    def _find(self, name: str) -> tuple[StoredPart, int] | None:
-        """The part that has an atom, and where in it the atom stands."""
-        index = bisect.bisect_right(self._firsts, name) - 1
-        if index < 0:
-            return None
-        part = self.part(index)
-        position = part.position(name)
-        return None if position is None else (part, position)
-
     def __getitem__(self, name: str) -> AtomView:
-        found = self._find(name)
+        found = self.find(name)
         if found is None and name in self._all_aliases():
-            found = self._find(self._all_aliases()[name])
+            found = self.find(self._all_aliases()[name])
         if found is None:
             near = get_close_matches(name, list(self)[:10_000], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -277,13 +200,21 @@ class Checkpoint(Mapping[str, AtomView]):
         for part in self.parts():
             yield from part.names
 
+    def glob(self, *globs: str) -> dict[str, AtomView]:
+        """Return the atoms whose names match one of some globs, by name; none where nothing matches.
+
+        Globs are those of ``only=`` in `load`: ``*`` also matches dots, and a glob takes everything below what it
+        matches: ``layers.0`` is the same as ``layers.0.*``.
+
+        >>> report = ucp.save("run.ucp", {"fc.weight": np.ones((2, 2)), "fc.bias": np.ones(2), "e.weight": np.ones(2)})
+        >>> with ucp.open("run.ucp") as ckpt:
+        ...     list(ckpt.glob("*.weight")), list(ckpt.glob("fc"))
+        (['e.weight', 'fc.weight'], ['fc.bias', 'fc.weight'])
+        """
+        return {name: self[name] for name in self if any(fits_glob(glob, name) for glob in globs)}
+
     def __len__(self) -> int:
         return sum(part.atoms for part in self.root.parts)
-
-    def slots(self) -> Iterator[StoredSlot]:
-        """Every slot of every atom, in order."""
-        for part in self.parts():
-            yield from part.slots()
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box of a slot (see `BoxReader.read_box`)."""

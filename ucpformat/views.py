@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.reading.box_reader import BoxReader
     from ucpformat.storage.reading.part import StoredPart, StoredSlot
 
-__all__ = ["AtomView", "SlotView", "ViewSource", "destination_of", "is_destination"]
+__all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource", "destination_of", "is_destination"]
 
 
 def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
@@ -179,7 +180,8 @@ class SlotView:
         selected = select(selection, self.shape, self.dtype.itemsize)
         out = np.empty(selected.shape, self.dtype)
         if out.size:
-            boxes = ((self._stored, box, out[place]) for box, place in selected.boxes())
+            whole: Any = out
+            boxes = ((self._stored, box, whole[(*place, ...)]) for box, place in selected.boxes())
             self._source.reader.read(boxes)
         return cast("NDArray[np.generic]", out[(*selected.index, ...)])
 
@@ -226,6 +228,34 @@ class SlotView:
             raise ValueError("a slot is read from storage, which makes a copy: mapped() gives it without one")
         data = self.read()
         return data if dtype is None else data.astype(dtype, copy=False)
+
+
+_T = TypeVar("_T")
+
+
+class StateEntries(Mapping[str, _T]):
+    """What a checkpoint holds beside tensors, by name; an entry is read, checked and decoded when it is asked for."""
+
+    def __init__(self, what: str, entries: Mapping[str, object], read: Callable[[str], _T]) -> None:
+        self._what = what
+        self._entries = entries
+        self._read = read
+
+    def __getitem__(self, name: str) -> _T:
+        if name not in self._entries:
+            near = get_close_matches(name, list(self._entries), n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise KeyError(f"the checkpoint has no {self._what} {name!r}{hint}")
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<{self._what}s: {', '.join(self._entries)}>"
 
 
 class AtomView(Mapping[str, SlotView]):

@@ -49,7 +49,7 @@ def test_a_choice_of_atoms(ucp: Ucp, checkpoint: Path) -> None:
     assert ucp("inspect", checkpoint, "--atoms", "xxx*").stdout.splitlines()[2] == "1 atoms, 1 slots, 0 B"
     refused = ucp("inspect", checkpoint, "--atoms", "none")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "none of the 2 atoms matches --atoms 'none'" in refused.stderr
+    assert "none of the 2 atoms matches 'none'" in refused.stderr
 
 
 def test_annotations_are_shown(ucp: Ucp, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_stream_of_bytes_is_a_blob_and_comes_back(tmp_path: Path) -> None:
     save(state, checkpoint_id=tmp_path / "in")
     convert_checkpoint(tmp_path / "in", tmp_path / "ucp", source_format="dcp", destination_format="ucp")
     with ucpformat.open(tmp_path / "ucp") as checkpoint:
-        assert checkpoint.blob("model._extra_state") == data
+        assert checkpoint.blobs["model._extra_state"] == data
     back = ucpformat.load(tmp_path / "ucp")
     assert back["model"]["_extra_state"].read() == data
     assert back["model"]["empty"].read() == b""

@@ -54,7 +54,7 @@ def is_good(path: Path) -> bool:
     with open_checkpoint(path) as checkpoint:
         for seed, (name, (shape, _, _)) in enumerate(SLOTS.items()):
             assert np.array_equal(checkpoint[name[0]][name[1]].read(), logical(shape, seed))
-        assert checkpoint.value("epoch") == 3
+        assert checkpoint.objects["epoch"] == 3
     return True
 
 

@@ -205,7 +205,7 @@ def test_extra_states_are_bytes_and_stay_so(
 def test_a_stream_is_a_blob(tmp_path: Path) -> None:
     path = saved(tmp_path, {"model": Engine(io.BytesIO(PICKLE))})
     with ucpformat.open(path) as checkpoint:
-        assert checkpoint.blob("model._extra_state") == PICKLE
+        assert checkpoint.blobs["model._extra_state"] == PICKLE
         assert checkpoint.state.values == {}
 
 

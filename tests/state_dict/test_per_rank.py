@@ -126,7 +126,7 @@ def test_a_cursor_along_an_axis_is_one_for_all_that_share_it(tmp_path: Path) -> 
         return PerRank(100 + rank // 2, "resplit", axis="dp", position=rank // 2, size=2)
 
     save(tmp_path / "a", 4, along)
-    assert ucpformat.open(tmp_path / "a").value("own") == PerRankValues((100, 101), "resplit", "dp")
+    assert ucpformat.open(tmp_path / "a").objects["own"] == PerRankValues((100, 101), "resplit", "dp")
     assert load(tmp_path / "a", 4, along) == [100, 100, 101, 101]
     now = [PerRank(0, axis="dp", position=rank, size=3) for rank in range(3)]
     assert load(tmp_path / "a", 3, lambda rank: now[rank]) == [67, 67, 67]

@@ -345,7 +345,7 @@ def test_pickles_in_blobs_are_never_loaded(tmp_path: Path) -> None:
         writer.add_blob("extra", content, "application/x-pickle")
     assert validate(tmp_path / "c") == []
     with open_checkpoint(tmp_path / "c") as checkpoint:
-        assert checkpoint.blob("extra") == content
+        assert checkpoint.blobs["extra"] == content
     assert not witness.exists()
     pickle.loads(content)
     assert witness.exists()

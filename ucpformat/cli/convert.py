@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from ucpformat.cli.places import refuse_swapped
 from ucpformat.cli.report import SIZE, format_option, human_bytes, printable, progress_bar
-from ucpformat.conversion.contract.registry import UCP, registry
-from ucpformat.conversion.convert import convert_checkpoint, detect_format
-from ucpformat.conversion.direction import format_to_write
+from ucpformat.conversion.contract.registry import registry
+from ucpformat.conversion.convert import convert as run
 from ucpformat.conversion.engine.dropped_items import grouped
-from ucpformat.conversion.engine.options import EngineOptions
-from ucpformat.conversion.engine.ranks import together
 from ucpformat.model.compression_rule import AUTO, Compression
 from ucpformat.model.compressor import Compressor
 from ucpformat.state_dict.torchrun import job_group, started_by_torchrun
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import ForeignObjects
     from ucpformat.conversion.convert import ConversionReport
     from ucpformat.conversion.engine.pool import PoolKind
-    from ucpformat.conversion.engine.ranks import RankExecutor
     from ucpformat.model.root import Storage
 
 __all__ = ["convert"]
@@ -192,56 +187,42 @@ def convert(
     The suffix of DESTINATION says what is written: .ucp, .dcp, .safetensors, .pt; other formats need --to. To copy a
     universal checkpoint as it is, use `ucp cp`.
     """
-
-    def work(executor: RankExecutor | None) -> tuple[ConversionReport, str, str]:
-        refuse_swapped(source, destination)
-        read_as = source_format or detect_format(source)
-        written_as = format_to_write(destination, destination_format, read_as)
-        if settings and read_as != UCP != written_as:
-            raise click.UsageError(f"--set is of {read_as} or of {written_as}: say --from-set or --to-set")
-        ours = {**settings, **source_settings} if written_as == UCP else source_settings
-        theirs = destination_settings if written_as == UCP else {**settings, **destination_settings}
-        with progress_bar("converting") as progress, _saying_what_is_left(destination):
-            report = convert_checkpoint(
+    is_job = pool == _TORCHRUN or (pool is None and dask is None and started_by_torchrun())
+    with job_group() if is_job else nullcontext() as group:
+        is_first = group is None or group.rank == group.ranks[0]
+        with progress_bar("converting", silent=not is_first) as progress, _saying_what_is_left(destination):
+            report = run(
                 source,
                 destination,
-                source_format=read_as,
-                destination_format=written_as,
+                source_format=source_format,
+                destination_format=destination_format,
+                settings=settings,
+                source_settings=source_settings,
+                destination_settings=destination_settings,
+                group=group,
                 storage=cast("Storage", storage),
                 compressor=None if compressor is None else _COMPRESSORS[compressor],
                 foreign_objects=cast("ForeignObjects", foreign_objects),
                 shard_count=shards,
-                expand=expand,
-                settings=theirs,
-                source_settings=ours,
                 drop=drop,
+                expand=expand,
                 weights_only=weights_only,
+                memory=memory,
+                workers=workers,
+                pool=None if pool == _TORCHRUN else cast("PoolKind | None", pool),
+                dask=dask,
+                resume=resume,
                 dry_run=dry_run,
-                engine=EngineOptions(
-                    memory=memory,
-                    workers=workers if executor is None else executor.workers,
-                    pool=None if pool == _TORCHRUN else cast("PoolKind | None", pool),
-                    dask=dask,
-                    executor=executor,
-                    resume=resume,
-                ),
                 progress=progress,
                 expect=progress.expect,
             )
-        return report, read_as, written_as
-
-    if pool == _TORCHRUN or (pool is None and dask is None and started_by_torchrun()):
-        with job_group() as group:
-            report, read_as, written_as = together(group, work)
-        if group.rank != group.ranks[0]:
-            return  # one of them says it
-    else:
-        report, read_as, written_as = work(None)
+    if not is_first:
+        return  # one of them says it
     if output == "json":
-        click.echo(json.dumps(_as_json(report, read_as, written_as, dry_run), indent=2))
+        click.echo(json.dumps(_as_json(report, dry_run), indent=2))
         return
     click.echo(
-        f"{source} ({read_as}) -> {destination} ({written_as}): {report.tensors} tensors, "
+        f"{source} ({report.source_format}) -> {destination} ({report.destination_format}): {report.tensors} tensors, "
         f"{human_bytes(report.nbytes)}, {report.objects} values" + (", nothing written" if dry_run else "")
     )
     for losses in grouped(report.dropped):
@@ -269,10 +250,10 @@ def _saying_what_is_left(destination: str) -> Iterator[None]:
         raise
 
 
-def _as_json(report: ConversionReport, read_as: str, written_as: str, dry_run: bool) -> dict[str, object]:
+def _as_json(report: ConversionReport, dry_run: bool) -> dict[str, object]:
     return {
-        "from": read_as,
-        "to": written_as,
+        "from": report.source_format,
+        "to": report.destination_format,
         "written": not dry_run,
         "tensors": report.tensors,
         "bytes": report.nbytes,

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import click
 
 from ucpformat.cli.report import format_option, printable
-from ucpformat.comparison import Comparison, Difference, compare
-from ucpformat.reader import open_checkpoint
+from ucpformat.comparison import Comparison, Difference
+from ucpformat.comparison import diff as compare_paths
 
 __all__ = ["diff"]
 
@@ -32,11 +32,10 @@ def diff(context: click.Context, first: str, second: str, reads: bool, output: s
     and does not see damage that came later. --bytes sees it. Storage, chunks, compression and layouts do not count:
     they say how, not what.
     """
-    with open_checkpoint(first) as a, open_checkpoint(second) as b:
-        found = compare(a, b, by="bytes" if reads else "digests")
+    found = compare_paths(first, second, by="bytes" if reads else "digests")
     if output == "json":
         report = {
-            "equal": not found.differences,
+            "equal": found.is_equal,
             "slots_by_digest": found.slots_by_digest,
             "slots_by_bytes": found.slots_by_bytes,
             "differences": [asdict(difference) for difference in found.differences],
@@ -45,9 +44,9 @@ def diff(context: click.Context, first: str, second: str, reads: bool, output: s
     else:
         for difference in found.differences:
             click.echo(printable(_line(difference)))
-        verdict = "equal" if not found.differences else f"{len(found.differences)} differences"
+        verdict = "equal" if found.is_equal else f"{len(found.differences)} differences"
         click.echo(f"{verdict}{_basis(found, reads=reads)}")
-    if found.differences:
+    if not found.is_equal:
         context.exit(1)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, table
-from ucpformat.errors import error
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
-from ucpformat.model.place import place_to_json
+from ucpformat.inspection import chosen_atoms, described
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
@@ -32,61 +30,11 @@ __all__ = ["brief_layout", "inspect"]
 def inspect(checkpoint: str, atoms: str, output: str) -> None:
     """Show what CHECKPOINT holds: documents are read, data are not."""
     with open_checkpoint(checkpoint) as opened:
-        chosen = [view for name, view in opened.items() if fnmatchcase(name, atoms)]
-        if not chosen and atoms != "*":
-            raise error(
-                "UCP-E-MISMATCH",
-                f"none of the {len(opened)} atoms matches --atoms {atoms!r}; leave it out to see all names",
-                at=checkpoint,
-            )
+        chosen = chosen_atoms(opened, [] if atoms == "*" else [atoms])
         if output == "json":
-            click.echo(json.dumps(_as_json(opened, chosen), indent=2))
+            click.echo(json.dumps(described(opened, chosen), indent=2))
         else:
             _print(opened, chosen)
-
-
-def _as_json(opened: Checkpoint, atoms: list[AtomView]) -> dict[str, object]:
-    root = opened.root
-    meshes_and_layouts = root.to_json()
-    return {
-        "format_version": root.envelope.format_version,
-        "digest": root.digest,
-        "storage": root.storage,
-        "chunk_bytes": root.chunk_bytes,
-        "read_features": list(root.envelope.read_features),
-        "write_features": list(root.envelope.write_features),
-        "producer": None if root.producer is None else root.producer.to_json(),
-        "step": opened.step,
-        "annotations": dict(opened.annotations),
-        "meshes": meshes_and_layouts["meshes"],
-        "layouts": meshes_and_layouts["layouts"],
-        "atoms": [
-            {
-                "name": view.name,
-                "key": view.atom.key,
-                "aliases": list(view.aliases),
-                "annotations": dict(view.annotations),
-                "slots": {
-                    name: {
-                        "dtype": slot.dtype.name,
-                        "shape": list(slot.shape),
-                        "nbytes": slot.nbytes,
-                        "chunk_shape": list(slot.chunk_shape),
-                        "chunks": slot.stored.grid.count,
-                        "layout": slot.stored.slot.layout,
-                        "place": None if slot.place is None else place_to_json(slot.place),
-                        "annotations": dict(slot.annotations),
-                        "content": slot.stored.slot.content,
-                    }
-                    for name, slot in view.items()
-                },
-            }
-            for view in atoms
-        ],
-        "values": dict(opened.state.values),
-        "optimizers": {name: optimizer.to_json() for name, optimizer in opened.state.optimizers.items()},
-        "blobs": {name: blob.to_json() for name, blob in opened.state.blobs.items()},
-    }
 
 
 def _print(opened: Checkpoint, atoms: list[AtomView]) -> None:

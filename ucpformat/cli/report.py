@@ -103,12 +103,14 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(title: str, total: Callable[[], int] | None = None) -> Iterator[Bar]:
-    """Yield a bar of bytes; silent where standard error is not a terminal.
+def progress_bar(
+    title: str, total: Callable[[], int] | None = None, *, silent: bool = False
+) -> Iterator[Bar]:
+    """Yield a bar of bytes; silent on request, and where standard error is not a terminal.
 
     ``total`` is asked only where there is a bar.
     """
-    if not sys.stderr.isatty():
+    if silent or not sys.stderr.isatty():
         yield Bar()
         return
     from rich import progress

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ExportOptions, ImportOptions, Lost
 from ucpformat.conversion.contract.registry import UCP, check_settings, registry
 from ucpformat.conversion.contract.weights import beside_weights
-from ucpformat.conversion.direction import require_local
+from ucpformat.conversion.direction import format_to_write, require_local
 from ucpformat.conversion.engine.dropped_items import parts_of, remedy, told
 from ucpformat.conversion.engine.exporting import Export
+from ucpformat.conversion.engine.memory import DEFAULT_MEMORY
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.out_directory import refuse_unfinished, storing
 from ucpformat.conversion.engine.ranks import RankExecutor, together
@@ -24,25 +25,44 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.storage.stores.not_a_checkpoint import another_place
 from ucpformat.storage.stores.store import open_store
-from ucpformat.storage.stores.urls import local_path, refuse_target
+from ucpformat.storage.stores.urls import local_path, refuse_swapped, refuse_target
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ucpformat.conversion.contract.foreign import ForeignObjects
     from ucpformat.conversion.contract.job import Job
+    from ucpformat.conversion.engine.pool import PoolKind
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
 
-__all__ = ["ConversionReport", "convert_checkpoint", "convert_together", "detect_format"]
+__all__ = ["ConversionReport", "convert", "convert_checkpoint", "detect_format"]
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion carried, or would: tensors, their logical bytes, other values; the root digest of a ucp result.
+    """What a conversion carried, or would carry.
 
-    ``renamed``, ``dropped`` and ``cast`` are as `ExportPlan` has them; what is dropped was
-    allowed to be, or does not matter (`Lost`). ``warnings`` as well.
+    Attributes:
+        source_format: the format that was read.
+        destination_format: the format that was written.
+        tensors: how many.
+        nbytes: their logical bytes.
+        objects: how many values, optimizers and blobs, or what the destination has of them.
+        digest: the root digest of a universal checkpoint that was written.
+        renamed: by ``ATOM/SLOT``, the name at the destination where that is another one.
+        dropped: what was left out, and why: it was allowed to be, or does not matter.
+        cast: by ``ATOM/SLOT``, the data type that elements were rounded to, as a setting asks.
+        warnings: what the destination's own software will not take up.
+
+    >>> report = ucp.save("run.ucp", {"model": {"w": np.ones((2, 3), np.float32)}, "epoch": 3})
+    >>> report = ucp.convert("run.ucp", "w.safetensors", weights_only=True, dry_run=True)
+    >>> [loss.what for loss in report.dropped]
+    ['values/epoch']
     """
 
+    source_format: str
+    destination_format: str
     tensors: int
     nbytes: int
     objects: int
@@ -140,7 +160,9 @@ def convert_checkpoint(
             digest = None
             if not dry_run:
                 digest = Engine(job, destination, options, recipe, progress).run()
-            return ConversionReport(len(job.sources), job.nbytes, objects, digest, {}, opened.dropped)
+            return ConversionReport(
+                source_format, UCP, len(job.sources), job.nbytes, objects, digest, {}, opened.dropped
+            )
         foreign = registry().format(destination_format)
         if foreign.export is None:
             raise error("UCP-E-SOURCE", f"{destination_format} is read and not written")
@@ -172,6 +194,8 @@ def convert_checkpoint(
                 progress=progress,
             ).run()
         return ConversionReport(
+            source_format,
+            destination_format,
             len(job.sources),
             job.nbytes,
             plan.objects,
@@ -183,31 +207,123 @@ def convert_checkpoint(
         )
 
 
-def convert_together(
+def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
+    source_format: str | None = None,
+    destination_format: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    source_settings: Mapping[str, str] | None = None,
+    destination_settings: Mapping[str, str] | None = None,
     group: object = None,
-    engine: EngineOptions | None = None,
-    **options: Any,
+    storage: Storage = "packed",
+    compressor: Compression | None = None,
+    foreign_objects: ForeignObjects = "refuse",
+    shard_count: int | None = None,
+    drop: Sequence[str] = (),
+    expand: int | None = None,
+    weights_only: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    workers: int | None = None,
+    pool: PoolKind | None = None,
+    dask: str | None = None,
+    executor: Executor | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+    expect: Callable[[int], None] = lambda _: None,
 ) -> ConversionReport:
-    """Convert with all ranks of a torch.distributed job, or of ``group``; every rank calls this and gets the report.
+    """Convert a checkpoint of any format that is known into another one, as ``ucp convert`` does.
 
-    Everything else is as for `convert_checkpoint`; what is told of progress, the first rank is told. Source and
-    destination lie where all ranks see them. ``engine.memory`` is that of all ranks together.
+    In a torch.distributed job every rank calls this, takes part in the work and gets the report; source and
+    destination lie where all ranks see them. With ``pool``, ``dask`` or ``executor`` this process hands out the work
+    alone.
+
+    Args:
+        source: what is read, a local path, or the URL of a universal checkpoint; nothing in it is executed.
+        destination: what is written, which must not exist.
+        source_format: the format of the source, one of ``ucp formats``; found out where it is not given.
+        destination_format: the format to write; where it is not given, what the destination's suffix says (``.ucp``,
+            ``.dcp``, ``.safetensors``, ``.pt``), or a universal checkpoint.
+        settings: settings of the format that is not ``ucp``, by name.
+        source_settings: settings of the source's format, where neither is ``ucp``.
+        destination_settings: settings of the destination's format, where neither is ``ucp``.
+        group: the ranks that do the work; the default process group where it is not given.
+        storage: how a universal checkpoint keeps its chunks, ``"packed"`` or ``"plain"``.
+        compressor: how to compress a universal checkpoint; as a universal source does where it is not given.
+        foreign_objects: what becomes of Python objects that are not plain data: ``"refuse"`` or ``"opaque"``.
+        shard_count: how many ranks saved a Hugging Face directory of DCP shards, which does not record it.
+        drop: globs over ``ATOM/SLOT``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME`` that
+            say what to leave out.
+        expand: bytes that the source's tensors may have together; 64 times its files where it is not given.
+        weights_only: leave out whatever the destination has no place for, weights excepted.
+        memory: bytes of buffers over all workers.
+        workers: how many; one per core, at most 8, and one that waits for the disk, where it is not given.
+        pool: where the work is done: ``"threads"``, ``"processes"`` or ``"mpi"``.
+        dask: the address of a dask scheduler.
+        executor: anything that runs picklable calls.
+        resume: go on with what an interrupted conversion has finished.
+        dry_run: plan everything and write nothing.
+        progress: is told of bytes that are done; in a job, on the first rank.
+        expect: is told first how many bytes there are.
 
     Raises:
-        UcpError: on all ranks, what `convert_checkpoint` raises, or a rank as it does its part;
-            ``UCP-E-RANK`` where one is gone. Nothing is visible then.
+        UcpError: on all ranks the same: ``UCP-E-SOURCE`` for a source of no format that is known, ``UCP-E-MISMATCH``
+            where the destination cannot hold what ``drop`` does not match, for settings, and where nothing says what
+            to write; what reading and writing raise. Nothing is visible then.
+
+    >>> report = ucp.save("run.ucp", {"model": {"w": np.ones((2, 3), np.float32)}})
+    >>> report = ucp.convert("run.ucp", "w.safetensors")
+    >>> report.source_format, report.destination_format, report.tensors, report.nbytes
+    ('ucp', 'safetensors', 1, 24)
+    >>> report = ucp.convert("w.safetensors", "again.ucp")
     """
+    is_alone = pool is not None or dask is not None or executor is not None
+    if is_alone and group is not None:
+        message = "group= has its ranks do the work, which pool=, dask= and executor= do otherwise: give one of them"
+        raise error("UCP-E-MISMATCH", message)
 
-    def convert(executor: RankExecutor | None) -> ConversionReport:
-        chosen = engine or EngineOptions()
-        if executor is not None:
-            chosen = replace(chosen, executor=executor, workers=executor.workers)
-        return convert_checkpoint(source, destination, engine=chosen, **options)
+    def work(ranks: RankExecutor | None) -> ConversionReport:
+        refuse_swapped(source, destination)
+        read_as = source_format or detect_format(source)
+        written_as = format_to_write(destination, destination_format, read_as)
+        if settings and read_as != UCP != written_as:
+            message = (
+                f"settings may be of {read_as} or of {written_as}: give them as source_settings= or "
+                "destination_settings= (--from-set or --to-set)"
+            )
+            raise error("UCP-E-MISMATCH", message)
+        shared = dict(settings or {})
+        of_source, of_destination = (shared, {}) if written_as == UCP else ({}, shared)
+        return convert_checkpoint(
+            source,
+            destination,
+            source_format=read_as,
+            destination_format=written_as,
+            storage=storage,
+            compressor=compressor,
+            foreign_objects=foreign_objects,
+            shard_count=shard_count,
+            expand=expand,
+            settings={**of_destination, **(destination_settings or {})},
+            source_settings={**of_source, **(source_settings or {})},
+            drop=drop,
+            weights_only=weights_only,
+            dry_run=dry_run,
+            engine=EngineOptions(
+                memory=memory,
+                workers=workers if ranks is None else ranks.workers,
+                pool=pool,
+                dask=dask,
+                executor=executor if ranks is None else ranks,
+                resume=resume,
+            ),
+            progress=progress,
+            expect=expect,
+        )
 
-    return together(group_of(group), convert)
+    return work(None) if is_alone else together(group_of(group), work)
 
 
 def _refuse_losses(job: Job, lost: Sequence[Lost], destination_format: str) -> None:

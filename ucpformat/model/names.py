@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
@@ -29,6 +30,7 @@ __all__ = [
     "check_component",
     "check_key",
     "check_name",
+    "fits_glob",
     "is_component",
 ]
 
@@ -57,6 +59,14 @@ _OWN_KEY: Final = re.compile(rf"(?!(?:{_DEVICE}|(?i:zarr\.json))\Z){_COMPONENT.p
 def is_component(text: str) -> bool:
     """Whether `check_component` would let ``text`` pass."""
     return _COMPONENT.fullmatch(text) is not None
+
+
+def fits_glob(glob: str, name: str) -> bool:
+    """Tell whether a glob matches a name, or the front of it that ends at a dot: ``model`` fits ``model.fc.weight``.
+
+    ``*`` and ``?`` match dots as well; case counts.
+    """
+    return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")
 
 
 def are_components(texts: Iterable[str]) -> bool:

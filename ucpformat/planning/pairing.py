@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Spread, element_count
 from ucpformat.model.dtype import DType, dtype
+from ucpformat.model.names import fits_glob
 from ucpformat.planning.side import Side, SlotName
 from ucpformat.storage.reading.read_plan import storage_pattern
 
@@ -102,7 +102,7 @@ def pair(source: Side, target: Side, route: Route, *, atoms: str = "*") -> Pairi
     kinds: dict[object, Kind] = {}
     unplanned: list[Unplanned] = []
     for name in sorted(source.slots.keys() | target.slots.keys()):
-        if not fnmatchcase(name[0], atoms):
+        if not fits_glob(atoms, name[0]):
             continue
         if name not in target.slots or name not in source.slots:
             side: Literal["not in the target", "not in the source"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
+from ucpformat.model.names import fits_glob
 from ucpformat.state_dict.per_rank import require_rule
 
 if TYPE_CHECKING:
@@ -48,19 +48,15 @@ class Only:
         """Whether an entry is wanted."""
         if self._ask is not None:
             return bool(self._ask(name))
-        return not self.is_given or any(_matches(glob, name) for glob in self._globs)
+        return not self.is_given or any(fits_glob(glob, name) for glob in self._globs)
 
     def fits(self, names: Sequence[str], stored: Collection[str] = ()) -> dict[str, str | None]:
         """Every glob, and whether it fits one of ``names``; ``stored`` are names that may have been meant as well."""
         found: dict[str, str | None] = {}
         for glob in self._globs:
-            is_used = any(_matches(glob, name) for name in names)
+            is_used = any(fits_glob(glob, name) for name in names)
             found[glob] = None if is_used else _glob_meant(glob, [*names, *stored])
         return found
-
-
-def _matches(glob: str, name: str) -> bool:
-    return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")
 
 
 def _glob_meant(glob: str, names: Sequence[str]) -> str:
@@ -68,7 +64,7 @@ def _glob_meant(glob: str, names: Sequence[str]) -> str:
     for name in names:
         steps = name.split(".")
         for first in range(1, len(steps)):
-            if _matches(glob, ".".join(steps[first:])):
+            if fits_glob(glob, ".".join(steps[first:])):
                 return ".".join([*steps[:first], glob])
     below = dict.fromkeys(f"{front}.*" for front in fronts(names))
     return near(glob, [*names, *below])

@@ -73,7 +73,7 @@ def stored_values(checkpoint: Checkpoint) -> dict[StatePath, JsonValue]:
             yield nested.get(name, (name,)), value
         for name, blob in state.blobs.items():
             if blob.media_type == OPAQUE_MEDIA:
-                yield nested.get(name, (name,)), opaque_value(checkpoint.blob(name))
+                yield nested.get(name, (name,)), opaque_value(checkpoint.blobs[name])
         for name, optimizer in state.optimizers.items():
             yield from expand_groups(optimizer, group_origin(state, name)).values()
 

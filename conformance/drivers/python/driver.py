@@ -187,7 +187,7 @@ def read_layout(checkpoint: ucp.Checkpoint, dtype: str, params: Json) -> Json:
 
 def read_blob(params: Json) -> Json:
     with ucp.open(params["path"]) as checkpoint:
-        Path(params["out"]).write_bytes(checkpoint.blob(params["blob"]))
+        Path(params["out"]).write_bytes(checkpoint.blobs[params["blob"]])
         return {"media_type": checkpoint.state.blobs[params["blob"]].media_type}
 
 

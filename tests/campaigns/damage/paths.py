@@ -144,9 +144,9 @@ def _all(checkpoint: Checkpoint, reading: Reading) -> Iterator[tuple[str, Callab
     for name, view in _each(checkpoint):
         yield name, lambda view=view: _array(view.read())  # type: ignore[misc]
     for value in checkpoint.state.values:
-        yield f"values/{value}", lambda value=value: repr(checkpoint.value(value))  # type: ignore[misc]
+        yield f"values/{value}", lambda value=value: repr(checkpoint.objects[value])  # type: ignore[misc]
     for blob in checkpoint.state.blobs:
-        yield f"blobs/{blob}", lambda blob=blob: checkpoint.blob(blob)  # type: ignore[misc]
+        yield f"blobs/{blob}", lambda blob=blob: checkpoint.blobs[blob]  # type: ignore[misc]
 
 
 def _mapped(checkpoint: Checkpoint, reading: Reading) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -116,7 +116,7 @@ def _read(path: Path) -> None:
     with ucp.open(path / "source.ucp") as checkpoint:
         checkpoint["w"]["value"].read()
         checkpoint["b"]["value"].mapped()
-        checkpoint.value("step")
+        checkpoint.objects["step"]
 
 
 def _validate(path: Path) -> None:

@@ -16,10 +16,12 @@ import torch.distributed
 
 from tests.conversion.engine.jobs import BATCH
 from tests.processes import join, leave
-from ucpformat.conversion.convert import convert_together
+from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine import exporting, worker
 from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.ranks import together
 from ucpformat.errors import UcpError, error
+from ucpformat.state_dict.torch_group import group_of
 
 Call = Callable[..., Any]
 
@@ -64,13 +66,16 @@ def work(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     told: list[int] = []
     engine = EngineOptions(durability="none", batch_bytes=BATCH if task["format"] == "ucp" else 1)
     try:
-        report = convert_together(
-            task["source"],
-            out,
-            source_format="ucp",
-            destination_format=task["format"],
-            engine=replace(engine, resume=task.get("resume", False)),
-            progress=told.append,
+        report = together(
+            group_of(None),
+            lambda executor: convert_checkpoint(
+                task["source"],
+                out,
+                source_format="ucp",
+                destination_format=task["format"],
+                engine=replace(engine, resume=task.get("resume", False), executor=executor, workers=world),
+                progress=told.append,
+            ),
         )
         found: dict[str, Any] = {"bytes": report.nbytes, "told": sum(told)}
     except UcpError as failure:

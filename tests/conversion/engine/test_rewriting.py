@@ -98,7 +98,7 @@ def content(path: Path) -> dict[str, object]:
             },
             "values": state.values,
             "optimizers": state.optimizers,
-            "blobs": {name: (blob.media_type, checkpoint.blob(name)) for name, blob in state.blobs.items()},
+            "blobs": {name: (blob.media_type, checkpoint.blobs[name]) for name, blob in state.blobs.items()},
             "annotations": (state.annotations, checkpoint.root.envelope.annotations),
             "progress": checkpoint.root.progress,
             "chunk_bytes": checkpoint.root.chunk_bytes,

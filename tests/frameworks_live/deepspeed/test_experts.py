@@ -76,7 +76,7 @@ def test_every_expert_is_what_its_ranks_gather(made: Path, name: str, tmp_path: 
         assert [group.options["lr"] for group in groups] == [0.01, 0.02, 0.01, 0.02]
         assert {atom for group in groups for atom in group.atoms} == seen - {"table"}
         assert all((MARK in atom) == ("moe" in group.options) for group in groups for atom in group.atoms)
-        assert checkpoint.value("num_experts") == [EXPERTS, EXPERTS]
+        assert checkpoint.objects["num_experts"] == [EXPERTS, EXPERTS]
 
 
 EXPERT = "layer_1_expert_2_mp_rank_00_model_states.pt"

@@ -165,7 +165,7 @@ def test_every_tensor_is_what_the_stages_hold(made: Path, name: str, tmp_path: P
         if OWN in checkpoint:
             assert checkpoint[OWN].atom.aliases == (("7.positions",) if both else ())
         assert checkpoint["2.weight"].atom.aliases == ()
-        assert checkpoint.value("epoch") == 3
+        assert checkpoint.objects["epoch"] == 3
         groups = checkpoint.state.optimizers["optim"].groups
         names = [atom for group in groups for atom in group.atoms]
         assert len(set(names)) == len(names)

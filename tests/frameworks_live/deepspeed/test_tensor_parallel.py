@@ -58,7 +58,7 @@ def check(path: Path, shards: list[dict[str, Any]]) -> None:
         assert checkpoint["down.weight"]["exp_avg"].shape == (12, 18)
         assert checkpoint["fixed.weight"]["value"].shape == (14, 12)
         assert checkpoint["narrow.weight"]["value"].shape == (12, 14)
-        assert checkpoint.value("epoch") == 3
+        assert checkpoint.objects["epoch"] == 3
     assert split > 8
 
 

@@ -74,8 +74,8 @@ def test_universal_checkpoints_come_in(
         assert [decoded["lr"] for decoded in reference["options"]] == [
             group.options["lr"] for group in optimizer.groups
         ]
-        assert checkpoint.value("epoch") == 3
+        assert checkpoint.objects["epoch"] == 3
         assert torch.equal(
-            torch.tensor(bytearray(checkpoint.value("rng").data)),  # type: ignore[attr-defined]
+            torch.tensor(bytearray(checkpoint.objects["rng"].data)),  # type: ignore[attr-defined]
             reference["rng"],
         )

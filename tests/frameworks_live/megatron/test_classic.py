@@ -93,7 +93,7 @@ def test_every_tensor_is_what_the_ranks_hold(made: Path, name: str, tmp_path: Pa
                 )
         assert checkpoint.root.progress is not None
         assert checkpoint.root.progress.step == 7
-        assert checkpoint.value("checkpoint_version") == 3.0
+        assert checkpoint.objects["checkpoint_version"] == 3.0
 
 
 def test_shards_that_no_pattern_explains_are_refused(made: Path, tmp_path: Path) -> None:

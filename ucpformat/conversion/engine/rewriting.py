@@ -52,7 +52,7 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
         sources=sources,
         state=checkpoint.state,
         blobs={
-            name: (blob.media_type, checkpoint.blob(name)) for name, blob in checkpoint.state.blobs.items()
+            name: (blob.media_type, checkpoint.blobs[name]) for name, blob in checkpoint.state.blobs.items()
         },
         step=None if progress is None else progress.step,
         chunk_bytes=checkpoint.root.chunk_bytes,

@@ -58,6 +58,13 @@ class UcpStorageReader(StorageReader):
     Raises:
         UcpError: in the calls of DCP, which wraps it on all ranks: what opening and reading raise, and
             ``UCP-E-MISMATCH`` for another data type.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> report = ucp.save("run.ucp", {"w": torch.ones(2, 2)})
+    >>> state = {"w": torch.zeros(2, 2)}
+    >>> dcp.load(state, storage_reader=ucp.UcpStorageReader("run.ucp"), no_dist=True)
+    >>> state["w"].sum()
+    tensor(4.)
     """
 
     def __init__(

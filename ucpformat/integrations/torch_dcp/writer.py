@@ -84,6 +84,12 @@ class UcpStorageWriter(StorageWriter):
     Raises:
         UcpError: in the calls of DCP, which wraps it on all ranks: ``UCP-E-EXISTS``, ``UCP-E-DTYPE``,
             ``UCP-E-OBJECT`` or ``UCP-E-PICKLE`` for objects that are not plain, ``UCP-E-COVER``, ``UCP-E-STORE``.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> state = {"w": torch.ones(2, 2)}
+    >>> found = dcp.save(state, storage_writer=ucp.UcpStorageWriter("run.ucp"), no_dist=True)
+    >>> ucp.load("run.ucp", tensors="torch")["w"].sum()
+    tensor(4.)
     """
 
     def __init__(

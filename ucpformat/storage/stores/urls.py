@@ -10,7 +10,7 @@ from typing import Final
 
 from ucpformat.errors import error
 
-__all__ = ["local_path", "name_of", "refuse_target"]
+__all__ = ["local_path", "name_of", "refuse_swapped", "refuse_target"]
 
 _LOCAL: Final = ("file://", "local://")
 _IS_WINDOWS: Final = os.name == "nt"
@@ -71,6 +71,18 @@ def name_of(url: str | os.PathLike[str]) -> str:
     links = os.fspath(url).split("::")
     path = next((link.partition("://")[2] for link in links if "://" in link), links[0])
     return PurePosixPath(path).name
+
+
+def refuse_swapped(source: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
+    """Refuse a source that is not there where the destination is: the two were most likely swapped.
+
+    Raises:
+        StoreError: ``UCP-E-NOT-FOUND``, with the right order.
+    """
+    here, there = local_path(source), local_path(destination)
+    if here is not None and there is not None and not os.path.lexists(here) and os.path.lexists(there):
+        message = f"nothing lies there, but {os.fspath(destination)} exists; the source comes first"
+        raise error("UCP-E-NOT-FOUND", message, at=os.fspath(source))
 
 
 def refuse_target(url: str | os.PathLike[str]) -> None:

@@ -54,7 +54,7 @@ def test_files_are_carried_or_reported(folder: Path, tmp_path: Path) -> None:
     report = read(folder, tmp_path / "out.ucp")
     with ucpformat.open(tmp_path / "out.ucp") as found:
         assert set(found.state.blobs) == {*CARRIED, "tag/inner.json"}
-        assert found.blob("scheduler.pt") == (folder / "scheduler.pt").read_bytes()
+        assert found.blobs["scheduler.pt"] == (folder / "scheduler.pt").read_bytes()
     assert {loss.what for loss in report.dropped} == {
         "files/zero_to_fp32.py",
         "files/model.safetensors",

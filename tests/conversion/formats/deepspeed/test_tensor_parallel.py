@@ -87,7 +87,7 @@ def test_shards_are_joined(tmp_path: Path, stage: str) -> None:
             for name in ("embed.weight", "norm"):
                 assert found[name][slot].read().tobytes() == first[name][slot].read().tobytes()
         assert found["rows"]["step"].read() == 5
-        assert (found.value("rank"), found.value("mp_rank/1/rank")) == (0, 1)
+        assert (found.objects["rank"], found.objects["mp_rank/1/rank"]) == (0, 1)
         assert found["embed.weight"].atom.aliases == ("head.weight",)
 
 

@@ -58,7 +58,7 @@ def test_what_lay_beside_the_model_is_no_part_of_the_module(
     )
     with ucpformat.open(tmp_path / "b.ucp") as checkpoint:
         assert set(checkpoint) == {"w", "b"}
-        held: Any = checkpoint.value("rng")
+        held: Any = checkpoint.objects["rng"]
         assert np.frombuffer(held["rank1"].data, np.uint8).tolist() == [1, 2, 3, 4, 5]
 
 

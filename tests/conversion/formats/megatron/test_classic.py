@@ -136,7 +136,7 @@ def test_every_tensor_is_whole(tmp_path: Path, is_sharded: bool) -> None:
                 np.testing.assert_array_equal(found[name][slot].read(), state.numpy())
         groups = found.state.optimizers["optim"].groups
         assert {atom for group in groups for atom in group.atoms} == set(wanted)
-        assert found.value("mp_rank_01_001/rng_state") == [1, 1]
+        assert found.objects["mp_rank_01_001/rng_state"] == [1, 1]
         assert found.root.progress is not None
         assert found.root.progress.step == 5
 
@@ -206,7 +206,7 @@ def test_a_name_of_very_many_digits_is_a_name(tmp_path: Path) -> None:
     name = "model" + "9" * 5000
     changed(source, "mp_rank_00_000", **{name: "odd"})
     with ucpformat.open(read(source, tmp_path / "out.ucp")) as found:
-        assert found.value(name) == "odd"
+        assert found.objects[name] == "odd"
 
 
 def test_sets_of_two_ranks_are_in_the_order_of_their_hashes(tmp_path: Path) -> None:

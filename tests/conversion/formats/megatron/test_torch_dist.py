@@ -191,7 +191,7 @@ def test_extra_states_of_modules(tmp_path: Path) -> None:
     _replace(tmp_path / "in", key, archive.getvalue())
     convert_checkpoint(source, tmp_path / "ucp", source_format="megatron", destination_format="ucp")
     with ucp.open(tmp_path / "ucp") as checkpoint:
-        assert checkpoint.blob(key) == archive.getvalue()
+        assert checkpoint.blobs[key] == archive.getvalue()
     convert_checkpoint(tmp_path / "ucp", tmp_path / "out", source_format="ucp", destination_format="megatron")
     assert import_torch_dist(tmp_path / "out").blobs[key][1] == archive.getvalue()
 

@@ -80,14 +80,14 @@ def test_files_of_ranks_are_joined(made: Path, name: str, tmp_path: Path) -> Non
         groups = checkpoint.state.optimizers["optimizer"].groups
         assert [list(group.atoms) for group in groups] == [group["params"] for group in wanted["groups"]]
         if name == "two":
-            assert checkpoint.value("optimizer.seed").entries == (10, 11, 12)  # type: ignore[attr-defined]
+            assert checkpoint.objects["optimizer.seed"].entries == (10, 11, 12)  # type: ignore[attr-defined]
             return
         assert found["scale", "value"] == 2.0
-        assert checkpoint.value("step") == 1
-        assert checkpoint.value("same") == [1, None]
-        seeds: Any = checkpoint.value("seed")
+        assert checkpoint.objects["step"] == 1
+        assert checkpoint.objects["same"] == [1, None]
+        seeds: Any = checkpoint.objects["seed"]
         assert (seeds.entries, seeds.axis, seeds.on_resize) == ((10, 11, 12), "rank", "refuse")
-        numbers: Any = checkpoint.value("rng")
+        numbers: Any = checkpoint.objects["rng"]
         assert [list(memoryview(entry.data).cast("q")) for entry in numbers.entries] == [
             [1, 2, rank] for rank in range(RANKS)
         ]

@@ -1,0 +1,90 @@
+"""What a checkpoint holds, from its documents alone: `ucpformat.inspect`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.model.place import place_to_json
+from ucpformat.reader import open_checkpoint
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from ucpformat.reader import AtomView, Checkpoint
+
+__all__ = ["chosen_atoms", "described", "inspect"]
+
+
+def inspect(path: str | os.PathLike[str], *, only: str | Sequence[str] = ()) -> dict[str, object]:
+    """Describe a checkpoint: its documents are read, its data are not.
+
+    Args:
+        path: a local path or any fsspec URL.
+        only: one or more globs over names of atoms, as those of `load`; all where none is given.
+
+    Returns:
+        What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``meshes``, ``layouts``, ``atoms`` (with
+        each slot's ``dtype``, ``shape`` in elements and ``nbytes``), ``values``, ``optimizers`` and ``blobs``.
+
+    Raises:
+        UcpError: as `open`; ``UCP-E-MISMATCH`` for a glob that matches no atom.
+
+    >>> report = ucp.save("run.ucp", {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3), "epoch": 3}, step=100)
+    >>> found = ucp.inspect("run.ucp", only="*.weight")
+    >>> found["step"], [(atom["name"], atom["slots"]["value"]["shape"]) for atom in found["atoms"]], found["values"]
+    (100, [('fc.weight', [3, 2])], {'epoch': 3})
+    """
+    with open_checkpoint(path) as checkpoint:
+        return described(checkpoint, chosen_atoms(checkpoint, [only] if isinstance(only, str) else only))
+
+
+def chosen_atoms(checkpoint: Checkpoint, only: Sequence[str]) -> list[AtomView]:
+    """Return the atoms that match one of some globs, or all where there is none.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a glob that matches none.
+    """
+    for glob in only:
+        if not checkpoint.glob(glob):
+            message = f"none of the {len(checkpoint)} atoms matches {glob!r}; leave it out to see all names"
+            raise error("UCP-E-MISMATCH", message, at=checkpoint.path)
+    return list(checkpoint.glob(*only).values() if only else checkpoint.values())
+
+
+def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, object]:
+    """Describe an open checkpoint, and of its atoms these."""
+    meshes_and_layouts = checkpoint.root.to_json()
+    state = checkpoint.state
+    return {
+        **checkpoint.metadata,
+        "meshes": meshes_and_layouts["meshes"],
+        "layouts": meshes_and_layouts["layouts"],
+        "atoms": [
+            {
+                "name": view.name,
+                "key": view.atom.key,
+                "aliases": list(view.aliases),
+                "annotations": dict(view.annotations),
+                "slots": {
+                    name: {
+                        "dtype": slot.dtype.name,
+                        "shape": list(slot.shape),
+                        "nbytes": slot.nbytes,
+                        "chunk_shape": list(slot.chunk_shape),
+                        "chunks": slot.stored.grid.count,
+                        "layout": slot.stored.slot.layout,
+                        "place": None if slot.place is None else place_to_json(slot.place),
+                        "annotations": dict(slot.annotations),
+                        "content": slot.stored.slot.content,
+                    }
+                    for name, slot in view.items()
+                },
+            }
+            for view in atoms
+        ],
+        "values": dict(state.values),
+        "optimizers": {name: optimizer.to_json() for name, optimizer in state.optimizers.items()},
+        "blobs": {name: blob.to_json() for name, blob in state.blobs.items()},
+    }
