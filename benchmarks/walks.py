@@ -3,7 +3,7 @@
 For each walk it counts calls, distinct functions and modules of the library, and calls that go upward: from a module
 to one of a layer above it, by the import contracts of pyproject.toml. All threads are followed. Each operation is done
 once before, so that imports and what is remembered are left out. Comprehensions count with the function that they are
-in. ``--upward`` names the calls upward, ``--modules`` and ``--functions`` what was entered.
+in, and methods that `dataclasses` makes do not count. ``--upward`` names the calls upward, ``--modules`` and ``--functions`` what was entered.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class _Tracer:
 
 def _function(frame: FrameType) -> _Function | None:
     module = frame.f_globals.get("__name__", "")
-    if module != "ucpformat" and not module.startswith("ucpformat."):
+    is_ours = module == "ucpformat" or module.startswith("ucpformat.")
+    if not is_ours or frame.f_code.co_filename == "<string>":
         return None
     return module, frame.f_code.co_qualname
 

@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (395, 73),
-    "save, two ranks": (520, 89),
-    "open and slice": (220, 43),
-    "validate": (205, 48),
-    "convert safetensors to ucp": (370, 74),
+    "save, one process": (365, 69),
+    "save, two ranks": (480, 84),
+    "open and slice": (205, 41),
+    "validate": (190, 45),
+    "convert safetensors to ucp": (345, 71),
 }
 """Functions and modules."""
 CALLBACKS = {
