@@ -67,3 +67,10 @@ def test_rows_that_are_selected_are_read_and_few_others(tmp_path: Path) -> None:
     with ucpformat.open(tmp_path / "a") as ckpt:
         assert np.array_equal(ckpt["w"]["value"][[4000, 3, 4000]], data[[4000, 3, 4000]])
         assert ckpt.fetched <= 2 << 20  # two checksum blocks of 16
+
+
+@pytest.mark.parametrize("index", [(), ..., None], ids=str)
+def test_a_tensor_without_dimensions_is_read(tmp_path: Path, index: Any) -> None:
+    data = np.array(3.5)
+    ucpformat.save(tmp_path / "a", {"w": data})
+    assert np.array_equal(ucpformat.open(tmp_path / "a")["w"]["value"][index], data[index])
