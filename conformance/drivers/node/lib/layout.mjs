@@ -47,9 +47,8 @@ export function unsupportedIn({steps}) {
 }
 
 /**
- * Refuses steps that no tensor could have: UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066, UCP-D-077
- * to UCP-D-080, UCP-D-084 to UCP-D-087, UCP-D-090, UCP-D-093, UCP-D-101, UCP-D-102, UCP-D-105,
- * UCP-D-106.
+ * Refuses steps that no tensor could have: those that break what the table of SPEC section 12 has
+ * in its column "of the layout alone".
  * @param {Mesh} mesh
  * @param {Step[]} steps
  * @param {string} at
