@@ -39,6 +39,7 @@ def good_cases() -> Iterator[Case]:
         yield from _storage_cases(storage)
     yield from _spellings()
     yield from _names()
+    yield from _limits()
     yield from _state()
     yield from _segments()
     yield from _zstd()
@@ -146,6 +147,30 @@ def _spellings() -> Iterator[Case]:
         draft.bytes_of["root"] = other
         yield good(
             f"json/spellings-{storage}", "Numbers and text spelt otherwise", ("UCP-D-003", "UCP-D-004"), draft
+        )
+
+
+def _limits() -> Iterator[Case]:
+    """As much as there may be."""
+    draft = Draft(state={"values": {}, "optimizers": {}, "blobs": {}})
+    deep: Any = []
+    for _ in range(61):
+        deep = [deep]
+    assert draft.state is not None
+    draft.root["annotations"] = draft.state["annotations"] = {"org.example": deep}
+    yield good("limits/nesting", "Documents as deep as they may be", ("UCP-D-005",), draft)
+    # What is rewritten has a chunk target of the rewriter's own choice.
+    draft = one(SlotDraft("uint8", (3,), b"\1\2\3"), chunk_bytes=1 << 30)
+    yield good(
+        "limits/chunk-bytes", "A chunk target as large as it may be", ("UCP-D-037",), draft, rewrite=False
+    )
+    draft = one(SlotDraft("uint8", (3,), b"\1\2\3"))
+    draft.root["meshes"] = [{"axes": [{"name": "a", "size": 1024}, {"name": "b", "size": 1024}]}]
+    yield good("limits/mesh", "A mesh as large as it may be", ("UCP-D-071",), draft)
+    for storage in STORAGES:
+        draft = one(SlotDraft("uint8", (0, 2**53 - 1), b""), storage=storage)
+        yield good(
+            f"limits/shape-{storage}", "A shape as large as it may be, of nothing", ("UCP-D-030",), draft
         )
 
 

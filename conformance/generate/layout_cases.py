@@ -156,6 +156,7 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
         [pad(1, to=4), FLAT, blocks(0, [6, 2, 4], [[], [shard("a", 0, [2, 0])], []])],
         (3, 2),
     ),
+    "ragged-only": (ragged("p", "t", 2, 3), [shard("p", 0), only("t", 0, 1)], (4, 2)),
 }
 
 BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
@@ -385,18 +386,26 @@ def _within_limits() -> Iterator[Case]:
         "good/limits/ranges-twice", "Many ranges of a dimension, and many of the flat tensor", ("UCP-D-091",),
         [check], draft.files(), {"local.bin": local_bytes(data, 1, found)},
     )  # fmt: skip
-    # A million blocks and more that touch: one range of each dimension, since none of them is left out.
-    whole = {"offset": [0, 0], "shape": [1025, 1024], "local": 0, "strides": [1024, 1]}
-    result = {"locals": [{"coordinate": [], "shape": [1025, 1024], "pieces": [whole]}]}
-    params = {"mesh": mesh(), "steps": [ruled(0, 1025), ruled(1, 1024)], "shape": [1025, 1024]}
-    check = {
-        "name": "lower", "role": "reader", "level": "reshard", "op": "lower", "params": params,
-        "expect": {"file": "lower.json"},
-    }  # fmt: skip
-    yield Case(
-        "good/limits/blocks-that-touch", "Blocks that touch are one range", ("UCP-D-091",),
-        [check], None, {"lower.json": json.dumps(result).encode() + b"\n"},
-    )  # fmt: skip
+    most, many = 2**53 - 1, 2**20
+    one = {"offset": [0], "shape": [1], "local": 0, "strides": [0]}
+    # Blocks that touch are one range of each dimension, since none of them is left out.
+    touching = {"offset": [0, 0], "shape": [1025, 1024], "local": 0, "strides": [1024, 1]}
+    whole = {"offset": [0], "shape": [many], "local": 0, "strides": [1]}
+    for name, title, requirement, steps, shape, local, piece in [
+        ("blocks-that-touch", "Blocks that touch are one range", "UCP-D-091", [ruled(0, 1025), ruled(1, 1024)], [1025, 1024], [1025, 1024], touching),
+        ("layout-blocks", "As many blocks as there may be", "UCP-D-090", [ruled(0, many)], [many], [many], whole),
+        ("layout-extent", "An extent as long as it may be", "UCP-D-162", [pad(0, to=most)], [1], [most], one),
+        ("layout-elements", "As many elements as a local tensor may have", "UCP-D-141", [pad(1, to=most)], [1, 1], [1, most], {"offset": [0, 0], "shape": [1, 1], "local": 0, "strides": [0, 0]}),
+    ]:  # fmt: skip
+        result = {"locals": [{"coordinate": [], "shape": local, "pieces": [piece]}]}
+        check = {
+            "name": "lower", "role": "reader", "level": "reshard", "op": "lower",
+            "params": {"mesh": mesh(), "steps": steps, "shape": shape}, "expect": {"file": "lower.json"},
+        }  # fmt: skip
+        yield Case(
+            f"good/limits/{name}", title, (requirement,), [check], None,
+            {"lower.json": json.dumps(result).encode() + b"\n"},
+        )  # fmt: skip
 
 
 def _size(shape: Sequence[int]) -> int:
