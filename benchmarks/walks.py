@@ -3,7 +3,8 @@
 For each walk it counts calls, distinct functions and modules of the library, and calls that go upward: from a module
 to one of a layer above it, by the import contracts of pyproject.toml. All threads are followed. Each operation is done
 once before, so that imports and what is remembered are left out. Comprehensions count with the function that they are
-in, and methods that `dataclasses` makes do not count. ``--upward`` names the calls upward, ``--modules`` and ``--functions`` what was entered.
+in, and methods that `dataclasses` makes do not count. ``--upward`` names the calls upward, ``--modules`` and
+``--functions`` what was entered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`python -m tests.campaigns.hostile`: fuzzes parsers, importers and whole checkpoints, each in processes of its own.
 
 ``--parsers``, ``--importers`` and ``--checkpoints`` are how many executions each of the three has, over all its
-targets; ``--jobs`` how many processes there are at a time; ``--minutes`` ends it early. What is found is kept below
-``--found``, as sources that `ucp convert` and `ucp validate` take. Ends with 1 where anything is wrong.
+targets, each of which has the same time of a processor; ``--jobs`` how many processes there are at a time;
+``--minutes`` ends it early. What is found is kept below ``--found``, as sources that `ucp convert` and
+`ucp validate` take. Ends with 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from tests.campaigns.hostile.seeds import SEEDS, seeds_of
 from tests.campaigns.hostile.targets import CHECKPOINTS, IMPORTERS, PARSERS
 
-_PORTION: Final = 20_000
+_PORTION: Final = 5_000
 _SILENCE: Final = 300
 """Seconds without a word from a process, on a machine that is busy, after which it hangs in code of C."""
 
@@ -87,14 +90,31 @@ class _Campaign:
             wrong.add(f"the process ended with {one.process.returncode}: {one.log.read_text()[-500:]}")
 
 
-def _portions(targets: tuple[str, ...], runs: int) -> list[tuple[str, int]]:
-    """Executions of each target in portions, in turn."""
-    each = -(-runs // len(targets))
-    found: list[tuple[int, str, int]] = []
-    for target in targets:
-        for number, start in enumerate(range(0, each, _PORTION)):
-            found.append((number, target, min(_PORTION, each - start)))
-    return [(target, count) for _, target, count in sorted(found)]
+class _Work:
+    """Executions that are left, handed out in portions: to the target that has used least of a processor."""
+
+    def __init__(self, groups: Sequence[tuple[Sequence[str], int]]) -> None:
+        self._targets = deque((targets, runs) for targets, runs in groups if targets and runs)
+        self._numbers = count()
+        self.used: defaultdict[str, float] = defaultdict(float)
+        """Seconds of a processor, by target."""
+
+    def __bool__(self) -> bool:
+        return bool(self._targets)
+
+    def next(self) -> tuple[int, str, int]:
+        """Return the number of a portion, its target, and its executions."""
+        targets, left = self._targets.popleft()
+        target = min(targets, key=lambda name: (self.used[name], name))
+        self.used[target] += 1  # until its process says more
+        runs = min(_PORTION, left)
+        if runs < left:
+            self._targets.appendleft((targets, left - runs))
+        return next(self._numbers), target, runs
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        self._targets.clear()
 
 
 def main() -> int:
@@ -117,17 +137,13 @@ def main() -> int:
             seeds_of(format_name, folder / "seeds")
         campaign = _Campaign(folder, options.found.resolve(), options.first)
         only = {one for one in options.only.split(",") if one}
-        work = [
-            (target, runs)
-            for targets, runs in (
-                (PARSERS, options.parsers),
-                (IMPORTERS, options.importers),
-                (CHECKPOINTS, options.checkpoints),
-            )
-            for target, runs in _portions(targets, runs)
-            if runs and (not only or target in only)
-        ]
-        _run(campaign, deque(enumerate(work)), options.jobs, time.monotonic() + 60 * options.minutes)
+        groups = (
+            (PARSERS, options.parsers),
+            (IMPORTERS, options.importers),
+            (CHECKPOINTS, options.checkpoints),
+        )
+        work = _Work([([one for one in all_ if not only or one in only], runs) for all_, runs in groups])
+        _run(campaign, work, options.jobs, time.monotonic() + 60 * options.minutes)
     print(f"{'target':20}{'executions':>12}{'slowest s':>11}{'most MiB':>10}  wrong")
     for target in sorted(campaign.runs):
         wrong = campaign.wrong[target]
@@ -143,17 +159,17 @@ def main() -> int:
     return 1 if total else 0
 
 
-def _run(campaign: _Campaign, left: deque[tuple[int, tuple[str, int]]], jobs: int, stop: float) -> None:
+def _run(campaign: _Campaign, work: _Work, jobs: int, stop: float) -> None:
     running: list[_Process] = []
     heard: dict[int, float] = {}
-    while left or running:
+    while work or running:
         is_over = time.monotonic() > stop
-        while left and len(running) < jobs and not is_over:
-            number, (target, runs) = left.popleft()
+        while work and len(running) < jobs and not is_over:
+            number, target, runs = work.next()
             running.append(campaign.start(target, runs, number))
             heard[number] = time.monotonic()
         if is_over:
-            left.clear()
+            work.stop()
         time.sleep(0.5)
         for one in list(running):
             if one.read():
@@ -165,6 +181,7 @@ def _run(campaign: _Campaign, left: deque[tuple[int, tuple[str, int]]], jobs: in
             if one.process.poll() is not None:
                 running.remove(one)
                 campaign.ended(one, is_cut=is_over)
+                work.used[one.target] += float(one.facts.get("processor", 0))
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ def _tell(fuzzer: Fuzzer) -> None:
         "slowest": round(fuzzer.slowest, 3),
         "largest": fuzzer.largest,
         "kinds": len(fuzzer._kinds),
+        "processor": round(time.process_time(), 1),
     }
     print(json.dumps(facts), flush=True)
 
