@@ -44,11 +44,19 @@ class Problem:
 
     @property
     def severity(self) -> Severity:
-        """``warning`` for codes that start with ``UCP-W-``, else ``error``."""
+        """``warning`` for codes that start with ``UCP-W-``, else ``error``.
+
+        >>> ucp.Problem("UCP-W-UNREFERENCED", "packs/0.pack", "debris").severity
+        'warning'
+        """
         return "warning" if self.code.startswith("UCP-W-") else "error"
 
     def to_json(self) -> dict[str, str]:
-        """The object that ``ucp validate --format json`` prints."""
+        """The object that ``ucp validate --format json`` prints.
+
+        >>> ucp.Problem("UCP-E-MISSING", "packs/0.pack", "it is gone").to_json()["at"]
+        'packs/0.pack'
+        """
         return {"code": self.code, "at": self.at, "severity": self.severity, "message": self.message}
 
 
@@ -84,14 +92,22 @@ class UcpError(Exception):
 
     @property
     def where(self) -> str:
-        """`` in PATH at PLACE``, with what of both is known and says more than the other."""
+        """`` in PATH at PLACE``, with what of both is known and says more than the other.
+
+        >>> ucp.StoreError("UCP-E-STORE", "the disk is full", at="packs/0.pack", path="run.ucp").where
+        ' in run.ucp at packs/0.pack'
+        """
         at, path = self.at, self.path.rstrip("/")
         names_it = at == path or at.startswith((f"{path}/", f"{path}#")) or at.endswith(f"/{path}")
         where = f" in {path}" if path and not names_it else ""
         return f"{where} at {at}" if at else where
 
     def problem(self) -> Problem:
-        """The same finding as data."""
+        """The same finding as data.
+
+        >>> ucp.StoreError("UCP-E-STORE", "the disk is full", at="packs/0.pack").problem().code
+        'UCP-E-STORE'
+        """
         return Problem(self.code, self.at, self.message)
 
 

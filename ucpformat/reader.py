@@ -80,7 +80,11 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         self.close()
 
     def close(self) -> None:
-        """Release threads and file handles."""
+        """Release threads and file handles.
+
+        >>> ckpt = ucp.open("example.ucp")
+        >>> ckpt.close()
+        """
         self._executor.shutdown()
         self.store.close()
 
@@ -88,32 +92,57 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         return _reopened, self._opening
 
     def reduced(self, atom: str, slot: str | None) -> tuple[Any, ...]:
-        """What pickle keeps of a view of an atom, or of one of its slots."""
+        """What pickle keeps of a view of an atom, or of one of its slots.
+
+        >>> import pickle
+        >>> pickle.loads(pickle.dumps(view)).shape
+        (3, 2)
+        """
         return _view_again, (self._opening, atom, slot)
 
     @property
     def layouts(self) -> Sequence[Layout]:
-        """The layouts that slots refer to by number."""
+        """The layouts that slots refer to by number.
+
+        >>> len(ckpt.layouts)
+        0
+        """
         return self.root.layouts
 
     @property
     def digest(self) -> str:
-        """The root digest, which names this checkpoint and everything in it: ``sha256:`` and 64 digits."""
+        """The root digest, which names this checkpoint and everything in it: ``sha256:`` and 64 digits.
+
+        >>> ckpt.digest[:7], len(ckpt.digest)
+        ('sha256:', 71)
+        """
         return self.root.digest
 
     @property
     def step(self) -> int | None:
-        """How many optimizer steps were done when it was saved, if it says so."""
+        """How many optimizer steps were done when it was saved, if it says so.
+
+        >>> ckpt.step
+        100
+        """
         return None if self.root.progress is None else self.root.progress.step
 
     @property
     def annotations(self) -> Mapping[str, JsonValue]:
-        """The notes that it was saved with (``annotations=`` of `save`), by reversed domain name."""
+        """The notes that it was saved with (``annotations=`` of `save`), by reversed domain name.
+
+        >>> dict(ckpt.annotations)
+        {'org.example.run': 'a'}
+        """
         return self.root.envelope.annotations
 
     @property
     def producer(self) -> str | None:
-        """Name and version of the software that wrote it, if it says so."""
+        """Name and version of the software that wrote it, if it says so.
+
+        >>> ckpt.producer.partition(" ")[0]
+        'ucpformat'
+        """
         return (
             None if self.root.producer is None else f"{self.root.producer.name} {self.root.producer.version}"
         )
@@ -142,7 +171,14 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
 
     @property
     def fetched(self) -> int:
-        """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are."""
+        """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are.
+
+        >>> with ucp.open("example.ucp") as fresh:
+        ...     before = fresh.fetched
+        ...     row = fresh["fc.weight"]["value"][0]
+        ...     before, fresh.fetched > 0
+        (0, True)
+        """
         return self._reads.nbytes
 
     @property
@@ -217,7 +253,13 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         return sum(part.atoms for part in self.root.parts)
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
-        """Fill ``out`` with a box of a slot (see `BoxReader.read_box`)."""
+        """Fill ``out`` with a box of a slot (see `BoxReader.read_box`).
+
+        >>> out = np.empty((1, 2), np.float32)
+        >>> ckpt.read_box(ckpt["fc.weight"]["value"].stored, ucp.layouts.Box((1, 0), (1, 2)), out)
+        >>> out.tolist()
+        [[2.0, 3.0]]
+        """
         self.reader.read_box(stored, box, out)
 
     def read(
@@ -241,6 +283,10 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         Raises:
             UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``,
                 ``UCP-E-INEXACT`` for a factor that rounds, and what procedure 17.3 says.
+
+        >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 3),)), (ucp.Shard("tp", 0),))
+        >>> ckpt.read("fc.weight", layout=layout, coord={"tp": 2}).tolist()
+        [[4.0, 5.0]]
         """
         view = self[name][slot]
         stored = view.stored
@@ -272,6 +318,11 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
             KeyError: if there is no such atom or slot.
             UcpError: ``UCP-E-MISMATCH`` for a wrong destination, and what procedure 17.3 says; destinations
                 may then have been written to.
+
+        >>> weight = np.empty((3, 2), np.float32)
+        >>> ckpt.load({("fc.weight", "value"): weight})
+        >>> weight.tolist()
+        [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
         """
         with paused():
             indices = [bisect.bisect_right(self._firsts, name) - 1 for name, _ in into]
@@ -301,6 +352,11 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
 
         Raises:
             UcpError: what procedure 17.3 says; what the arrays then hold is not defined.
+
+        >>> out = np.empty((1, 2), np.float32)
+        >>> ckpt.read_boxes([(ckpt["fc.weight"]["value"].stored, ucp.layouts.Box((2, 0), (1, 2)), out)])
+        >>> out.tolist()
+        [[4.0, 5.0]]
         """
         self.reader.read(targets)
 

@@ -99,22 +99,38 @@ class SlotView:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents in elements."""
+        """Extents in elements.
+
+        >>> view.shape
+        (3, 2)
+        """
         return self._stored.grid.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The data type of the arrays; its ``name`` is that of the format (SPEC section 11.2)."""
+        """The data type of the arrays; its ``name`` is that of the format (SPEC section 11.2).
+
+        >>> view.dtype
+        dtype('<f4')
+        """
         return self._stored.dtype.numpy
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """The number of dimensions.
+
+        >>> view.ndim
+        2
+        """
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements.
+
+        >>> view.size
+        6
+        """
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -130,33 +146,57 @@ class SlotView:
 
     @property
     def nbytes(self) -> int:
-        """Logical bytes."""
+        """Logical bytes.
+
+        >>> view.nbytes
+        24
+        """
         return self._stored.nbytes
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """Extents of a chunk, in elements."""
+        """Extents of a chunk, in elements.
+
+        >>> view.chunk_shape
+        (3, 2)
+        """
         return self._stored.grid.chunk_shape
 
     @property
     def stored(self) -> StoredSlot:
-        """Where the bytes lie."""
+        """Where the bytes lie.
+
+        >>> view.stored.label
+        'fc.weight/value'
+        """
         return self._stored
 
     @property
     def layout(self) -> Layout | None:
-        """How the job that saved the slot held it, if it said so."""
+        """How the job that saved the slot held it, if it said so.
+
+        >>> view.layout is None
+        True
+        """
         index = self._stored.slot.layout
         return None if index is None else self._source.layouts[index]
 
     @property
     def place(self) -> BufferPlace | None:
-        """Where that job had the tensor in its buffer, if the layout has a `Concat`."""
+        """Where that job had the tensor in its buffer, if the layout has a `Concat`.
+
+        >>> view.place is None
+        True
+        """
         return self._stored.slot.place
 
     @property
     def annotations(self) -> Mapping[str, JsonValue]:
-        """Notes about this slot, such as an importer's on where it came from."""
+        """Notes about this slot, such as an importer's on where it came from.
+
+        >>> sorted(view.annotations)
+        ['org.ucpformat.source']
+        """
         return self._stored.slot.annotations
 
     def __getitem__(self, selection: object) -> NDArray[np.generic]:
@@ -186,7 +226,11 @@ class SlotView:
         return cast("NDArray[np.generic]", out[(*selected.index, ...)])
 
     def read(self, out: object = None) -> NDArray[np.generic]:
-        """The whole slot, into ``out`` if given (see `Checkpoint.read`)."""
+        """The whole slot, into ``out`` if given (see `Checkpoint.read`).
+
+        >>> view.read().tolist()
+        [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+        """
         target = destination_of(self._stored, self.shape, out)
         self._source.reader.read_box(self._stored, Box.whole(self.shape), target)
         return target
@@ -206,6 +250,9 @@ class SlotView:
         Raises:
             UcpError: ``UCP-E-STORE`` where the slot is compressed, remote, or stored in several parts (see
                 `mapped_parts`); else as `Checkpoint.read`.
+
+        >>> view.mapped()[2].tolist()
+        [4.0, 5.0]
         """
         found = self._source.reader.mapped_whole(self._stored) if self.size else self.read()
         if isinstance(found, int):
@@ -215,7 +262,11 @@ class SlotView:
         return found
 
     def mapped_parts(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
-        """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements."""
+        """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements.
+
+        >>> [(box.offset, part.shape) for box, part in view.mapped_parts()]
+        [((0, 0), (3, 2))]
+        """
         return self._source.reader.mapped(self._stored)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
@@ -277,17 +328,29 @@ class AtomView(Mapping[str, SlotView]):
 
     @property
     def name(self) -> str:
-        """The name of the parameter or buffer."""
+        """The name of the parameter or buffer.
+
+        >>> ckpt["fc.weight"].name
+        'fc.weight'
+        """
         return self.atom.name
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Its other names, as of tied weights."""
+        """Its other names, as of tied weights.
+
+        >>> ckpt["fc.weight"].aliases
+        ()
+        """
         return self.atom.aliases
 
     @property
     def annotations(self) -> Mapping[str, JsonValue]:
-        """Notes about this atom, such as an importer's on where it came from."""
+        """Notes about this atom, such as an importer's on where it came from.
+
+        >>> dict(ckpt["fc.weight"].annotations)
+        {}
+        """
         return self.atom.annotations
 
     def __getitem__(self, slot: str) -> SlotView:

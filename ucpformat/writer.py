@@ -165,11 +165,23 @@ class CheckpointWriter:
             self.commit()
 
     def grid(self, atom: str, slot: str) -> ChunkGrid:
-        """How a slot is cut: writers that stream do best to write chunk by chunk."""
+        """How a slot is cut: writers that stream do best to write chunk by chunk.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     writer.grid("w", "value").count
+        ...     writer.write("w", "value", np.ones((3, 2), np.float32))
+        1
+        """
         return self.pieces.places[atom, slot].grid
 
     def dtype(self, atom: str, slot: str) -> DType:
-        """Data type of a declared slot."""
+        """Data type of a declared slot.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     writer.dtype("w", "value").name
+        ...     writer.write("w", "value", np.ones((3, 2), np.float32))
+        'float32'
+        """
         return self.pieces.places[atom, slot].dtype
 
     def write(
@@ -182,26 +194,49 @@ class CheckpointWriter:
         Raises:
             UcpError: ``UCP-E-MISMATCH`` where dtype or shape are not those declared; ``UCP-E-STORE`` for a box
                 that cuts chunks, where storage is plain or the slot compressed.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     for row in range(3):
+        ...         writer.write("w", "value", np.full((1, 2), row, np.float32), offset=(row, 0))
+        >>> ucp.open("new.ucp")["w"]["value"][:, 0].tolist()
+        [0.0, 1.0, 2.0]
         """
         self.pieces.write(atom, slot, data, offset)
 
     def submit(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
     ) -> None:
-        """As `write`, in the background: ``data`` must not change before `commit` returns."""
+        """As `write`, in the background: ``data`` must not change before `commit` returns.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     writer.submit("w", "value", np.ones((3, 2), np.float32))
+        >>> ucp.validate("new.ucp")
+        []
+        """
         self.pieces.submit(atom, slot, data, offset)
 
     def admit(self, packs: Sequence[Pack], stored: StoredColumns) -> None:
         """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
 
         The containers of segments count ``packs``. Nothing is written here any more afterwards.
+
+        >>> from ucpformat.storage.writing.stored_columns import StoredColumns
+        >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
+        ...     writer.admit([], StoredColumns.of({}, []))  # of a writer that had nothing to write
+        >>> len(ucp.open("new.ucp"))
+        0
         """
         packed = self._finished()
         self._admitted.append((stored, len(packed)))
         packed.extend(packs)
 
     def flush(self) -> None:
-        """Make what was written durable: a commit has less to do then. Nothing is written here any more."""
+        """Make what was written durable: a commit has less to do then. Nothing is written here any more.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     writer.write("w", "value", np.ones((3, 2), np.float32))
+        ...     writer.flush()
+        """
         self._finished()
         self._store.flush()
 
@@ -212,7 +247,14 @@ class CheckpointWriter:
         return self._packs
 
     def expect_contents(self, contents: Mapping[tuple[str, str], str]) -> None:
-        """Have `commit` refuse slots, by names of atom and slot, whose content digest is another (UCP-W-035)."""
+        """Have `commit` refuse slots, by names of atom and slot, whose content digest is another (UCP-W-035).
+
+        >>> known = {("fc.weight", "value"): ckpt["fc.weight"]["value"].stored.slot.content}
+        >>> spec = ucp.AtomSpec("fc.weight", {"value": ucp.SlotSpec("float32", (3, 2))})
+        >>> with ucp.CheckpointWriter("copy.ucp", [spec]) as writer:
+        ...     writer.expect_contents(known)
+        ...     writer.write("fc.weight", "value", ckpt["fc.weight"]["value"].read())
+        """
         self._expected = dict(contents)
 
     def set_value(self, name: str, value: object, *, extend: Extend | None = None) -> None:
@@ -220,11 +262,22 @@ class CheckpointWriter:
 
         Raises:
             ImportRefusedError: ``UCP-E-OBJECT`` if it cannot be expressed.
+
+        >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
+        ...     writer.set_value("epoch", 3)
+        >>> ucp.open("new.ucp").objects["epoch"]
+        3
         """
         self._values[name] = encode(value, at=name, extend=extend)
 
     def set_state(self, state: StateDocument) -> None:
-        """Take over values, optimizers and annotations that are encoded already; blobs are added one by one."""
+        """Take over values, optimizers and annotations that are encoded already; blobs are added one by one.
+
+        >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
+        ...     writer.set_state(ckpt.state)
+        >>> dict(ucp.open("new.ucp").objects)
+        {'epoch': 3}
+        """
         self._values.update(state.values)
         self._optimizers.update(state.optimizers)
         self.state_annotations.update(state.annotations)
@@ -235,6 +288,12 @@ class CheckpointWriter:
         Raises:
             UcpError: ``UCP-E-REFERENCE`` for a name that is not declared, ``UCP-E-NAME`` for one in two groups,
                 ``UCP-E-OBJECT`` for an option that cannot be expressed.
+
+        >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
+        ...     writer.set_optimizer("optim", [(["w"], {"lr": 0.1})])
+        ...     writer.write("w", "value", np.ones((3, 2), np.float32))
+        >>> ucp.inspect("new.ucp")["optimizers"]["optim"]["groups"][0]["options"]
+        {'lr': 0.1}
         """
         encoded = []
         seen: set[str] = set()
@@ -253,7 +312,13 @@ class CheckpointWriter:
         self._optimizers[name] = Optimizer(tuple(encoded))
 
     def add_blob(self, name: str, data: bytes, media_type: str) -> None:
-        """Keep opaque bytes that nobody executes."""
+        """Keep opaque bytes that nobody executes.
+
+        >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
+        ...     writer.add_blob("notes", b"text", "text/plain")
+        >>> ucp.open("new.ucp").blobs["notes"]
+        b'text'
+        """
         key = f"blobs/{self._attempt}-{len(self._blobs)}"
         self._blobs[name] = Blob(media_type, self._document(key, data))
 
@@ -278,6 +343,10 @@ class CheckpointWriter:
         Raises:
             UcpError: ``UCP-E-COVER`` if something declared was not written; ``UCP-E-EXISTS`` if somebody else
                 published; whatever a background write raised. The attempt is then given up.
+
+        >>> writer = ucp.CheckpointWriter("new.ucp", [])
+        >>> writer.commit()[:7]
+        'sha256:'
         """
         try:
             packs = self._finished()
@@ -384,12 +453,22 @@ class CheckpointWriter:
         )
 
     def leave(self) -> None:
-        """Stop, and leave what was written for a later attempt: nothing is visible."""
+        """Stop, and leave what was written for a later attempt: nothing is visible.
+
+        >>> writer = ucp.CheckpointWriter("new.ucp", [])
+        >>> writer.leave()
+        >>> [problem.code for problem in ucp.validate("new.ucp")]
+        ['UCP-E-NOT-FOUND']
+        """
         self.pieces.abort()
         self._store.close()
 
     def withdraw(self) -> bool:
-        """Give up the right to commit; whether certainly no root document is there, nor will be by this attempt."""
+        """Give up the right to commit; whether certainly no root document is there, nor will be by this attempt.
+
+        >>> ucp.CheckpointWriter("new.ucp", []).withdraw()
+        True
+        """
         with suppress(Exception):
             return self._store.withdraw()
         return False
@@ -398,6 +477,9 @@ class CheckpointWriter:
         """Give the attempt up: what was written is removed, unless a root document may reach it.
 
         Returns what `withdraw` does.
+
+        >>> ucp.CheckpointWriter("new.ucp", []).abort()
+        True
         """
         self.pieces.abort()
         is_uncommitted = False

@@ -10,7 +10,7 @@ from tests.documentation.markdown import ROOT
 MOST = {
     "save, one process": (365, 69),
     "save, two ranks": (480, 84),
-    "open and slice": (205, 41),
+    "open and slice": (205, 42),
     "validate": (190, 45),
     "convert safetensors to ucp": (345, 71),
 }

@@ -1,9 +1,10 @@
-"""Every public name has an example in its docstring, and all examples in docstrings of the library are true."""
+"""Every public name has an example in its docstring, all examples are true, and docs/api.md shows them."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,11 +16,14 @@ import pytest
 import torch
 
 import ucpformat as ucp
+from tests.documentation.api import members
+from tests.documentation.fixtures import names
 
 PACKAGE = Path(ucp.__file__).parent
-NAMES = {"ucp": ucp, "np": np, "torch": torch}
-"""What the examples of docstrings find imported."""
+IMPORTED = {"ucp": ucp, "np": np, "torch": torch}
 FLAGS = doctest.ELLIPSIS
+MADE = re.compile(r"example\.ucp|\b(?:ckpt|view|atoms|mesh|layout|loss|report)\b")
+"""What examples use of `tests.documentation.fixtures`."""
 
 
 def examples() -> Iterator[doctest.DocTest]:
@@ -29,12 +33,14 @@ def examples() -> Iterator[doctest.DocTest]:
         if ">>> " in path.read_text(encoding="utf-8"):
             parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
             module = import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-            yield from (test for test in finder.find(module, extraglobs=NAMES) if test.examples)
+            yield from (test for test in finder.find(module, extraglobs=IMPORTED) if test.examples)
 
 
 @pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
 def test_examples_are_true(test: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if MADE.search(test.docstring or ""):
+        test.globs.update(names())
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     with warnings.catch_warnings():
@@ -47,4 +53,7 @@ def test_examples_are_true(test: doctest.DocTest, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ucp.__all__)
 def test_every_public_name_has_an_example(name: str) -> None:
     found: Any = getattr(ucp, name)
-    assert doctest.DocTestParser().get_examples(inspect.getdoc(found) or ""), f"ucp.{name} has no example"
+    parser = doctest.DocTestParser()
+    public = {name: found, **{f"{name}.{member}": value for member, value in members(found)}}
+    without = [one for one, value in public.items() if not parser.get_examples(inspect.getdoc(value) or "")]
+    assert without == [], "without an example"

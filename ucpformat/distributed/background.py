@@ -58,17 +58,32 @@ class AsyncSave:
 
     @classmethod
     def ended(cls, path: str, report: SaveReport) -> AsyncSave:
-        """A save that is over and good."""
+        """A save that is over and good.
+
+        >>> ucp.AsyncSave.ended("example.ucp", report).wait().nbytes
+        36
+        """
         found = cls(path)
         found._end(report)
         return found
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; does not raise."""
+        """Whether it has ended, well or not; does not raise.
+
+        >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4)})
+        >>> report = save.wait()
+        >>> save.done()
+        True
+        """
         return self._ended.is_set()
 
     def staged(self) -> None:
-        """Return when every tensor is copied: only copies from a device may still be under way after the call."""
+        """Return when every tensor is copied: only copies from a device may still be under way after the call.
+
+        >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4)})
+        >>> save.staged()  # the state may change from here on
+        >>> report = save.wait()
+        """
         for ready in self._ready:
             ready()
 
@@ -78,6 +93,9 @@ class AsyncSave:
         Raises:
             TimeoutError: after ``timeout`` seconds.
             UcpError: as `save`; whatever made the save fail.
+
+        >>> ucp.async_save("step-1.ucp", {"w": np.ones(4)}).wait(timeout=60).nbytes
+        32
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self.path} is not written yet")

@@ -70,7 +70,11 @@ class Layout:
 
     @property
     def entries(self) -> LocalOnly | None:
-        """The step that gives every coordinate an entry of its own, where there is one."""
+        """The step that gives every coordinate an entry of its own, where there is one.
+
+        >>> ucp.Layout(mesh, (ucp.layouts.LocalOnly(),)).entries is not None, layout.entries
+        (True, None)
+        """
         step = self.steps[0] if self.steps else None
         return step if isinstance(step, LocalOnly) else None
 
@@ -78,6 +82,10 @@ class Layout:
         """Return the axes along which the buffer of the step at ``concat`` is one, and lies alike.
 
         Those are the axes over which later steps split it, and those of contributions.
+
+        >>> flat = (ucp.Flatten(), ucp.layouts.Concat("grads"), ucp.Shard("dp", 0, "even"))
+        >>> ucp.Layout(mesh, flat).axes_of_buffer(1)
+        frozenset({'dp'})
         """
         found: list[Step] = [step for step in self.steps if isinstance(step, Partial)]
         for step in self.steps[concat + 1 :]:
@@ -100,7 +108,12 @@ class Layout:
         return self.mesh.size * math.prod(counts)
 
     def holds(self, rank: int) -> bool:
-        """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty."""
+        """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty.
+
+        >>> first = ucp.Layout(mesh, (ucp.Only("dp", (0,)),))
+        >>> first.holds(3), first.holds(4)
+        (True, False)
+        """
         coordinate = self.mesh.find(rank)
         if coordinate is None:
             return False

@@ -104,65 +104,113 @@ class Mesh:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The axis sizes, the largest one of a ragged axis."""
+        """The axis sizes, the largest one of a ragged axis.
+
+        >>> mesh.shape
+        (2, 4)
+        """
         return tuple(axis.size for axis in self.axes)
 
     @property
     def is_ragged(self) -> bool:
-        """Whether some axis is ragged, so that not every position per axis makes a coordinate."""
+        """Whether some axis is ragged, so that not every position per axis makes a coordinate.
+
+        >>> mesh.is_ragged
+        False
+        """
         return any(isinstance(axis, RaggedAxis) for axis in self.axes)
 
     @property
     def size(self) -> int:
-        """The number of coordinates."""
+        """The number of coordinates.
+
+        >>> mesh.size
+        8
+        """
         return len(_positions(self.axes)) if self.is_ragged else math.prod(self.shape)
 
     def axis_index(self, name: str) -> int | None:
-        """Return the position of the axis called ``name``, or None."""
+        """Return the position of the axis called ``name``, or None.
+
+        >>> mesh.axis_index("tp"), mesh.axis_index("pp")
+        (1, None)
+        """
         return next((place for place, axis in enumerate(self.axes) if axis.name == name), None)
 
     def coordinates(self) -> Iterator[Coordinate]:
-        """Every coordinate, last axis fastest."""
+        """Every coordinate, last axis fastest.
+
+        >>> list(mesh.coordinates())[:3]
+        [(0, 0), (0, 1), (0, 2)]
+        """
         return iter(_positions(self.axes)) if self.is_ragged else itertools.product(*map(range, self.shape))
 
     def size_at(self, axis: int, coordinate: Coordinate) -> int:
-        """Return how many positions the axis with this index has where ``coordinate`` lies."""
+        """Return how many positions the axis with this index has where ``coordinate`` lies.
+
+        >>> mesh.size_at(1, (0, 0))
+        4
+        """
         found = self.axes[axis]
         if isinstance(found, RaggedAxis):
             return found.sizes[coordinate[self.governing_axis(axis)]]
         return found.size
 
     def governing_axis(self, axis: int) -> int:
-        """Return the index of the axis that decides the size of this one: itself where it is not ragged."""
+        """Return the index of the axis that decides the size of this one: itself where it is not ragged.
+
+        >>> mesh.governing_axis(1)
+        1
+        """
         found = self.axes[axis]
         if isinstance(found, RaggedAxis):
             return [other.name for other in self.axes].index(found.by)
         return axis
 
     def position_of(self, coordinate: Coordinate) -> int:
-        """Return the position of ``coordinate`` in `coordinates`; UCP-E-LAYOUT where it is off the mesh."""
+        """Return the position of ``coordinate`` in `coordinates`; UCP-E-LAYOUT where it is off the mesh.
+
+        >>> mesh.position_of((1, 2))
+        6
+        """
         self.check_coordinate(coordinate)
         if self.is_ragged:
             return _positions(self.axes)[coordinate]
         return sum(map(int.__mul__, coordinate, row_major_strides(self.shape)))
 
     def rank_at(self, position: int) -> int:
-        """Return the rank at a coordinate given by its position in `coordinates`."""
+        """Return the rank at a coordinate given by its position in `coordinates`.
+
+        >>> mesh.rank_at(6)
+        6
+        """
         return position if self.ranks is None else self.ranks[position]
 
     def rank_of(self, coordinate: Coordinate) -> int:
-        """Return the rank at ``coordinate``; UCP-E-LAYOUT where that is off the mesh."""
+        """Return the rank at ``coordinate``; UCP-E-LAYOUT where that is off the mesh.
+
+        >>> mesh.rank_of((1, 2))
+        6
+        """
         return self.rank_at(self.position_of(coordinate))
 
     def coordinate_of(self, rank: int) -> Coordinate:
-        """Return the coordinate at which ``rank`` sits; UCP-E-LAYOUT where it is not in the mesh."""
+        """Return the coordinate at which ``rank`` sits; UCP-E-LAYOUT where it is not in the mesh.
+
+        >>> mesh.coordinate_of(6)
+        (1, 2)
+        """
         found = self.find(rank)
         if found is None:
             raise error("UCP-E-LAYOUT", f"rank {rank} is not in the mesh")
         return found
 
     def find(self, rank: int) -> Coordinate | None:
-        """Return the coordinate at which ``rank`` sits, or None where it is not in the mesh."""
+        """Return the coordinate at which ``rank`` sits, or None where it is not in the mesh.
+
+        >>> mesh.find(6), mesh.find(8)
+        ((1, 2), None)
+        """
         if self.ranks is None:
             position = rank if 0 <= rank < self.size else None
         else:
@@ -177,7 +225,10 @@ class Mesh:
         )
 
     def check_coordinate(self, coordinate: Coordinate) -> None:
-        """Raise UCP-E-LAYOUT unless ``coordinate`` is on the mesh."""
+        """Raise UCP-E-LAYOUT unless ``coordinate`` is on the mesh.
+
+        >>> mesh.check_coordinate((1, 3))
+        """
         shape = self.shape
         if (
             not is_extents(coordinate)

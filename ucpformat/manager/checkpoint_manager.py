@@ -108,21 +108,41 @@ class CheckpointManager:
         return b""
 
     def path(self, step: int) -> str:
-        """URL of the checkpoint of a step; where there is none, that of the first one that will be."""
+        """URL of the checkpoint of a step; where there is none, that of the first one that will be.
+
+        >>> ucp.CheckpointManager("run").path(5).rpartition("/")[2]
+        'step-5.ucp'
+        """
         return self.run.path(step)
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending."""
+        """Committed steps, ascending.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     saves = [manager.save(step, {"epoch": step}) for step in (1, 2)]
+        ...     manager.steps()
+        [1, 2]
+        """
         found: list[int] = json.loads(decided(self._group, lambda: json.dumps(self.run.steps()).encode()))
         return found
 
     def latest(self) -> int | None:
-        """The greatest committed step, or None."""
+        """The greatest committed step, or None.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     manager.latest()
+        """
         found: int | None = json.loads(decided(self._group, lambda: json.dumps(self.run.latest()).encode()))
         return found
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The finite metrics that a step was saved with."""
+        """The finite metrics that a step was saved with.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     save = manager.save(1, {"epoch": 1}, metrics={"loss": 0.5})
+        ...     manager.metrics(1)
+        {'loss': 0.5}
+        """
         found: dict[str, float] = json.loads(
             decided(self._group, lambda: json.dumps(dict(self.run.metrics(step))).encode())
         )
@@ -154,6 +174,11 @@ class CheckpointManager:
 
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     report = manager.save(1, {"w": np.ones(4)}).wait()
+        >>> report.nbytes
+        32
         """
         step = step_number(step)
         background = self.asynchronous if asynchronous is None else asynchronous
@@ -246,6 +271,11 @@ class CheckpointManager:
 
         Raises:
             UcpError: the first failure to remove something, after everything else was removed.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     saves = [manager.save(step, {"epoch": step}) for step in (1, 2)]
+        >>> ucp.CheckpointManager("run", keep_last=1).collect()
+        ['step-1.ucp']
         """
         self.wait()
 
@@ -277,6 +307,12 @@ class CheckpointManager:
         Raises:
             UcpError: as `load`; ``UCP-E-NOT-FOUND`` where there is none, and the first damage where all are damaged:
                 the state is then partly filled.
+
+        >>> state = {"epoch": 0}
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     save = manager.save(7, {"epoch": 3})
+        ...     manager.restore(state), state
+        (7, {'epoch': 3})
         """
         found = self._restore(state, step, check, options)
         if found is None:
@@ -286,7 +322,13 @@ class CheckpointManager:
     def resume(
         self, state: dict[str, Any] | Module, *, check: Level | None = None, **options: Any
     ) -> int | None:
-        """As `restore`, of the newest good one; None where none was ever committed, and ``state`` is as it was."""
+        """As `restore`, of the newest good one; None where none was ever committed, and ``state`` is as it was.
+
+        >>> state = {"epoch": 0}
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     manager.resume(state) is None, state
+        (True, {'epoch': 0})
+        """
         return self._restore(state, None, check, options)
 
     def _restore(
@@ -379,17 +421,36 @@ class CheckpointManager:
                 warnings.warn(f"{self.run.url}: {name} {what}: {problem}", RuntimeWarning, stacklevel=3)
 
     def stop_on(self, *signals: signal.Signals) -> None:
-        """Note these signals (``SIGTERM``, unless given) instead of ending by them; for the main thread."""
+        """Note these signals (``SIGTERM``, unless given) instead of ending by them; for the main thread.
+
+        >>> import signal
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     manager.stop_on(signal.SIGTERM)
+        ...     manager.stopping()
+        False
+        """
         if self._stop is None:
             self._stop = StopRequest(signals or (signal.SIGTERM,))
 
     def stopping(self) -> bool:
-        """Whether a signal of `stop_on` has come on any rank, as all ranks agree; one round of the group."""
+        """Whether a signal of `stop_on` has come on any rank, as all ranks agree; one round of the group.
+
+        >>> with ucp.CheckpointManager("run") as manager:
+        ...     manager.stopping()
+        False
+        """
         came = self._stop is not None and self._stop.came
         return any(said[0] for said in self._group.all_gather(bytes([came])))
 
     def wait(self) -> None:
-        """Return when nothing is under way; raises what made the last save fail, on all ranks."""
+        """Return when nothing is under way; raises what made the last save fail, on all ranks.
+
+        >>> with ucp.CheckpointManager("run", asynchronous=True) as manager:
+        ...     save = manager.save(1, {"epoch": 1})
+        ...     manager.wait()
+        ...     save.done()
+        True
+        """
 
         def waited() -> bytes:
             if self._saver is not None:
@@ -400,7 +461,14 @@ class CheckpointManager:
             agreed(self._group, waited)
 
     def close(self) -> None:
-        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``."""
+        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``.
+
+        >>> manager = ucp.CheckpointManager("run", asynchronous=True)
+        >>> save = manager.save(1, {"epoch": 1})
+        >>> manager.close()
+        >>> save.done()
+        True
+        """
         if self._stop is not None:
             self._stop.undo()
         if self._saver is not None:

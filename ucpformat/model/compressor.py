@@ -51,7 +51,11 @@ class Compressor:
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> Compressor:
-        """Read a codec object; raises ``UCP-E-SCHEMA``."""
+        """Read a codec object; raises ``UCP-E-SCHEMA``.
+
+        >>> ucp.Compressor.from_json({"name": "gzip", "configuration": {"level": 5}}, at="").name
+        'gzip'
+        """
         try:
             return cls._read(value)
         except UcpError as refusal:
@@ -68,5 +72,9 @@ class Compressor:
         return cls(name, configuration)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads, its configuration sorted by name."""
+        """The JSON object that `from_json` reads, its configuration sorted by name.
+
+        >>> ucp.Compressor("gzip", {"level": 5}).to_json()
+        {'name': 'gzip', 'configuration': {'level': 5}}
+        """
         return {"name": self.name, "configuration": dict(sorted(self.configuration.items()))}

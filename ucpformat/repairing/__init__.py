@@ -84,7 +84,11 @@ class Repair:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong any more."""
+        """Whether nothing is wrong any more.
+
+        >>> ucp.repair("example.ucp", [], dry_run=True).is_whole
+        True
+        """
         return not self.problems
 
 

@@ -63,7 +63,13 @@ class AsyncSaver:
 
     @property
     def arena_bytes(self) -> int:
-        """Host memory that is kept for snapshots: the most that was ever needed."""
+        """Host memory that is kept for snapshots: the most that was ever needed.
+
+        >>> with ucp.AsyncSaver() as saver:
+        ...     report = saver.save("step-1.ucp", {"w": np.ones(4)}).wait()
+        ...     saver.arena_bytes >= report.nbytes
+        True
+        """
         return self._saver.arena.nbytes
 
     def save(
@@ -81,7 +87,13 @@ class AsyncSaver:
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
     ) -> AsyncSave:
-        """As `ucpformat.async_save`; ``then`` is called in the background, after the commit, on every rank."""
+        """As `ucpformat.async_save`; ``then`` is called in the background, after the commit, on every rank.
+
+        >>> with ucp.AsyncSaver() as saver:
+        ...     save = saver.save("step-1.ucp", {"w": np.ones(4)}, step=1)
+        >>> ucp.open("step-1.ucp").step
+        1
+        """
         group = self._group
 
         def describe() -> LocalState:
@@ -91,15 +103,36 @@ class AsyncSaver:
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
 
     def drain(self) -> None:
-        """Return when nothing is under way; does not raise."""
+        """Return when nothing is under way; does not raise.
+
+        >>> with ucp.AsyncSaver() as saver:
+        ...     save = saver.save("step-1.ucp", {"w": np.ones(4)})
+        ...     saver.drain()
+        ...     save.done()
+        True
+        """
         self._saver.drain()
 
     def wait(self) -> None:
-        """Return when nothing is under way; raises what made the last save fail, where nobody has heard of it."""
+        """Return when nothing is under way; raises what made the last save fail, where nobody has heard of it.
+
+        >>> with ucp.AsyncSaver() as saver:
+        ...     save = saver.save("step-1.ucp", {"w": np.ones(4)})
+        ...     saver.wait()
+        >>> ucp.validate("step-1.ucp")
+        []
+        """
         self._saver.wait()
 
     def close(self) -> None:
-        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``."""
+        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``.
+
+        >>> saver = ucp.AsyncSaver()
+        >>> save = saver.save("step-1.ucp", {"w": np.ones(4)})
+        >>> saver.close()
+        >>> save.done()
+        True
+        """
         self._saver.close()
 
     def __enter__(self) -> Self:

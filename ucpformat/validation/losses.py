@@ -41,12 +41,20 @@ class Loss:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the tensor is left."""
+        """Whether nothing of the tensor is left.
+
+        >>> loss.is_whole
+        False
+        """
         return self.boxes == (Box.whole(self.shape),)
 
     @property
     def ranges(self) -> tuple[str, ...]:
-        """What is lost, as slices."""
+        """What is lost, as slices.
+
+        >>> loss.ranges
+        ('[64:128, :]',)
+        """
         return tuple(as_slices(box, self.shape) for box in self.boxes)
 
     def __str__(self) -> str:
@@ -54,7 +62,11 @@ class Loss:
         return f"{self.atom} {self.slot} {what} of {list(self.shape)}"
 
     def to_json(self) -> dict[str, object]:
-        """The object that ``ucp validate --format json`` prints."""
+        """The object that ``ucp validate --format json`` prints.
+
+        >>> loss.to_json()["bytes"], loss.to_json()["ranges"]
+        (16384, ['[64:128, :]'])
+        """
         return {
             "atom": self.atom,
             "slot": self.slot,
@@ -117,26 +129,46 @@ class Survey:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost."""
+        """Whether nothing is lost.
+
+        >>> ucp.examine("example.ucp").survey.is_whole
+        True
+        """
         return not (self.losses or self.parts or self.blobs or self.state)
 
     @property
     def gone(self) -> int:
-        """How many tensors are lost altogether, of those that are known."""
+        """How many tensors are lost altogether, of those that are known.
+
+        >>> ucp.Survey(losses=(loss,), tensors=2, nbytes=4096).gone
+        0
+        """
         return sum(loss.is_whole for loss in self.losses)
 
     @property
     def partly(self) -> int:
-        """How many tensors are lost in part."""
+        """How many tensors are lost in part.
+
+        >>> ucp.Survey(losses=(loss,), tensors=2, nbytes=4096).partly
+        1
+        """
         return len(self.losses) - self.gone
 
     @property
     def lost_bytes(self) -> int:
-        """Logical bytes that are lost, of the tensors that are known."""
+        """Logical bytes that are lost, of the tensors that are known.
+
+        >>> ucp.Survey(losses=(loss,), tensors=2, nbytes=4096).lost_bytes
+        16384
+        """
         return sum(loss.nbytes for loss in self.losses)
 
     def to_json(self) -> dict[str, object]:
-        """The object that ``ucp validate --format json`` prints."""
+        """The object that ``ucp validate --format json`` prints.
+
+        >>> sorted(ucp.Survey(losses=(loss,)).to_json())[:3]
+        ['lost', 'survives']
+        """
         return {
             "lost": {
                 "tensors": [loss.to_json() for loss in self.losses],

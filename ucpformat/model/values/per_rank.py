@@ -48,6 +48,9 @@ class PerRankValues:
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` where that is nothing (UCP-R-036).
+
+        >>> ucp.PerRankValues(("a", "b"), "keep").at(1, 4, ["a", "b"])
+        'b'
         """
         count = len(self.entries)
         if size == count or (self.on_resize == "keep" and position < count):

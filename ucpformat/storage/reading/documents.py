@@ -53,7 +53,11 @@ class StoredDocuments:
 
     @property
     def packs(self) -> tuple[Pack, ...] | None:
-        """The pack list; None in storage plain."""
+        """The pack list; None in storage plain.
+
+        >>> [(pack.key.partition("/")[0], pack.length > 0) for pack in ckpt.packs]
+        [('packs', True)]
+        """
         with self._lock, naming(self.path):
             if self._packs is None and self.root.packs is not None:
                 reference = self.root.packs
@@ -63,7 +67,11 @@ class StoredDocuments:
 
     @property
     def state(self) -> StateDocument:
-        """What is not a tensor, still encoded; empty if the checkpoint has none."""
+        """What is not a tensor, still encoded; empty if the checkpoint has none.
+
+        >>> dict(ckpt.state.values)
+        {'epoch': 3}
+        """
         with self._lock, naming(self.path):
             if self._state is None:
                 reference = self.root.state
@@ -75,7 +83,11 @@ class StoredDocuments:
             return self._state
 
     def part(self, index: int) -> StoredPart:
-        """One index part with its table, read and checked on first use."""
+        """One index part with its table, read and checked on first use.
+
+        >>> list(ckpt.part(0).names)
+        ['fc.bias', 'fc.weight']
+        """
         found = self._parts.get(index)
         if found is not None:
             return found
@@ -89,7 +101,11 @@ class StoredDocuments:
             return self._keep(index, self._index_of(index), table.result())
 
     def parts(self, indices: Iterable[int] | None = None) -> Iterator[StoredPart]:
-        """Some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile."""
+        """Some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile.
+
+        >>> [part.names[0] for part in ckpt.parts()]
+        ['fc.bias']
+        """
         wanted = [*range(len(self.root.parts))] if indices is None else [*indices]
         missing = [index for index in wanted if index not in self._parts]
         if len(missing) < 2:
@@ -145,7 +161,12 @@ class StoredDocuments:
             return self._parts[index]
 
     def find(self, name: str) -> tuple[StoredPart, int] | None:
-        """The part that has an atom, and where in it the atom stands."""
+        """The part that has an atom, and where in it the atom stands.
+
+        >>> part, position = ckpt.find("fc.weight")
+        >>> part.names[position]
+        'fc.weight'
+        """
         index = bisect.bisect_right(self._firsts, name) - 1
         if index < 0:
             return None
@@ -154,6 +175,10 @@ class StoredDocuments:
         return None if position is None else (part, position)
 
     def slots(self) -> Iterator[StoredSlot]:
-        """Every slot of every atom, in order."""
+        """Every slot of every atom, in order.
+
+        >>> [stored.label for stored in ckpt.slots()]
+        ['fc.bias/value', 'fc.weight/value']
+        """
         for part in self.parts():
             yield from part.slots()
