@@ -37,8 +37,10 @@ $(SHORT): $(READY) tests/versions/table.toml
 test: $(READY) $(SHORT)  ## run every test but the packaging ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not wheel"
 
-test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each; some minutes
+test-nightly: $(READY)  ## run the properties of geometry with 10,000 random examples each, all others with 400; an hour
 	UCP_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --timeout 0 tests/geometry tests/storage/test_arithmetic.py
+	UCP_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 -m "not wheel" tests \
+		--ignore tests/geometry --ignore tests/storage/test_arithmetic.py
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation

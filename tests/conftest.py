@@ -1,4 +1,4 @@
-"""Hypothesis profiles: `ci` is deterministic and short, `nightly` is random and long. Figures of sweeps, summed up."""
+"""Hypothesis profiles: `ci` is deterministic and short, `long` and `nightly` are random. Figures of sweeps, summed up."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-settings.register_profile(
-    "ci", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_SLOW
-)
-settings.register_profile("quick", max_examples=25, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW)
+settings.register_profile("quick", max_examples=15, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("long", max_examples=400, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("UCP_HYPOTHESIS_PROFILE", "ci"))
 

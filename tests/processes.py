@@ -3,16 +3,18 @@
 A test that needs several ranks has a module of its own whose ``main`` is the worker; `launch` runs it in one process
 per rank with ``RANK``, ``WORLD_SIZE`` and ``UCP_RENDEZVOUS`` (a file URL: no port, no network) in its environment, and
 the worker uses `join` and `leave`. To import torch and what it brings takes seconds, what a rank then does a fraction
-of one: the ranks are forks of one process that has imported the worker's module.
+of one: one process imports torch for all tests, a fork of it the worker's module, and the ranks are forks of that.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import itertools
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -21,10 +23,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
+PRELOADED = (
+    "torch",
+    "torch._dynamo",  # by optimizers, when they are made
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.profiler",
+    "zarr",
+    "ucpformat.distributed",
+    "ucpformat.state_dict",
+    "ucpformat.validation",
+    "ucpformat.zarr_view",
+)
+"""What most ranks import: the process that forks them has it."""
 
 
 def join() -> tuple[int, int]:
@@ -84,41 +101,113 @@ def launch(module: str, arguments: Sequence[str], world: int, timeout: float = 3
 
 
 def launch_in_turn(module: str, jobs: Sequence[Ranks], timeout: float = 300.0) -> None:
-    """Run one job after another as `launch` does, with one import for all of them.
+    """Run one job after another as `launch` does, with one import of the module for all of them.
 
     ``UCP_PATIENCE=10`` waits ten times as long for ranks that hang, on a machine that has much else to do.
     """
     timeout *= float(os.environ.get("UCP_PATIENCE", "1"))
     with tempfile.TemporaryDirectory() as scratch:
-        # A session of its own, so that the ranks can be ended with the process that forked them.
-        parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.processes", module, scratch, json.dumps(jobs)],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            said, _ = parent.communicate(timeout=timeout)
-            outcome = said.decode(errors="replace")[-4000:]
-        except subprocess.TimeoutExpired:
-            outcome = f"not done after {timeout} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(parent.pid, signal.SIGKILL)
-            parent.wait()
-            if parent.stdout is not None:
-                parent.stdout.close()  # or a later test is blamed for it
-        if parent.returncode != 0:
+        code = _fork_server().run(_Request(module, scratch, tuple(jobs), dict(os.environ)), timeout)
+        if code != 0:
+            outcome = f"not done after {timeout} s" if code is None else f"ended with status {code}"
             logs = sorted(Path(scratch).glob("*.log"))
             tails = [f"-- {log.stem}:\n{log.read_text(errors='replace')[-4000:]}" for log in logs]
             raise RuntimeError("\n".join([f"{module}: {outcome}", *tails]))
+
+
+class _Request(NamedTuple):
+    """What `launch` asks a fork server for."""
+
+    module: str
+    scratch: str
+    jobs: tuple[Ranks, ...]
+    environment: dict[str, str]
+
+
+class _ForkServer:
+    """A process that has imported torch, and forks whatever needs it; one for all tests of a worker of pytest."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.processes"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        atexit.register(self._end)
+
+    def run(self, request: _Request, timeout: float) -> int | None:
+        """Fork a process that runs the ranks; return its status, or None where it was killed after ``timeout`` s."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        group = self._reply()
+        is_done = False
+        try:
+            is_done = bool(select.select([self._process.stdout], [], [], timeout)[0])
+        finally:
+            if not is_done:
+                os.killpg(group, signal.SIGKILL)
+            status = self._reply()
+        return status if is_done else None
+
+    def _reply(self) -> int:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return int(line)
+        raise RuntimeError(f"the process that forks ranks ended with status {self._process.wait()}")
+
+    def _end(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait()
+
+
+@cache
+def _fork_server() -> _ForkServer:
+    return _ForkServer()
+
+
+def _serve() -> None:
+    """Fork a process for each request on the standard input; print its number, and at its end its status."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    for line in sys.stdin.buffer:
+        module, scratch, jobs, environment = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            _run_request(module, Path(scratch), [Ranks(*job) for job in jobs], environment)
+        with suppress(PermissionError, ProcessLookupError):  # it may have done so itself, and ended
+            os.setpgid(child, child)
+        print(child, flush=True)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # the ranks that it has forked
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _run_request(module: str, scratch: Path, jobs: Sequence[Ranks], environment: dict[str, str]) -> NoReturn:
+    status = 1
+    try:
+        with (scratch / "jobs.log").open("wb") as sink, open(os.devnull, "rb") as nothing:
+            for source, target in ((nothing, 0), (sink, 1), (sink, 2)):
+                os.dup2(source.fileno(), target)
+        os.environ.clear()
+        os.environ.update(environment, OMP_NUM_THREADS="1")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        wrong = _fork_jobs(module, scratch, jobs)
+        print(wrong or "")
+        status = 1 if wrong else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _fork_jobs(module: str, scratch: Path, jobs: Sequence[Ranks]) -> str | None:
@@ -131,7 +220,7 @@ def _fork_jobs(module: str, scratch: Path, jobs: Sequence[Ranks]) -> str | None:
         os.environ.update(
             WORLD_SIZE=str(job.world), UCP_RENDEZVOUS=(scratch / f"rendezvous-{number}").as_uri()
         )
-        for log in scratch.glob("*.log"):
+        for log in scratch.glob("rank *.log"):
             log.unlink()
         ranks = {
             _fork(module, rank, scratch / f"rank {rank}.log", job.arguments): rank
@@ -170,4 +259,4 @@ def _fork(module: str, rank: int, log: Path, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_fork_jobs(sys.argv[1], Path(sys.argv[2]), [Ranks(*job) for job in json.loads(sys.argv[3])]))
+    _serve()
