@@ -1,4 +1,4 @@
-"""Hypothesis profiles: `ci` is deterministic and short, `long` and `nightly` are random. Figures of sweeps, summed up."""
+"""Hypothesis profiles: `ci` is deterministic and short, `long` and `nightly` random. Figures of sweeps, summed up."""
 
 from __future__ import annotations
 

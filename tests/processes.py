@@ -142,6 +142,7 @@ class _ForkServer:
     def run(self, request: _Request, timeout: float) -> int | None:
         """Fork a process that runs the ranks; return its status, or None where it was killed after ``timeout`` s."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         group = self._reply()
         is_done = False

@@ -1,4 +1,7 @@
-"""One rank of a job that runs an example script: its name, then its arguments; the group is that of `launch`."""
+"""One rank of a job that runs an example script in a folder; the group is that of `launch`.
+
+Arguments: the folder, the script's name, the script's arguments.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    script, *arguments = sys.argv[1:]
+    folder, script, *arguments = sys.argv[1:]
+    os.chdir(folder)
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [script, *arguments, "--rendezvous", os.environ["UCP_RENDEZVOUS"]]
     runpy.run_path(str(EXAMPLES / script), run_name="__main__")

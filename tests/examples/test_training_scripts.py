@@ -46,7 +46,7 @@ def guided(page: str, tmp_path: Path, *options: str) -> list[Ranks]:
         arguments[steps] = str(int(arguments[steps]) // 10)
         kept = str(tmp_path / f"guided-{number}.json")
         world = int(chosen.nproc_per_node) if words[0] == "torchrun" else 1
-        found.append(Ranks([Path(script).name, *arguments, *options, "--losses", kept], world))
+        found.append(Ranks([str(tmp_path), Path(script).name, *arguments, *options, "--losses", kept], world))
     return found
 
 
@@ -56,7 +56,7 @@ def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     def job(run: str, steps: int) -> Ranks:
         kept = str(tmp_path / f"{run}.json")
         place = ["--folder", str(tmp_path / run), "--losses", kept]
-        return Ranks(["train_plain.py", *place, "--steps", str(steps), "--save-every", "3"], 2)
+        return Ranks([str(tmp_path), "train_plain.py", *place, "--steps", str(steps), "--save-every", "3"], 2)
 
     commands = guided("docs/guides/pytorch.md", tmp_path, "--save-every", "3")
     launch_in_turn(WORKER, [job("whole", 12), job("a", 6), job("a", 12), *commands])
@@ -80,7 +80,9 @@ def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
     def job(run: str, steps: int) -> Ranks:
         place = ["--folder", str(tmp_path / run), "--losses", str(tmp_path / f"{run}.json")]
         mesh = ["--dp", "2", "--tp", "2"]
-        return Ranks(["train_parallel.py", *place, *mesh, "--steps", str(steps), "--save-every", "2"], 4)
+        return Ranks(
+            [str(tmp_path), "train_parallel.py", *place, *mesh, "--steps", str(steps), "--save-every", "2"], 4
+        )
 
     commands = guided("docs/guides/torchtitan.md", tmp_path, "--save-every", "2")
     launch_in_turn(WORKER, [job("whole", 6), job("a", 2), job("a", 6), *commands])

@@ -29,10 +29,12 @@ function split(layout, shape, size, bytes) {
     });
 }
 
+const ROUNDS = process.env.UCP_SEARCH === 'long' ? 200 : 20;
+
 test('whole tensors, boxes and locals come back from both storages', (t) => {
   const directory = temporary(t);
   const random = new Random(11);
-  for (let n = 0; n < 60; n += 1) {
+  for (let n = 0; n < ROUNDS; n += 1) {
     const dtype = random.pick([...DTYPES.keys()]);
     const {size, maxByte} = DTYPES.get(dtype);
     const shape = Array.from({length: random.integer(0, 3)}, () => random.integer(0, 9));
