@@ -32,33 +32,33 @@ def diff(context: click.Context, first: str, second: str, reads: bool, output: s
     and does not see damage that came later. --bytes sees it. Storage, chunks, compression and layouts do not count:
     they say how, not what.
     """
-    found = compare_paths(first, second, by="bytes" if reads else "digests")
+    comparison = compare_paths(first, second, by="bytes" if reads else "digests")
     if output == "json":
         report = {
-            "equal": found.is_equal,
-            "slots_by_digest": found.slots_by_digest,
-            "slots_by_bytes": found.slots_by_bytes,
-            "differences": [asdict(difference) for difference in found.differences],
+            "equal": comparison.is_equal,
+            "slots_by_digest": comparison.slots_by_digest,
+            "slots_by_bytes": comparison.slots_by_bytes,
+            "differences": [asdict(difference) for difference in comparison.differences],
         }
         click.echo(json.dumps(report, indent=2))
     else:
-        for difference in found.differences:
+        for difference in comparison.differences:
             click.echo(printable(_line(difference)))
-        verdict = "equal" if found.is_equal else f"{len(found.differences)} differences"
-        click.echo(f"{verdict}{_basis(found, reads=reads)}")
-    if not found.is_equal:
+        verdict = "equal" if comparison.is_equal else f"{len(comparison.differences)} differences"
+        click.echo(f"{verdict}{_basis(comparison, reads=reads)}")
+    if not comparison.is_equal:
         context.exit(1)
 
 
-def _basis(found: Comparison, *, reads: bool) -> str:
+def _basis(comparison: Comparison, *, reads: bool) -> str:
     """How tensors were compared, in words."""
     if reads:
         return ", by every byte"
     ways = []
-    if found.slots_by_digest:
-        ways.append(f"recorded digests of {found.slots_by_digest} tensors")
-    if found.slots_by_bytes:
-        ways.append(f"the bytes of {found.slots_by_bytes}")
+    if comparison.slots_by_digest:
+        ways.append(f"recorded digests of {comparison.slots_by_digest} tensors")
+    if comparison.slots_by_bytes:
+        ways.append(f"the bytes of {comparison.slots_by_bytes}")
     return f", by {' and '.join(ways)}; --bytes reads and verifies every byte" if ways else ""
 
 

@@ -27,14 +27,14 @@ def digest(checkpoints: tuple[str, ...], expected: str | None, verify: bool, out
     """
     if expected is not None and len(checkpoints) > 1:
         raise click.UsageError("--check takes one checkpoint; name it alone.")
-    found = {checkpoint: _digest(checkpoint, verify=verify) for checkpoint in checkpoints}
+    digests = {checkpoint: _digest(checkpoint, verify=verify) for checkpoint in checkpoints}
     if output == "json":
-        listed = [{"checkpoint": checkpoint, "digest": value} for checkpoint, value in found.items()]
+        listed = [{"checkpoint": checkpoint, "digest": value} for checkpoint, value in digests.items()]
         click.echo(json.dumps({"digests": listed, "verified": verify}, indent=2))
     else:
-        for checkpoint, value in found.items():
+        for checkpoint, value in digests.items():
             click.echo(printable(f"{value}  {checkpoint}"))
-    for checkpoint, value in found.items():
+    for checkpoint, value in digests.items():
         if expected is not None and expected.strip() not in (value, value.partition(":")[2]):
             message = f"the checkpoint has the root digest {value}, not {expected}: it is another one"
             raise error("UCP-E-DIGEST", message, at=checkpoint)

@@ -45,15 +45,15 @@ def explained_slots(side: Side, name: str, rank: int | None) -> list[ExplainedSl
     alike: dict[object, list[Slot]] = {}
     for slot in slots:
         alike.setdefault((slot.layout, slot.shape, slot.place), []).append(slot)
-    found: list[ExplainedSlots] = []
+    explained: list[ExplainedSlots] = []
     for group in alike.values():
         first = group[0]
         explanation = None
         if first.layout is not None:
             with about((name, first.name)):
                 explanation = explain(side.layouts[first.layout], first.shape, first.place, rank=rank)
-        found.append(ExplainedSlots(tuple(group), explanation))
-    return found
+        explained.append(ExplainedSlots(tuple(group), explanation))
+    return explained
 
 
 def explanation_lines(side: Side, name: str, explained: Sequence[ExplainedSlots]) -> Iterator[str]:
@@ -67,29 +67,29 @@ def explanation_lines(side: Side, name: str, explained: Sequence[ExplainedSlots]
             yield from (f"  {line}".rstrip() for line in _explained(entry.explanation))
 
 
-def _explained(found: Explanation) -> Iterator[str]:
-    lowering, mesh = found.lowering, found.lowering.layout.mesh
+def _explained(explanation: Explanation) -> Iterator[str]:
+    lowering, mesh = explanation.lowering, explanation.lowering.layout.mesh
     axes = " x ".join(f"{axis.name} {axis.size}" for axis in mesh.axes) or "one rank"
     yield f"mesh: {axes}"
     where = ", ".join(
-        f"{axis.name} {position}" for axis, position in zip(mesh.axes, found.coordinate, strict=True)
+        f"{axis.name} {position}" for axis, position in zip(mesh.axes, explanation.coordinate, strict=True)
     )
-    yield f"at rank {found.rank}{f' ({where})' if where else ''} it begins as {shape_words(lowering.shape)}"
-    for number, step in enumerate(found.steps, 1):
+    yield f"at rank {explanation.rank}{f' ({where})' if where else ''} it begins as {shape_words(lowering.shape)}"
+    for number, step in enumerate(explanation.steps, 1):
         outcome = "nothing" if step.shape is None else shape_words(step.shape)
         yield f"{number}. {step.words}: {outcome}"
-    if found.replicated:
-        yield f"ranks along {', '.join(found.replicated)} hold the same"
+    if explanation.replicated:
+        yield f"ranks along {', '.join(explanation.replicated)} hold the same"
     yield (
         "who holds what:"
         if lowering.view == lowering.shape
         else (f"who holds what, seen as {shape_words(lowering.view)}:")
     )
-    for region in found.regions[:_REGIONS_SHOWN]:
+    for region in explanation.regions[:_REGIONS_SHOWN]:
         yield f"  {_held(region)}"
-    if len(found.regions) > _REGIONS_SHOWN:
-        yield f"  and {len(found.regions) - _REGIONS_SHOWN} more parts; --format json lists all"
-    picture = picture_of(lowering, found.regions)
+    if len(explanation.regions) > _REGIONS_SHOWN:
+        yield f"  and {len(explanation.regions) - _REGIONS_SHOWN} more parts; --format json lists all"
+    picture = picture_of(lowering, explanation.regions)
     if picture is not None:
         if not picture.is_exact:
             yield "scaled down: each cell shows who holds its first element"
@@ -130,19 +130,19 @@ def _entry_json(entry: ExplainedSlots) -> dict[str, object]:
         "slots": {slot.name: slot.dtype for slot in entry.slots},
         "shape": list(entry.slots[0].shape),
     }
-    found = entry.explanation
-    if found is None:
+    explanation = entry.explanation
+    if explanation is None:
         return value
     return {
         **value,
-        "view": list(found.lowering.view),
-        "rank": found.rank,
-        "coordinate": list(found.coordinate),
+        "view": list(explanation.lowering.view),
+        "rank": explanation.rank,
+        "coordinate": list(explanation.coordinate),
         "steps": [
             {"words": step.words, "shape": None if step.shape is None else list(step.shape)}
-            for step in found.steps
+            for step in explanation.steps
         ],
-        "replicated": list(found.replicated),
+        "replicated": list(explanation.replicated),
         "regions": [
             {
                 "ranks": list(region.holders),
@@ -152,6 +152,6 @@ def _entry_json(entry: ExplainedSlots) -> dict[str, object]:
                     for piece in region.local_map.pieces
                 ],
             }
-            for region in found.regions
+            for region in explanation.regions
         ],
     }

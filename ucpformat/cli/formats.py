@@ -27,14 +27,14 @@ def formats(context: click.Context, output: str) -> None:
 
     Exit code 1 where a plug-in cannot be used.
     """
-    found = registry().entries()
+    entries = registry().entries()
     if output == "json":
-        click.echo(json.dumps({"formats": [_as_json(entry) for entry in found]}, indent=2))
+        click.echo(json.dumps({"formats": [_as_json(entry) for entry in entries]}, indent=2))
     else:
         click.echo("ucp (reads, writes): universal checkpoints")
-        for entry in found:
+        for entry in entries:
             _show(entry)
-    context.exit(any(entry.broken for entry in found))
+    context.exit(any(entry.broken for entry in entries))
 
 
 def _show(entry: Registered) -> None:

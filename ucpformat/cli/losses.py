@@ -91,10 +91,14 @@ def _common(names: Sequence[str]) -> str:
     """Write names that differ in numbers alone as one, such as ``layers.{0-31}.weight``."""
     words = []
     for pieces in zip(*map(_NUMBER.split, names), strict=True):
-        found = sorted(set(pieces), key=lambda piece: (len(piece), piece))
-        if len(found) == 1:
-            words.append(found[0])
+        candidates = sorted(set(pieces), key=lambda piece: (len(piece), piece))
+        if len(candidates) == 1:
+            words.append(candidates[0])
         else:
-            is_run = int(found[-1]) - int(found[0]) + 1 == len(found)
-            words.append(f"{{{found[0]}-{found[-1]}}}" if is_run else f"{{{found[0]},...,{found[-1]}}}")
+            is_run = int(candidates[-1]) - int(candidates[0]) + 1 == len(candidates)
+            words.append(
+                f"{{{candidates[0]}-{candidates[-1]}}}"
+                if is_run
+                else f"{{{candidates[0]},...,{candidates[-1]}}}"
+            )
     return "".join(words)

@@ -74,11 +74,11 @@ def plan(
             atoms, rank = escape(name), None
         pairing = pair(*sides, _route(via, sides[0]), atoms=atoms)
         if rank is None:
-            found = survey(pairing)
+            totals = survey(pairing)
             if output == "json":
-                click.echo(json.dumps(survey_json(found), indent=2))
+                click.echo(json.dumps(survey_json(totals), indent=2))
             else:
-                for line in survey_lines(found):
+                for line in survey_lines(totals):
                     click.echo(printable(line))
             return
         detail = rank_detail(pairing, rank)

@@ -31,12 +31,12 @@ def _head(pairing: Pairing) -> dict[str, object]:
     }
 
 
-def survey_json(found: Survey) -> dict[str, object]:
+def survey_json(survey: Survey) -> dict[str, object]:
     """The totals of all ranks, bytes throughout."""
     return {
-        **_head(found.pairing),
-        "lower_bound": found.lower_bound,
-        "ranks": [{"rank": rank, **_totals(totals)} for rank, totals in found.ranks.items()],
+        **_head(survey.pairing),
+        "lower_bound": survey.lower_bound,
+        "ranks": [{"rank": rank, **_totals(totals)} for rank, totals in survey.ranks.items()],
     }
 
 

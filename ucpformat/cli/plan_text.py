@@ -19,28 +19,28 @@ _RANKS_SHOWN: Final = 16
 _NAMES_SHOWN: Final = 3
 
 
-def survey_lines(found: Survey) -> Iterator[str]:
+def survey_lines(survey: Survey) -> Iterator[str]:
     """Lines: what goes, totals beside the lower bound, the largest and smallest rank, a table of ranks."""
-    yield from _head(found.pairing)
-    totals = list(found.ranks.values())
-    storage = found.pairing.route == "storage"
+    yield from _head(survey.pairing)
+    totals = list(survey.ranks.values())
+    storage = survey.pairing.route == "storage"
     if storage:
         read, fetched = sum(entry.read.nbytes for entry in totals), sum(entry.fetched for entry in totals)
         yield f"read {human_bytes(read)} of the checkpoint, {human_bytes(fetched)} with whole checksum blocks"
-        yield from _extremes(found, "read", lambda entry: entry.read.nbytes)
+        yield from _extremes(survey, "read", lambda entry: entry.read.nbytes)
     else:
         sent, kept = sum(entry.sent.nbytes for entry in totals), sum(entry.kept.nbytes for entry in totals)
-        bound = found.lower_bound
+        bound = survey.lower_bound
         times = f", {sent / bound:.2f} times as much" if bound else ""
         yield f"kept in place {human_bytes(kept)}"
         yield f"lower bound of what must be sent {human_bytes(bound)}, sent {human_bytes(sent)}{times}"
-        yield from _extremes(found, "sent", lambda entry: entry.sent.nbytes)
-        yield from _extremes(found, "received", lambda entry: entry.received.nbytes)
-    shown = sorted(found.ranks.items(), key=lambda item: (-item[1].moved, item[0]))[:_RANKS_SHOWN]
+        yield from _extremes(survey, "sent", lambda entry: entry.sent.nbytes)
+        yield from _extremes(survey, "received", lambda entry: entry.received.nbytes)
+    shown = sorted(survey.ranks.items(), key=lambda item: (-item[1].moved, item[0]))[:_RANKS_SHOWN]
     headings, row = (_STORED_HEADINGS, _stored_row) if storage else (_SENT_HEADINGS, _sent_row)
     rows = [row(rank, entry) for rank, entry in sorted(shown)]
     yield from table(headings, rows, right=frozenset(headings))
-    hidden = len(found.ranks) - len(shown)
+    hidden = len(survey.ranks) - len(shown)
     if hidden:
         yield f"and {hidden} ranks that move no more each; --format json lists all"
 
@@ -96,15 +96,15 @@ def _head(pairing: Pairing) -> Iterator[str]:
         yield f"{len(entries)} slots are left out, {why}: {names}{more}"
 
 
-def _extremes(found: Survey, word: str, measure: Callable[[RankTotals], int]) -> Iterator[str]:
+def _extremes(survey: Survey, word: str, measure: Callable[[RankTotals], int]) -> Iterator[str]:
     """Who does most and least, and how far the most is above the mean of those that do anything."""
-    doing = [(measure(entry), rank) for rank, entry in found.ranks.items() if measure(entry)]
+    doing = [(measure(entry), rank) for rank, entry in survey.ranks.items() if measure(entry)]
     if not doing:
         return
     most, least = max(doing, key=lambda item: (item[0], -item[1])), min(doing)
     mean = sum(nbytes for nbytes, _ in doing) / len(doing)
     yield (
-        f"{word} by {len(doing)} of {len(found.ranks)} ranks: most {human_bytes(most[0])} by rank {most[1]}, "
+        f"{word} by {len(doing)} of {len(survey.ranks)} ranks: most {human_bytes(most[0])} by rank {most[1]}, "
         f"{most[0] / mean:.2f} times the mean; least {human_bytes(least[0])} by rank {least[1]}"
     )
 
@@ -150,11 +150,11 @@ def _size(copies: Sequence[Copy], item: int, *, sent: bool) -> tuple[int, int]:
     others = 0
     for copy in copies:
         place = copy.source if sent else copy.target
-        found = strided_runs(place.offset, copy.shape, place.strides)
-        if found.loops:
-            others += found.count
+        runs = strided_runs(place.offset, copy.shape, place.strides)
+        if runs.loops:
+            others += runs.count
         else:
-            single.append(found.span)
+            single.append(runs.span)
     return sum(copy.size for copy in copies) * item, others + len(_joined(single))
 
 

@@ -38,7 +38,7 @@ def ls(run: str, output: str) -> None:
         committed = {step: _look(directory, step) for step in directory.steps()}
         others = directory.uncommitted()
     if output == "json":
-        found = [
+        checkpoints = [
             {
                 "step": step,
                 "metrics": look.metrics,
@@ -46,7 +46,7 @@ def ls(run: str, output: str) -> None:
             }
             for step, look in committed.items()
         ]
-        click.echo(json.dumps({"committed": found, "uncommitted": others}, indent=2))
+        click.echo(json.dumps({"committed": checkpoints, "uncommitted": others}, indent=2))
         return
     names = sorted({name for look in committed.values() for name in look.metrics or ()})
     rows = [
@@ -148,21 +148,26 @@ def gc(
     """
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
     with naming(run):
-        found = collect(_existing_run(run), retention, debris_age=debris_age, dry=dry_run)
-    if found.unjudged is not None:
-        found.failed[run] = found.unjudged
+        collection = collect(_existing_run(run), retention, debris_age=debris_age, dry=dry_run)
+    if collection.unjudged is not None:
+        collection.failed[run] = collection.unjudged
     if output == "json":
-        problems = [problem.problem().to_json() for problem in found.failed.values()]
-        what = {"kept": found.kept, "removed": found.removed, "uploads": found.uploads, "problems": problems}
+        problems = [problem.problem().to_json() for problem in collection.failed.values()]
+        what = {
+            "kept": collection.kept,
+            "removed": collection.removed,
+            "uploads": collection.uploads,
+            "problems": problems,
+        }
         click.echo(json.dumps(what, indent=2))
     else:
-        for name in found.removed:
+        for name in collection.removed:
             click.echo(printable(f"{'would remove' if dry_run else 'removed'} {name}"))
-        for name, count in found.uploads.items():
+        for name, count in collection.uploads.items():
             done = "would give up" if dry_run else "gave up"
             click.echo(printable(f"{done} {count} unfinished upload{'s' if count > 1 else ''} to {name}"))
-        click.echo(f"kept {len(found.kept)} checkpoints")
-        for name, problem in found.failed.items():
+        click.echo(f"kept {len(collection.kept)} checkpoints")
+        for name, problem in collection.failed.items():
             click.echo(printable(f"error {problem.code} at {name}: {problem.message}"), err=True)
-    if found.failed:
+    if collection.failed:
         context.exit(1)

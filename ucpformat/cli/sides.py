@@ -33,7 +33,7 @@ _KINDS: Final = (ARRANGEMENT, PATTERNS)
 def _settings(
     _: click.Context, __: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[tuple[str, int | list[int]], ...]:
-    found: list[tuple[str, int | list[int]]] = []
+    settings: list[tuple[str, int | list[int]]] = []
     for text in texts:
         name, _equals, values = text.partition("=")
         try:
@@ -42,8 +42,8 @@ def _settings(
             raise click.BadParameter(
                 f"write {text!r} as NAME=INT or NAME=INT,INT,..., such as tp=8"
             ) from None
-        found.append((name, numbers if "," in values else numbers[0]))
-    return tuple(found)
+        settings.append((name, numbers if "," in values else numbers[0]))
+    return tuple(settings)
 
 
 settings_option = click.option(
@@ -64,9 +64,9 @@ def open_sides(
     Patterns say how the slots of the other side are spread, which is then no patterns itself.
     Raises what reading them does, and UCP-E-MISMATCH where both are patterns.
     """
-    found = (_read(first, stack), _read(second, stack))
+    sides = (_read(first, stack), _read(second, stack))
     values: Settings = dict(settings)
-    match found:
+    match sides:
         case (Side() as source, Side() as target):
             if settings:
                 raise click.UsageError("--set gives values to the parameters of patterns, and there are none")

@@ -54,9 +54,9 @@ def require_local(path: str | os.PathLike[str], name: str, *, is_source: bool) -
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a URL, which only universal checkpoints have.
     """
-    found = local_path(path)
-    if found is not None:
-        return found
+    local = local_path(path)
+    if local is not None:
+        return local
     how = "read from local paths alone; copy it first" if is_source else "written to local paths alone"
     raise error("UCP-E-MISMATCH", f"{name} is {how}; only ucp lies behind URLs", at=os.fspath(path))
 
@@ -70,5 +70,5 @@ def _formats_of(suffix: str) -> list[str]:
 
 def _all_suffixes() -> list[tuple[str, str]]:
     """The first suffix of each format that has any, and of universal checkpoints."""
-    found = [(foreign.suffixes[0], foreign.name) for foreign in registry().in_order() if foreign.suffixes]
-    return [*sorted(found), (_OWN_SUFFIX, UCP)]
+    suffixes = [(foreign.suffixes[0], foreign.name) for foreign in registry().in_order() if foreign.suffixes]
+    return [*sorted(suffixes), (_OWN_SUFFIX, UCP)]

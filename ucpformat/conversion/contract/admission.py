@@ -71,7 +71,7 @@ def _check_expansion(job: Job, source: str, expand: int | None) -> None:
             for atom in job.atoms
             for name, slot in atom.slots.items()
         ),
-        key=lambda found: found[1],
+        key=lambda entry: entry[1],
     )
     raise error(
         "UCP-E-LIMIT",
@@ -91,22 +91,22 @@ def stored_bytes(source: str) -> int:
     paths = [source]
     if os.path.isdir(source):
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names]
-    found = 0
+    nbytes = 0
     for path in paths:
         with suppress(OSError):
-            found += held_bytes(os.stat(path))
-    return found
+            nbytes += held_bytes(os.stat(path))
+    return nbytes
 
 
 def _checked_sources(job: Job, source: str) -> list[SlotSource]:
     kinds = {(atom.name, name): slot.dtype for atom in job.atoms for name, slot in atom.slots.items()}
-    found = []
+    checked = []
     for one in job.sources:
         read = one.read
         if kinds[one.atom, one.slot] == "bool":
             read = _CheckedBools(f"{one.atom}/{one.slot}", read)
-        found.append(replace(one, read=_Named(source, read)))
-    return found
+        checked.append(replace(one, read=_Named(source, read)))
+    return checked
 
 
 @dataclass(frozen=True, slots=True)

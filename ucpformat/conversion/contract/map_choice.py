@@ -71,20 +71,20 @@ def apply_maps(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[str]]:
 def _fitting(
     job: Job, document: AtomMapDocument, parameters: Mapping[str, int], name: str
 ) -> tuple[Job, list[str]]:
-    found = []
+    fitting = []
     refusals: list[UcpError] = []
     directions: tuple[Direction, ...] = ("right", "left")
     for towards in directions:
         try:
-            found.append(mapped_job(job, document, parameters, towards=towards))
+            fitting.append(mapped_job(job, document, parameters, towards=towards))
         except UcpError as refusal:
             refusals.append(refusal)
     # A side whose names are there already is none that is wanted.
     names = {atom.name for atom in job.atoms}
-    changing = [one for one in found if {atom.name for atom in one[0].atoms} != names] or found
+    changing = [one for one in fitting if {atom.name for atom in one[0].atoms} != names] or fitting
     if len(changing) == 1:
         return changing[0]
-    if found:
+    if fitting:
         raise error(
             "UCP-E-MISMATCH", f"the map {name!r} fits either way: say {name}:left or {name}:right", at="map"
         )
@@ -95,14 +95,14 @@ def _fitting(
 
 def _from_config(job: Job, names: list[str]) -> dict[str, int]:
     config = _config(job)
-    found = {}
+    parameters = {}
     for name in names:
         for key in _IN_CONFIG.get(name, ()):
             value = config.get(key)
             if type(value) is int and value > 0:
-                found[name] = value
+                parameters[name] = value
                 break
-    return found
+    return parameters
 
 
 def _config(job: Job) -> Mapping[str, JsonValue]:

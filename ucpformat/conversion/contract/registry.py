@@ -58,8 +58,8 @@ class Registered:
 class Registry:
     """Formats by name. Those of other distributions cannot take the name of one that comes with ucpformat."""
 
-    def __init__(self, found: Mapping[str, tuple[str, EntryPoint]], taken: tuple[Registered, ...]) -> None:
-        self._found = dict(sorted(found.items()))
+    def __init__(self, declared: Mapping[str, tuple[str, EntryPoint]], taken: tuple[Registered, ...]) -> None:
+        self._found = dict(sorted(declared.items()))
         self._taken = taken
         self._loaded: dict[str, Registered] = {}
 
@@ -132,7 +132,7 @@ def _load(entry: EntryPoint, distribution: str) -> Registered:
 @cache
 def registry() -> Registry:
     """The formats of this environment."""
-    found = {name: (_OURS, EntryPoint(name, value, GROUP)) for name, value in BUILT_IN.items()}
+    declared = {name: (_OURS, EntryPoint(name, value, GROUP)) for name, value in BUILT_IN.items()}
     taken: list[Registered] = []
     others = sorted(
         (entry.dist.name if entry.dist is not None else "", entry.name, entry)
@@ -140,12 +140,12 @@ def registry() -> Registry:
         if entry.dist is None or entry.dist.name != _OURS
     )
     for distribution, name, entry in others:
-        if name == UCP or name in found:
-            owner = _OURS if name == UCP else found[name][0]
+        if name == UCP or name in declared:
+            owner = _OURS if name == UCP else declared[name][0]
             taken.append(Registered(entry, distribution, None, f"{owner!r} has the name already"))
         else:
-            found[name] = (distribution, entry)
-    return Registry(found, tuple(taken))
+            declared[name] = (distribution, entry)
+    return Registry(declared, tuple(taken))
 
 
 def check_settings(

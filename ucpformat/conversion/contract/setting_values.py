@@ -19,13 +19,13 @@ _Parsed = TypeVar("_Parsed", covariant=True)
 
 def named_integers(text: str, *, at: str) -> dict[str, int]:
     """``a=1,b=2`` as a dict. Raises ``UCP-E-PATTERN`` for anything else."""
-    found = {}
+    integers = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if not value.isdecimal() or not value.isascii() or len(value) > 15:
             raise error("UCP-E-PATTERN", f"{part!r} is not NAME=INTEGER", at=at)
-        found[name.strip()] = int(value)
-    return found
+        integers[name.strip()] = int(value)
+    return integers
 
 
 class _Parse(Protocol[_Parsed]):

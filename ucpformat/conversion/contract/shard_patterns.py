@@ -77,15 +77,15 @@ class ShardPatterns:
                 layout = resolve(self._patterns, {name: {slot: shape}}, self._parameters).get((name, slot))
                 if layout is None:
                     return None
-                found = lower(layout, shape)
+                lowered = lower(layout, shape)
             except UcpError as problem:
                 if problem.code not in _SHAPELESS:
                     raise
                 refusal = problem
                 continue
-            held = {rank: region.local_map.shape for region in found.regions() for rank in region.holders}
+            held = {rank: region.local_map.shape for region in lowered.regions() for rank in region.holders}
             if held == dict(enumerate(shards)):
-                fitting.append(found)
+                fitting.append(lowered)
         if fitting:
             return fitting[0]
         if refusal is not None:
@@ -103,7 +103,7 @@ def _wholes(shards: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     first = shards[0]
     if any(len(shard) != len(first) for shard in shards):
         return []
-    found = [
+    wholes = [
         (*first[:dim], sum(shard[dim] for shard in shards), *first[dim + 1 :]) for dim in range(len(first))
     ]
-    return sorted({*found, first}, key=lambda shape: (-element_count(shape), shape))
+    return sorted({*wholes, first}, key=lambda shape: (-element_count(shape), shape))

@@ -208,16 +208,16 @@ _SAMPLE: Final = 4096
 
 def sample_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The extents of at most `_SAMPLE` elements, the last dims first."""
-    left, found = _SAMPLE, []
+    left, extents = _SAMPLE, []
     for extent in reversed(shape):
         kept = min(extent, max(left, 1))
-        found.append(kept)
+        extents.append(kept)
         left //= max(kept, 1)
-    return tuple(reversed(found))
+    return tuple(reversed(extents))
 
 
 def window(array: npt.NDArray[Any], box: Box) -> npt.NDArray[Any]:
     """A view of a box; of a 0-d array too, where an empty index would give a copy."""
     index: Any = (*map(slice, box.offset, box.stop), ...)
-    found: npt.NDArray[Any] = array[index]
-    return found
+    view: npt.NDArray[Any] = array[index]
+    return view

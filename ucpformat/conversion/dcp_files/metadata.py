@@ -83,18 +83,18 @@ class _Reader:
 
     def _flattened(self, noted: object, tensors: dict[str, DcpTensor]) -> dict[str, tuple[int, ...]]:
         """What Megatron-core 0.13 to 0.15 notes of tensors that it stores in flattened pieces: their shapes."""
-        found = {}
+        shapes = {}
         for key, note in self._dict(noted).items():
             shape = self._dict(note).get("nd_reformulated_orig_global_shape")
             if shape is None:
                 continue
             try:
-                found[key] = extents_of(shape)
+                shapes[key] = extents_of(shape)
             except ValueError:
                 raise refused(f"the note on {key!r:.200} is malformed", self._at) from None
             if key not in tensors:
                 raise error("UCP-E-SOURCE", f"{key!r:.200} is noted and not listed", at=self._at)
-        return found
+        return shapes
 
     def _tensor(self, key: str, path: KeyPath | None, state: Mapping[Any, Any], places: _Places) -> DcpTensor:
         dtype = self._data_type(key, state.get("properties"))
@@ -118,20 +118,20 @@ class _Reader:
         """The data type of a dense tensor, in Zarr's spelling."""
         self._check_kind(properties, "TensorProperties")
         try:
-            found, kept_as = data_type(properties), layout(properties)
+            torch_dtype, kept_as = data_type(properties), layout(properties)
         except TypeError:
-            found, kept_as = None, DENSE
-        if found is None:
+            torch_dtype, kept_as = None, DENSE
+        if torch_dtype is None:
             raise refused(f"{key!r} has no data type", self._at)
-        if found.name not in TORCH_DTYPES:
-            raise error("UCP-E-DTYPE", f"{key!r}: torch's {found.name} is not supported", at=self._at)
+        if torch_dtype.name not in TORCH_DTYPES:
+            raise error("UCP-E-DTYPE", f"{key!r}: torch's {torch_dtype.name} is not supported", at=self._at)
         if kept_as != DENSE:
             raise error(
                 "UCP-E-DTYPE",
                 f"{key!r} has the layout {kept_as.name:.50}; save it dense (to_dense())",
                 at=self._at,
             )
-        return TORCH_DTYPES[found.name][0]
+        return TORCH_DTYPES[torch_dtype.name][0]
 
     def _places(self, storage: dict[Any, Any]) -> _Places:
         places: _Places = {}

@@ -33,15 +33,15 @@ class _Globs:
         self.seen: list[str] = []
 
     def drops(self, what: str) -> bool:
-        found = False
+        is_dropped = False
         self.seen.append(what)
         for glob, pattern, used in self._globs:
             if pattern.match(what):
                 used[0] = True
-                if not found:
+                if not is_dropped:
                     self.lost.append(Lost(what, f"--drop {glob}"))
-                found = True
-        return found
+                is_dropped = True
+        return is_dropped
 
     def kept(self, scope: str, items: Mapping[str, _T]) -> dict[str, _T]:
         return {name: item for name, item in items.items() if not self.drops(f"{scope}/{name}")}
@@ -82,14 +82,14 @@ def grouped(lost: Sequence[Lost], parts: Iterable[str] = ()) -> list[LostGroup]:
         groups.setdefault((pattern, one.why), []).append(one.what)
     gone = {one.what for one in lost}
     kept = [part for part in parts if part not in gone]
-    found = []
+    lost_groups = []
     for (pattern, why), names in groups.items():
         is_exact = re.compile(translate(pattern)).match
         if len(names) > 1 and not any(map(is_exact, kept)):
-            found.append(LostGroup(pattern, len(names), why))
+            lost_groups.append(LostGroup(pattern, len(names), why))
         else:
-            found += [LostGroup(escape(name), 1, why) for name in names]
-    return found
+            lost_groups += [LostGroup(escape(name), 1, why) for name in names]
+    return lost_groups
 
 
 def told(lost: Sequence[Lost], parts: Iterable[str] = ()) -> str:
@@ -115,20 +115,20 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
     """
     if not globs and not job.dropped:
         return job, ()
-    found = _Globs(globs)
+    matcher = _Globs(globs)
     refused = []
     for loss in job.dropped:
-        if found.drops(loss.what):
+        if matcher.drops(loss.what):
             continue
         if loss.matters:
             refused.append(loss)
-        found.lost.append(loss)
+        matcher.lost.append(loss)
     if refused:
         parts = list(parts_of(job))
         raise error("UCP-E-MISMATCH", f"{told(refused, parts)} would be lost; {remedy(refused, parts)}")
     atoms = []
     for atom in job.atoms:
-        slots = {name: slot for name, slot in atom.slots.items() if not found.drops(f"{atom.name}/{name}")}
+        slots = {name: slot for name, slot in atom.slots.items() if not matcher.drops(f"{atom.name}/{name}")}
         if slots:
             atoms.append(replace(atom, slots=slots, aliases=atom.aliases if "value" in slots else ()))
     left = {(atom.name, slot) for atom in atoms for slot in atom.slots}
@@ -140,16 +140,16 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
                 for group in optimizer.groups
             )
         )
-        for name, optimizer in found.kept("optimizers", job.state.optimizers).items()
+        for name, optimizer in matcher.kept("optimizers", job.state.optimizers).items()
     }
     state = replace(
         job.state,
-        values=found.kept("values", job.state.values),
+        values=matcher.kept("values", job.state.values),
         optimizers=optimizers,
     )
-    blobs = found.kept("blobs", job.blobs)
-    if unused := found.unused():
-        near = get_close_matches(unused[0], found.seen, n=1, cutoff=0.4)
+    blobs = matcher.kept("blobs", job.blobs)
+    if unused := matcher.unused():
+        near = get_close_matches(unused[0], matcher.seen, n=1, cutoff=0.4)
         hint = f"; there is {near[0]!r}" if near else ""
         raise error(
             "UCP-E-MISMATCH",
@@ -163,4 +163,4 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
         state=state,
         blobs=blobs,
     )
-    return kept, tuple(found.lost)
+    return kept, tuple(matcher.lost)

@@ -170,8 +170,8 @@ class Export:
                 _write_numbered, self._root, self._files, numbers, self._durable, self._progress
             )
 
-        def done(numbers: Sequence[int], found: Sequence[Written]) -> None:
-            for written in found:
+        def done(numbers: Sequence[int], reports: Sequence[Written]) -> None:
+            for written in reports:
                 directory.take(written)
             if pool.is_remote:
                 self._progress(sum(self._files.parts[number].nbytes for number in numbers))

@@ -43,7 +43,7 @@ class Earlier:
 
 def source_state(recipe: Recipe) -> str:
     """A digest of what the source's files are, by name, size and time of change: nothing is read."""
-    found: list[list[Any]] = []
+    states: list[list[Any]] = []
     if "://" in recipe.source or "::" in recipe.source:
         import fsspec
 
@@ -54,14 +54,14 @@ def source_state(recipe: Recipe) -> str:
             listing = filesystem.find(path, detail=True)
         for name, info in sorted(listing.items()):
             marks = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "LastModified", "created")]
-            found.append([name, info.get("size"), *marks])
+            states.append([name, info.get("size"), *marks])
     else:
         root = Path(recipe.source)
         files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
         for path in files:
             status = path.stat()
-            found.append([os.fspath(path.relative_to(root)), status.st_size, status.st_mtime_ns])
-    return hashlib.sha256(json.dumps(found).encode("utf-8", "surrogatepass")).hexdigest()
+            states.append([os.fspath(path.relative_to(root)), status.st_size, status.st_mtime_ns])
+    return hashlib.sha256(json.dumps(states).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _plan(order: Order, batches: Sequence[Batch]) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> E
 
 def _noted(store: Store, key: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(store.read(key, 0, store.size(key) or 0))
+        noted = json.loads(store.read(key, 0, store.size(key) or 0))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return noted if isinstance(noted, dict) else None
 
 
 def finish(order: Order, packs: Collection[str]) -> None:

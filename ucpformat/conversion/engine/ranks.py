@@ -175,8 +175,8 @@ def together(group: Group, call: Callable[[RankExecutor | None], _T]) -> _T:
     own = another(group)  # the caller's may be in use, and be no place for messages of two
     first, *others = own.ranks
     if own.rank != first:
-        found: _T = _serve(_Line(own, first))
-        return found
+        answer: _T = _serve(_Line(own, first))
+        return answer
     lines = [_Line(own, rank) for rank in others]
     outcome: tuple[_T | None, BaseException | None] = (None, None)
     try:

@@ -40,16 +40,16 @@ def unread_files(source: str, seen: Watched, named: Sequence[Lost]) -> list[Lost
     busy = {parent for path in touched if path is not None for parent in Path(path).parents}
     taken = {_within(top, path) for path in seen.folders}
     known = {one.what for one in named}
-    found = []
+    unread = []
     for name, is_folder in _entries(root, {str(path) for path in busy}, taken):
         what = f"files/{name}"
         if name in touched or _is_told(name, known):
             continue
         if is_folder:
-            found.append(Lost(f"{what}/", _FOLDER, matters=False))
+            unread.append(Lost(f"{what}/", _FOLDER, matters=False))
         else:
-            found.append(Lost(what, _BESIDE, matters=_STATE.fullmatch(name) is not None))
-    return found
+            unread.append(Lost(what, _BESIDE, matters=_STATE.fullmatch(name) is not None))
+    return unread
 
 
 def _within(top: str, path: Path) -> str | None:

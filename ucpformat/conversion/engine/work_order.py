@@ -121,9 +121,9 @@ def job_digest(job: Job) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def require_same(recipe: Recipe, found: str, wanted: str) -> None:
+def require_same(recipe: Recipe, actual: str, wanted: str) -> None:
     """Raise ``UCP-E-SOURCE`` where a worker plans something else than the process that sent it the order."""
-    if found != wanted:
+    if actual != wanted:
         raise error(
             "UCP-E-SOURCE",
             "another worker sees another checkpoint here: the source changed while it was converted, "

@@ -92,8 +92,8 @@ def copy_batch(
     store = open_store(order.url, durability=order.durability)
     try:
         store.join()
-        if order.is_journaled and (found := _earlier(workshop, store, order, batch)) is not None:
-            return found
+        if order.is_journaled and (earlier := _earlier(workshop, store, order, batch)) is not None:
+            return earlier
         try:
             receipt = _copy(workshop, order, batch, store, progress)
             store.flush()  # before the receipt, which promises it
@@ -129,7 +129,7 @@ def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> by
 
 def objects_of(receipt: Receipt, cut: Cut) -> dict[str, int]:
     """The objects that a receipt speaks of, with their lengths."""
-    found = {pack.key: pack.length for pack in receipt.packs}
+    lengths = {pack.key: pack.length for pack in receipt.packs}
     if not receipt.packs:
         places = {
             (source.atom, source.slot): place for source, place in zip(cut.sources, cut.places, strict=True)
@@ -138,8 +138,8 @@ def objects_of(receipt: Receipt, cut: Cut) -> dict[str, int]:
             if stored.segment is not None:
                 place = places[name]
                 key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
-                found[key] = stored.segment.length
-    return found
+                lengths[key] = stored.segment.length
+    return lengths
 
 
 def _copy(

@@ -75,9 +75,9 @@ class Engine:
             store = open_target(self._url, durability=self._options.durability)
             try:
                 store.resume(self._options.storage)
-                found = journal.earlier(store, self._order(""), self._batches, self._cut)
-                attempt = secrets.token_hex(4) if found is None else found.attempt
-                receipts = {} if found is None else found.receipts
+                earlier = journal.earlier(store, self._order(""), self._batches, self._cut)
+                attempt = secrets.token_hex(4) if earlier is None else earlier.attempt
+                receipts = {} if earlier is None else earlier.receipts
                 return self._write(pool, self._order(attempt), store, receipts)
             finally:
                 store.close()

@@ -72,7 +72,7 @@ def import_dcp(
 
     state = state_document(directory.kind, encoded, paths, paths, names, frozenset(slots), blobs=blobs)
     return Job(
-        atoms=[AtomSpec(name, found) for name, found in slots.items()],
+        atoms=[AtomSpec(name, specs) for name, specs in slots.items()],
         sources=sources,
         state=state,
         blobs=blobs,
@@ -95,10 +95,10 @@ def _objects(
             )
         directory.verify(key)
         try:
-            found = directory.read_object(key, also_allowed=STREAM_GLOBALS)
-            stream = stream_content(found)
+            value = directory.read_object(key, also_allowed=STREAM_GLOBALS)
+            stream = stream_content(value)
             if stream is None:
-                encoded[key] = encode(found, at=key)
+                encoded[key] = encode(value, at=key)
             else:
                 blobs[key] = (OPAQUE_MEDIA, stream)
         except UcpError as refusal:

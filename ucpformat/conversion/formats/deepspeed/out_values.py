@@ -98,18 +98,18 @@ def scaler_state(outline: Outline) -> dict[str, Any]:
     scaler = kept.get("loss_scaler")
     state = (scaler.state or {}) if isinstance(scaler, Call) else kept
     is_dynamic = kept.get("dynamic_loss_scale") is True
-    found = {
+    members = {
         "dynamic_loss_scale": is_dynamic,
         "cur_scale": state.get("cur_scale", 1.0),
         "cur_iter": state.get("cur_iter", 0),
     }
     names = ("last_overflow_iter", "scale_factor", "scale_window")
-    return found | ({name: state[name] for name in names if name in state} if is_dynamic else {})
+    return members | ({name: state[name] for name in names if name in state} if is_dynamic else {})
 
 
 def _kept(outline: Outline) -> dict[str, Any]:
-    found = outline.values.get(WRAPPER)
-    kept = dict(found) if isinstance(found, dict) else {}
+    wrapper = outline.values.get(WRAPPER)
+    kept = dict(wrapper) if isinstance(wrapper, dict) else {}
     scaler = kept.get("loss_scaler")
     if isinstance(scaler, dict):
         state = scaler.get("state")

@@ -86,8 +86,8 @@ class Outline:
     @cached_property
     def note(self) -> Mapping[str, JsonValue]:
         """What the importer noted of the saving job."""
-        found = self._content.state.annotations.get(SOURCE)
-        return found if isinstance(found, dict) else {}
+        annotation = self._content.state.annotations.get(SOURCE)
+        return annotation if isinstance(annotation, dict) else {}
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -175,13 +175,13 @@ class Outline:
 
     def numbers(self, name: str) -> dict[str, Any]:
         """Optimizer states that are a single number: a 0-d tensor, or what Python has where that was one."""
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for slot, view in self._others(name):
             if self._is_number(name, slot, view):
                 source = view.annotations.get(SOURCE)
                 is_python = isinstance(source, dict) and source.get("number") in ("int", "float")
-                found[slot] = view.read().item() if is_python else self.tensor(name, slot)
-        return found
+                numbers[slot] = view.read().item() if is_python else self.tensor(name, slot)
+        return numbers
 
     def left_out(self, ranks: int) -> list[Lost]:
         """What DeepSpeed's files have no place for, where ``ranks`` of them hold values."""
@@ -255,13 +255,13 @@ class Outline:
                 yield self._elements(part.slot, start, stop).astype(wanted.numpy, copy=False).view(np.uint8)
 
     def _elements(self, slot: SlotContent, start: int, stop: int) -> NDArray[Any]:
-        found = np.empty(stop - start, slot.dtype.numpy)
+        elements = np.empty(stop - start, slot.dtype.numpy)
         done = 0
         for box in decompose_flat_range(slot.shape, start, stop):
-            part = found[done : done + box.size].reshape(box.shape)
+            part = elements[done : done + box.size].reshape(box.shape)
             slot.read_box(box, part)
             done += box.size
-        return found
+        return elements
 
 
 def _front(name: str, path: StatePath) -> str:

@@ -35,10 +35,10 @@ def qkv_map(
     counts = (queries,) * (len(members) - 2) + (1, 1)
     columns = () if hidden is None else (hidden,)
     view = (groups, sum(counts), head_dim, *columns)
-    found = []
+    entries = []
     first = 0
     for member, count in zip(members, counts, strict=True):
         box = Box((0, first, *(0 for _ in view[2:])), (groups, count, *view[2:]))
-        found.append(Member(member, (groups * count * head_dim, *columns), box))
+        entries.append(Member(member, (groups * count * head_dim, *columns), box))
         first += count
-    return AtomMap(name, (groups * sum(counts) * head_dim, *columns), view, tuple(found))
+    return AtomMap(name, (groups * sum(counts) * head_dim, *columns), view, tuple(entries))

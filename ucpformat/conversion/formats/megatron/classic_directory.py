@@ -100,7 +100,7 @@ def _iteration(root: Path) -> Path:
         return root / text
     if not text.isdecimal() or not text.isascii():
         raise error("UCP-E-KEY", f"the iteration {text[:50]!r} is no number", at=str(latest))
-    found = root / f"iter_{int(text):07d}"
-    if not found.is_dir() or found.is_symlink():
-        raise error("UCP-E-SOURCE", f"{latest.name} names {found.name}, which is not there", at=str(latest))
-    return found
+    folder = root / f"iter_{int(text):07d}"
+    if not folder.is_dir() or folder.is_symlink():
+        raise error("UCP-E-SOURCE", f"{latest.name} names {folder.name}, which is not there", at=str(latest))
+    return folder

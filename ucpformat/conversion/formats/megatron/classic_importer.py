@@ -106,7 +106,7 @@ def _rank(
     if not all(type(key) is str for key in tree):
         raise refused("a name in the file is not a string", file.name)
     place = run.place(number)
-    found = _Rank(
+    rank = _Rank(
         place, file, {key: value for key, value in tree.items() if key not in _OWN and not run.is_model(key)}
     )
     parameters = []
@@ -116,20 +116,20 @@ def _rank(
         for local, stored in module.items():
             if not isinstance(stored, StoredTensor):
                 if stored is not None:
-                    found.rest[f"{key}/{local}"] = stored
+                    rank.rest[f"{key}/{local}"] = stored
                 continue
             name = whole_name(str(local), before, place.ep, run.local_experts)
             if name == _OUTPUT and run.is_tied:
-                found.draft.aliases[_EMBEDDING] = [_OUTPUT]
+                rank.draft.aliases[_EMBEDDING] = [_OUTPUT]
                 name = _EMBEDDING
-            if name in found.draft.slots:
+            if name in rank.draft.slots:
                 raise refused(f"{name!r} is there twice", file.name)
-            found.draft.add(name, "value", stored.dtype, stored.shape, Whole(file, stored))
+            rank.draft.add(name, "value", stored.dtype, stored.shape, Whole(file, stored))
             shared = run.is_tied and run.pp > 1 and name == _EMBEDDING
             parameters.append(LocalParameter(name, stored, is_expert(name), shared))
     if "optimizer" in tree:
-        _add_optimizer(directory, run, number, found, parameters, tree["optimizer"])
-    return found
+        _add_optimizer(directory, run, number, rank, parameters, tree["optimizer"])
+    return rank
 
 
 def _add_optimizer(
@@ -245,11 +245,11 @@ def _state(ranks: Sequence[_Rank], run: Run) -> StateDocument:
     values: dict[str, JsonValue] = {}
     for rank in ranks:
         for key, value in {**rank.values, **rank.rest}.items():
-            found = _encoded(rank.file, key, value)
+            encoded = _encoded(rank.file, key, value)
             if rank is ranks[0]:
-                values[key] = found
-            elif values.get(key) != found:
-                values[f"{directory_name(rank.place.number)}/{key}"] = found
+                values[key] = encoded
+            elif values.get(key) != encoded:
+                values[f"{directory_name(rank.place.number)}/{key}"] = encoded
     return StateDocument(
         values, dict(_optimizers(ranks)), {}, {SOURCE: {"kind": FORMAT, "degrees": run.degrees()}}
     )

@@ -21,11 +21,11 @@ _EXPERT: Final = (
 
 def layer_counts(names: Iterable[str]) -> dict[str, int]:
     """How many layers there are under each prefix, such as ``decoder.layers.``."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         if match := _LAYER.fullmatch(name):
-            found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
-    return found
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    return counts
 
 
 def whole_name(name: str, layers_before: Mapping[str, int], expert_rank: int, local_experts: int) -> str:

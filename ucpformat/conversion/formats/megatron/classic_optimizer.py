@@ -44,7 +44,7 @@ def options_of(
     groups: Sequence[Mapping[Any, Any]], parameters: Sequence[LocalParameter], at: str
 ) -> list[Options]:
     """Which parameters each group has: experts' own, and those that do not decay, biases and vectors."""
-    found: list[Options] = []
+    options: list[Options] = []
     taken: set[str] = set()
     for group in groups:
         alike = [
@@ -63,11 +63,11 @@ def options_of(
             ):
                 names.append(parameter.name)
         taken.update(names)
-        found.append((names, {key: value for key, value in group.items() if key != "params"}))
+        options.append((names, {key: value for key, value in group.items() if key != "params"}))
     left = [parameter.name for parameter in parameters if parameter.name not in taken]
     if left:
         raise refused(f"{left[0]!r} is in no parameter group", at)
-    return found
+    return options
 
 
 def _flag(group: Mapping[Any, Any], name: str) -> bool:

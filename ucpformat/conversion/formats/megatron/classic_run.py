@@ -164,10 +164,10 @@ def _check_writers(trees: Mapping[tuple[int, ...], tuple[Mapping[Any, Any], str]
 
 
 def _chunks(tree: Mapping[Any, Any]) -> list[str]:
-    found = [
+    keys = [
         (int(match[1] or 0), key) for key in tree if isinstance(key, str) and (match := _CHUNK.fullmatch(key))
     ]
-    return [key for _, key in sorted(found)]
+    return [key for _, key in sorted(keys)]
 
 
 def _number(tp: int, stage: int, expert_rank: int, pp: int, ep: int) -> tuple[int, ...]:

@@ -115,16 +115,16 @@ def content_metadata(content: Content) -> dict[str, Any]:
 def _wide_states(atom: AtomContent) -> dict[str, SlotContent] | None:
     """The copy of the parameter and the moments, all as float32, which holds every value of the narrower types."""
     chosen = {"param": atom.get("master", atom["value"]), **{slot: atom[slot] for slot in _MOMENTS}}
-    found = {}
+    wide = {}
     for state, slot in chosen.items():
         if slot.dtype.name not in _FLOATS or slot.shape != atom["value"].shape:
             return None
-        found[state] = slot
+        wide[state] = slot
         if slot.dtype.name != _WIDE:
             spec = replace(slot.spec, dtype=_WIDE)
             read = CastSource(slot.read_box, slot.dtype.numpy)
-            found[state] = SlotContent(slot.name, spec, read, at=f"{atom.name}/{slot.name}")
-    return found
+            wide[state] = SlotContent(slot.name, spec, read, at=f"{atom.name}/{slot.name}")
+    return wide
 
 
 def _identity(
@@ -135,13 +135,13 @@ def _identity(
 ) -> _Identity:
     """What Megatron knows the parameter's group by: what the options say, else its standard rule."""
     if "wd_mult" in options:
-        found = {
+        identity = {
             key: decoded(options[key], key) if key in options else IDENTIFIERS[key] for key in IDENTIFIERS
         }
     else:
-        found = {**IDENTIFIERS, "wd_mult": 1.0 if decays(parameter) else 0.0}
-    found[EXPERTS_OWN] = chained and is_expert_name(parameter.name)
-    return tuple(found[key] for key in IDENTIFIERS)
+        identity = {**IDENTIFIERS, "wd_mult": 1.0 if decays(parameter) else 0.0}
+    identity[EXPERTS_OWN] = chained and is_expert_name(parameter.name)
+    return tuple(identity[key] for key in IDENTIFIERS)
 
 
 def _group(

@@ -162,11 +162,11 @@ def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> st
 
 
 def _groups(content: Content) -> dict[str, object]:
-    found: dict[str, object] = {}
+    revived: dict[str, object] = {}
     for name, optimizer in content.state.optimizers.items():
         for key, (_, value) in expand_groups(optimizer, group_origin(content.state, name)).items():
-            found[str(key)] = _revived(values.decode(value, at=str(key), restore=RESTORE), str(key))
-    return found
+            revived[str(key)] = _revived(values.decode(value, at=str(key), restore=RESTORE), str(key))
+    return revived
 
 
 def _revived(value: object, key: str) -> object:

@@ -57,7 +57,7 @@ class Placed:
 
 def place(parameters: Sequence[LocalParameter], lengths: Sequence[int]) -> list[tuple[int, int]] | None:
     """The bucket and the first element of each parameter, in the order of the model; None unless lengths are exact."""
-    found: list[tuple[int, int]] = []
+    offsets: list[tuple[int, int]] = []
     bucket = end = 0
     if not parameters or not lengths:
         return None if parameters or lengths else []
@@ -68,11 +68,11 @@ def place(parameters: Sequence[LocalParameter], lengths: Sequence[int]) -> list[
             if not _is_full(end, lengths[bucket - 1]) or bucket == len(lengths) or numel > lengths[bucket]:
                 return None
             start = 0
-        found.append((bucket, start))
+        offsets.append((bucket, start))
         end = start + numel
     if bucket + 1 != len(lengths) or not _is_full(end, lengths[bucket]):
         return None
-    return found[::-1]
+    return offsets[::-1]
 
 
 def _place_joined(parameters: Sequence[LocalParameter], buffer: Buffer) -> list[tuple[int, int]] | None:
@@ -120,12 +120,12 @@ def resolve(
             continue
         for order in model.orders():
             stages = _Stages(model, order, tp, len(dense) // tp, apart=len(optimizers) == 2)
-            found = stages.dense(dense)
-            if found is not None and len(optimizers) == 2:
+            placed = stages.dense(dense)
+            if placed is not None and len(optimizers) == 2:
                 for experts in stages.experts(optimizers[1]):
-                    yield [*found, *experts]
-            elif found is not None:
-                yield found
+                    yield [*placed, *experts]
+            elif placed is not None:
+                yield placed
 
 
 class _Stages:
@@ -158,7 +158,7 @@ class _Stages:
             begin = stop
         if begin != count:
             return None
-        found: list[Placed] = []
+        placed: list[Placed] = []
         for (stage, chunk), span in self._spans.items():
             for tp in range(self._tp):
                 rank = stage * self._tp + tp
@@ -166,8 +166,8 @@ class _Stages:
                 places = None if parameters is None else _placed(parameters, ranks[rank][chunk])
                 if places is None:
                     return None
-                found += [Placed(one, 0, rank, chunk, bucket, offset) for one, bucket, offset in places]
-        return found
+                placed += [Placed(one, 0, rank, chunk, bucket, offset) for one, bucket, offset in places]
+        return placed
 
     def experts(self, ranks: Mapping[int, Chunks]) -> Iterator[list[Placed]]:
         """The parameters of experts' own optimizer, over ranks of tensor and expert parallelism of their own."""
@@ -175,12 +175,12 @@ class _Stages:
         if left or sorted(ranks) != list(range(len(ranks))):
             return
         for tp in range(1, each + 1):
-            found = self._experts(ranks, tp, each // tp) if each % tp == 0 else None
-            if found is not None:
-                yield found
+            placed = self._experts(ranks, tp, each // tp) if each % tp == 0 else None
+            if placed is not None:
+                yield placed
 
     def _experts(self, ranks: Mapping[int, Chunks], tp: int, ep: int) -> list[Placed] | None:
-        found: list[Placed] = []
+        placed: list[Placed] = []
         for (stage, chunk), span in self._spans.items():
             for part, expert_rank in product(range(tp), range(ep)):
                 rank = part + tp * (expert_rank + ep * stage)
@@ -194,8 +194,8 @@ class _Stages:
                 places = _placed(parameters, held)
                 if places is None:
                     return None
-                found += [Placed(one, 1, rank, chunk, bucket, offset) for one, bucket, offset in places]
-        return found
+                placed += [Placed(one, 1, rank, chunk, bucket, offset) for one, bucket, offset in places]
+        return placed
 
     def _dense(
         self, span: range, stage: int, chunk: int, chunks: int, tp: int
@@ -225,11 +225,11 @@ def _placed(
     """Each parameter in the buffer of its type; None where a buffer is over, missing, or of another length."""
     if {one.tensor.dtype for one in parameters} != set(held):
         return None
-    found: list[tuple[LocalParameter, int, int]] = []
+    placed: list[tuple[LocalParameter, int, int]] = []
     for kind, buffer in held.items():
         mine = [one for one in parameters if one.tensor.dtype == kind]
         places = _place_joined(mine, buffer) if buffer.sizes else place(mine, buffer.lengths)
         if places is None:
             return None
-        found += [(one, bucket, offset) for one, (bucket, offset) in zip(mine, places, strict=True)]
-    return found
+        placed += [(one, bucket, offset) for one, (bucket, offset) in zip(mine, places, strict=True)]
+    return placed

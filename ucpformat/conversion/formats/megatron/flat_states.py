@@ -101,9 +101,9 @@ class FlatSource:
     def __call__(self, box: Box, out: NDArray[np.generic]) -> None:
         """Fill ``out`` with a box."""
         for part in self.parts:
-            found = part.box.intersect(box)
-            if found is not None:
-                part.read(found, out[selection(found, box)])
+            common = part.box.intersect(box)
+            if common is not None:
+                part.read(common, out[selection(common, box)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +167,16 @@ def as_reshardable(tree: Mapping[str, Any]) -> dict[str, Any]:
     metadata = tree.get("content_metadata")
     noted = {**metadata} if isinstance(metadata, Mapping) else {}
     noted |= {"distrib_optim_sharding_type": _RESHARDABLE, "chained_optim_avoid_prefix": True}
-    found: dict[str, Any] = {"content_metadata": noted}
+    changed: dict[str, Any] = {"content_metadata": noted}
     optimizer = tree.get("optimizer")
     if isinstance(optimizer, Mapping):
-        found["optimizer"] = {
+        changed["optimizer"] = {
             key: {**one, _SHARDING: _RESHARDABLE} if isinstance(one, Mapping) and _SHARDING in one else one
             for key, one in optimizer.items()
         }
         if _SHARDING in optimizer:
-            found["optimizer"][_SHARDING] = _RESHARDABLE
-    return found
+            changed["optimizer"][_SHARDING] = _RESHARDABLE
+    return changed
 
 
 def read_flat_states(
@@ -208,9 +208,9 @@ def read_flat_states(
     if not sized:
         return None
     for placed in resolve(tensors, sized, tensor_parallel=tensor_parallel):
-        found = _sources(placed, flats)
-        if found is not None and all(_agrees(states, *values[name]) for name, states in found.items()):
-            return FlatStates(found, _groups(directory, objects), frozenset([*buckets, *objects]))
+        sources = _sources(placed, flats)
+        if sources is not None and all(_agrees(states, *values[name]) for name, states in sources.items()):
+            return FlatStates(sources, _groups(directory, objects), frozenset([*buckets, *objects]))
     return None
 
 
@@ -218,9 +218,9 @@ def read_flat_states(
 _Flats = dict[tuple[int, int, int, str, int | None, str], _Flat]
 
 
-def _bucket_tensors(directory: DcpDirectory, found: Mapping[str, re.Match[str]]) -> _Flats:
+def _bucket_tensors(directory: DcpDirectory, matches: Mapping[str, re.Match[str]]) -> _Flats:
     flats: _Flats = {}
-    for key, match in found.items():
+    for key, match in matches.items():
         tensor = directory.tensors[key]
         kind = TORCH_DTYPES.get(match["dtype"], ("", 0))[0]
 
@@ -233,9 +233,9 @@ def _bucket_tensors(directory: DcpDirectory, found: Mapping[str, re.Match[str]])
     return flats
 
 
-def _buffer_objects(directory: DcpDirectory, found: Mapping[str, re.Match[str]]) -> _Flats:
+def _buffer_objects(directory: DcpDirectory, matches: Mapping[str, re.Match[str]]) -> _Flats:
     flats: _Flats = {}
-    for key, match in found.items():
+    for key, match in matches.items():
         if match["name"] != _PARAM_STATE:
             continue
         tree = directory.read_tree(key)
@@ -339,10 +339,10 @@ def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tup
 
 def _buffer_numbers(flats: _Flats) -> dict[tuple[int, int, str], list[int]]:
     """The numbers of a rank's buffers of one type, by chunk."""
-    found: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    numbers_of: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for chained, rank, buffer, kind, *_ in flats:
-        found[chained, rank, kind].add(buffer)
-    return {key: sorted(numbers) for key, numbers in found.items()}
+        numbers_of[chained, rank, kind].add(buffer)
+    return {key: sorted(numbers) for key, numbers in numbers_of.items()}
 
 
 def _agrees(states: Mapping[str, tuple[str, FlatSource]], value_type: str, read: ReadBox) -> bool:
@@ -369,15 +369,15 @@ def _sample(box: Box) -> Box:
 
 def _groups(directory: DcpDirectory, objects: Mapping[str, re.Match[str]]) -> dict[Any, Any]:
     """What ``fully_reshardable`` would have in the common state: every rank has the same."""
-    found: dict[int, dict[str, Any]] = {}
+    groups: dict[int, dict[str, Any]] = {}
     for key, match in sorted(objects.items()):
         if match["name"] in (_PARAM_STATE, "per_bucket_numel", "per_bucket_numel_unpadded"):
             continue
         directory.verify(key)
         value: Any = directory.read_object(key)
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
-        held = found.setdefault(int(match["chained"] or 0), {})
+        held = groups.setdefault(int(match["chained"] or 0), {})
         if spelled(held.setdefault(match["name"], value)) != spelled(value):
             raise error("UCP-E-SOURCE", "another optimizer than of the first rank: from two saves", at=key)
-    entries = {number: {**held, _SHARDING: _RESHARDABLE} for number, held in found.items()}
+    entries = {number: {**held, _SHARDING: _RESHARDABLE} for number, held in groups.items()}
     return entries if len(entries) > 1 else entries.get(0, {})

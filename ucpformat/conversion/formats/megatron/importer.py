@@ -118,7 +118,7 @@ def import_torch_dist(
     blobs = _read_objects(directory, values, resolved.keys if resolved else frozenset(), foreign_objects)
     optimizers = _add_steps(stored_groups(tree.get("optimizer")), slots, reads)
     job = Job(
-        atoms=[AtomSpec(name, found) for name, found in slots.items()],
+        atoms=[AtomSpec(name, specs) for name, specs in slots.items()],
         sources=[SlotSource(*place, read) for place, read in reads.items()],
         state=StateDocument(values, optimizers, {}, state_annotations("megatron-torch-dist", {}, {})),
         blobs={key: (PICKLE, data) for key, data in blobs.items()},
@@ -179,7 +179,7 @@ def _resolve_buffers(
         args.state if isinstance(args, Instance) and isinstance(args.state, dict) else {}
     )
     degree = said.get("tensor_model_parallel_size")
-    found = read_flat_states(
+    flat_states = read_flat_states(
         directory,
         {
             name: (held["value"].dtype, reads[name, "value"])
@@ -189,11 +189,11 @@ def _resolve_buffers(
         tensor_parallel=degree if type(degree) is int and degree > 0 else None,
         bucket_sizes=bucket_sizes(said),
     )
-    if found is None:
+    if flat_states is None:
         return None
-    for key in found.keys & slots.keys():
+    for key in flat_states.keys & slots.keys():
         del slots[key], reads[key, "value"]
-    for name, states in found.sources.items():
+    for name, states in flat_states.sources.items():
         value = slots[name]["value"]
         for state, (kind, source) in states.items():
             slot = MASTER if state == PARAM else state
@@ -207,7 +207,7 @@ def _resolve_buffers(
             if kind == value.dtype
             else AgreeingSources(known, CastSource(source, dtype(kind).numpy), name, str(directory.path))
         )
-    return found
+    return flat_states
 
 
 def _add_steps(
@@ -220,9 +220,9 @@ def _add_steps(
     Megatron's own entries are carried beside them, and are what goes back.
     """
     trained = [
-        Parameter(name, found["value"].shape)
-        for name, found in slots.items()
-        if "value" in found and len(found) > 1 and STEP not in found
+        Parameter(name, specs["value"].shape)
+        for name, specs in slots.items()
+        if "value" in specs and len(specs) > 1 and STEP not in specs
     ]
     made = optimizer_of(groups, trained) if groups and trained else None
     if made is None:

@@ -98,7 +98,9 @@ def stored_groups(tree: object) -> list[tuple[_Options, float | None]] | None:
         return None
     if tree and all(type(key) is int for key in tree):
         chained = [stored_groups(tree[key]) for key in sorted(tree)]
-        return [group for found in chained if found is not None for group in found] or None
+        return [
+            group for of_optimizer in chained if of_optimizer is not None for group in of_optimizer
+        ] or None
     inner = tree.get("optimizer", tree)
     groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):

@@ -67,13 +67,13 @@ def chunk_sizes(
 
 def stage_layers(sizes: Sizes, stage: int) -> tuple[range, ...]:
     """Return the layers of a stage, chunk by chunk, counted from 0 over the whole model."""
-    found = []
+    ranges = []
     begin = 0
     for chunk in sizes:
         offset = begin + sum(chunk[:stage])
-        found.append(range(offset, offset + chunk[stage]))
+        ranges.append(range(offset, offset + chunk[stage]))
         begin += sum(chunk)
-    return tuple(found)
+    return tuple(ranges)
 
 
 def layer_steps(sizes: Sequence[Sequence[int]], axis: str = "pp") -> tuple[Step, ...]:

@@ -171,16 +171,16 @@ class RankParameters:
         members = self._model.layers[number]
         if self._order.suffixes:
             members = tuple(sorted(members, key=lambda member: self._rank(member[1])))
-        found: list[LocalParameter | None] = []
+        parameters: list[LocalParameter | None] = []
         experts = [member for member in members if _stacks_experts(member)]
         for member in members:
             if not _stacks_experts(member):
                 lead = () if member[2] is None else (member[2],)
-                found.append(self._local(member[0], lead, tp, part))
+                parameters.append(self._local(member[0], lead, tp, part))
             elif member is experts[0]:
-                found += self._expert_parameters(experts, tp, part, ep, expert_rank)
-        known = [one for one in found if one is not None]
-        return known if len(known) == len(found) else None
+                parameters += self._expert_parameters(experts, tp, part, ep, expert_rank)
+        known = [one for one in parameters if one is not None]
+        return known if len(known) == len(parameters) else None
 
     def _expert_parameters(
         self, experts: Sequence[_Member], tp: int, part: int, ep: int, expert_rank: int

@@ -76,21 +76,26 @@ def detect(path: str | os.PathLike[str]) -> bool:
 def check_configuration(files: SourceFiles) -> None:
     """Refuse what is not ``torch_dist``, version 1, with a common part by torch: ``UCP-E-SOURCE``."""
     try:
-        found = loads(files.read(CONFIG, _CONFIG_BYTES), at=CONFIG)
+        configuration = loads(files.read(CONFIG, _CONFIG_BYTES), at=CONFIG)
     except UcpError as problem:
         if problem.code == "UCP-E-SOURCE":
             raise
         raise error(
             "UCP-E-SOURCE", f"not a configuration of Megatron's: {problem.message}", at=CONFIG
         ) from None
-    if not isinstance(found, dict) or found.get("sharded_backend") != CONFIGURATION["sharded_backend"]:
-        name = found.get("sharded_backend") if isinstance(found, dict) else None
+    if (
+        not isinstance(configuration, dict)
+        or configuration.get("sharded_backend") != CONFIGURATION["sharded_backend"]
+    ):
+        name = configuration.get("sharded_backend") if isinstance(configuration, dict) else None
         raise error(
             "UCP-E-SOURCE",
             f"the backend is {name!r}; torch_dist alone is read: load with the Megatron that wrote it, save again",
             at=CONFIG,
         )
-    if any(found.get(key, 1) != value for key, value in CONFIGURATION.items() if key.endswith("version")):
+    if any(
+        configuration.get(key, 1) != value for key, value in CONFIGURATION.items() if key.endswith("version")
+    ):
         raise error("UCP-E-SOURCE", "a version of torch_dist that is not known", at=CONFIG)
 
 
@@ -105,11 +110,11 @@ def assign(keys: Container[str], key: str) -> Assignment:
     Masters, ``param`` in ``fully_reshardable`` and ``fp32_param`` of optimizers that do not shard, are the slot
     ``master``; other states have their own names.
     """
-    found = _STATE_KEY.fullmatch(key)
-    if found is None or found[2] not in keys:
+    match = _STATE_KEY.fullmatch(key)
+    if match is None or match[2] not in keys:
         return Assignment(key, "value")
-    slot = MASTER if found[1] in _MASTERS else found[1]
-    return Assignment(found[2], slot)
+    slot = MASTER if match[1] in _MASTERS else match[1]
+    return Assignment(match[2], slot)
 
 
 def state_key(atom: str, slot: str) -> str:

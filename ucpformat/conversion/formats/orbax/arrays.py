@@ -37,10 +37,10 @@ def tensorstore() -> Any:
         ImportRefusedError: ``UCP-E-SOURCE`` where it is not installed.
     """
     try:
-        import tensorstore as found
+        import tensorstore
     except ImportError:
         raise error("UCP-E-SOURCE", "Orbax's arrays need TensorStore: install ucpformat[orbax]") from None
-    return found
+    return tensorstore
 
 
 @contextmanager
@@ -148,7 +148,7 @@ class Arrays:
             }
             with translated(f"{self._item}{name}"):
                 opening[name] = self._store.open(spec, open=True, read=True, context=self._context)
-        found = {}
+        sources = {}
         for name, future in opening.items():
             at = f"{self._item}{name}"
             with translated(at):
@@ -165,5 +165,5 @@ class Arrays:
                     f"a chunk of {list(chunk)} elements is larger than the array of {list(source.shape)}",
                     at=at,
                 )
-            found[name] = source
-        return found
+            sources[name] = source
+        return sources

@@ -130,7 +130,7 @@ def _leaf(entry: object, at: str) -> OrbaxLeaf:
 
 def random_keys(files: SourceFiles, item: str) -> dict[str, str]:
     """The names of arrays that are JAX's typed random keys, with the implementation that they are of."""
-    found: dict[str, str] = {}
+    implementations: dict[str, str] = {}
     for file in files.names(f"{item}{ARRAYS}"):
         at = f"{item}{ARRAYS}/{file}"
         entries = parse_object(files.read(at, _LIMIT), at).get("array_metadatas")
@@ -139,8 +139,8 @@ def random_keys(files: SourceFiles, item: str) -> dict[str, str]:
             more = one.get("ext_metadata") if isinstance(one, dict) else None
             implementation = more.get("random_key_impl") if isinstance(more, dict) else None
             if isinstance(one, dict) and isinstance(implementation, str):
-                found[str(one.get("param_name"))] = implementation
-    return found
+                implementations[str(one.get("param_name"))] = implementation
+    return implementations
 
 
 def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
     if SHARDING not in files.names(item):
         return {}
     at = f"{item}{SHARDING}"
-    found = {}
+    layouts = {}
     for encoded, text in parse_object(files.read(at, _LIMIT), at).items():
         try:
             name = base64.b64decode(encoded, validate=True).decode()
@@ -156,8 +156,8 @@ def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
             raise error("UCP-E-SOURCE", "a name is not base64", at=at) from None
         if not isinstance(text, str):
             raise error("UCP-E-SOURCE", f"the sharding of {name!r:.200} is no text", at=at)
-        found[name] = parse_object(text.encode("utf-8", "surrogatepass"), at)
-    return found
+        layouts[name] = parse_object(text.encode("utf-8", "surrogatepass"), at)
+    return layouts
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout | None:

@@ -104,7 +104,7 @@ def _unfinished(root: Path) -> dict[int, Path]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Contents:
     """What the items hold, by path."""
 
     arrays: dict[StatePath, tuple[ArraySource, SlotSpec]] = field(default_factory=dict)
@@ -120,18 +120,18 @@ def import_orbax(path: str | os.PathLike[str], *, settings: Mapping[str, str]) -
             ``UCP-E-DTYPE``, ``UCP-E-OBJECT`` for what has no place in the format.
     """
     files = SourceFiles(Path(path))
-    found = _Found()
+    contents = _Contents()
     if not _is_step(files.root):
-        files = _chosen_step(found, files, settings.get("step") or "")
+        files = _chosen_step(contents, files, settings.get("step") or "")
     if METADATA in files.names():
-        _add_tree(found, files, "", ())
+        _add_tree(contents, files, "", ())
     else:
-        _add_items(found, files)
-    _add_custom(found, files)
-    return _job(found, files.root)
+        _add_items(contents, files)
+    _add_custom(contents, files)
+    return _job(contents, files.root)
 
 
-def _chosen_step(found: _Found, files: SourceFiles, chosen: str) -> SourceFiles:
+def _chosen_step(contents: _Contents, files: SourceFiles, chosen: str) -> SourceFiles:
     """The step of a manager's directory: the last, or the one that is asked for."""
     steps = _steps(files.root)
     unfinished = _unfinished(files.root)
@@ -149,7 +149,7 @@ def _chosen_step(found: _Found, files: SourceFiles, chosen: str) -> SourceFiles:
             "UCP-E-SOURCE", f"there is no finished step {wanted!r:.40}; there are {there}", at=str(files.root)
         )
     if files.names(_ROOT_METADATA):
-        found.values[(ROOT_METADATA,)] = _json_item(files, _ROOT_METADATA)
+        contents.values[(ROOT_METADATA,)] = _json_item(files, _ROOT_METADATA)
     return files.below(steps[int(wanted)].name)
 
 
@@ -170,10 +170,10 @@ def _look_at_mark(files: SourceFiles, item: str) -> None:
         files.read(f"{item}{_COMMITTED}", _LIMIT)
 
 
-def _add_custom(found: _Found, files: SourceFiles) -> None:
+def _add_custom(contents: _Contents, files: SourceFiles) -> None:
     """What the user put into the step's own document; without that, nobody knows whether there was any."""
     if STEP_METADATA not in files.names():
-        found.dropped.append(
+        contents.dropped.append(
             Lost(
                 f"files/{STEP_METADATA}", "it is missing: custom metadata of the save are lost", matters=False
             )
@@ -181,10 +181,10 @@ def _add_custom(found: _Found, files: SourceFiles) -> None:
         return
     custom = parse_object(files.read(STEP_METADATA, _LIMIT), STEP_METADATA).get("custom_metadata")
     if custom:
-        found.values[(CUSTOM,)] = encode(custom, at=STEP_METADATA)
+        contents.values[(CUSTOM,)] = encode(custom, at=STEP_METADATA)
 
 
-def _add_items(found: _Found, files: SourceFiles) -> None:
+def _add_items(contents: _Contents, files: SourceFiles) -> None:
     """The items of a step: trees, JSON, and others, which are not read."""
     document = parse_object(files.read(STEP_METADATA, _LIMIT), STEP_METADATA)
     handlers = document.get("item_handlers")
@@ -199,24 +199,24 @@ def _add_items(found: _Found, files: SourceFiles) -> None:
             )
         inside = files.names(name)
         if METADATA in inside:
-            _add_tree(found, files, f"{name}/", (name,))
+            _add_tree(contents, files, f"{name}/", (name,))
         elif not inside:
             raise error("UCP-E-SOURCE", "the item is missing", at=name)
         elif handler.endswith(_JSON_HANDLER):
-            found.values[(name,)] = _json_item(files, name)
+            contents.values[(name,)] = _json_item(files, name)
         elif handler.endswith(_TREE_HANDLERS):
             raise error(
                 "UCP-E-SOURCE", "the file is missing, which lists the leaves", at=f"{name}/{METADATA}"
             )
         else:
-            found.dropped.append(Lost(f"items/{name}", f"written by {handler.rpartition('.')[2]:.80}"))
+            contents.dropped.append(Lost(f"items/{name}", f"written by {handler.rpartition('.')[2]:.80}"))
     for name in files.names():
         if (files.root / name).is_dir() and name not in handlers:
-            found.dropped.append(Lost(f"items/{name}", f"not an item that {STEP_METADATA} lists"))
+            contents.dropped.append(Lost(f"items/{name}", f"not an item that {STEP_METADATA} lists"))
     _look_at_mark(files, "")
 
 
-def _add_tree(found: _Found, files: SourceFiles, item: str, at: StatePath) -> None:
+def _add_tree(contents: _Contents, files: SourceFiles, item: str, at: StatePath) -> None:
     tree = read_tree(files, item)
     stored = {leaf.name: leaf for leaf in tree.leaves if leaf.kind in (*ARRAY_TYPES, SCALAR)}
     _hand_over(files, item, tree, stored)
@@ -226,7 +226,7 @@ def _add_tree(found: _Found, files: SourceFiles, item: str, at: StatePath) -> No
     strings: dict[str, Any] = {}
     if any(leaf.kind == STRING for leaf in tree.leaves):
         strings = parse_object(files.read(f"{item}{STRINGS}", _LIMIT), f"{item}{STRINGS}")
-    _report_missing(found, files, item, tree)
+    _report_missing(contents, files, item, tree)
     for leaf in tree.leaves:
         path = (*at, *leaf.path)
         if leaf.kind in ARRAY_TYPES:
@@ -236,9 +236,9 @@ def _add_tree(found: _Found, files: SourceFiles, item: str, at: StatePath) -> No
                 note[RANDOM_KEY] = keys[leaf.name]
             layout = layout_of(shardings.get(leaf.name), source.shape)
             spec = SlotSpec(source.dtype, source.shape, layout, annotations={SOURCE: note})
-            found.arrays[path] = (source, spec)
+            contents.arrays[path] = (source, spec)
         else:
-            found.values[path] = encode(_value(leaf, arrays, strings, item), at=dotted(path))
+            contents.values[path] = encode(_value(leaf, arrays, strings, item), at=dotted(path))
 
 
 def _hand_over(files: SourceFiles, item: str, tree: OrbaxTree, stored: Collection[str]) -> None:
@@ -255,17 +255,17 @@ def _hand_over(files: SourceFiles, item: str, tree: OrbaxTree, stored: Collectio
     _look_at_mark(files, item)
 
 
-def _report_missing(found: _Found, files: SourceFiles, item: str, tree: OrbaxTree) -> None:
+def _report_missing(contents: _Contents, files: SourceFiles, item: str, tree: OrbaxTree) -> None:
     """Documents that Orbax writes beside JAX's arrays, and what goes with them where they are not there."""
     if not any(leaf.kind == ARRAY_TYPES[0] for leaf in tree.leaves):
         return
     names = files.names(item)
     if SHARDING not in names:
-        found.dropped.append(
+        contents.dropped.append(
             Lost(f"files/{item}{SHARDING}", "it is missing: how arrays were sharded is lost", matters=False)
         )
     if not files.names(f"{item}{ARRAYS}"):
-        found.dropped.append(
+        contents.dropped.append(
             Lost(
                 f"files/{item}{ARRAYS}/process_0",
                 "it is missing: which arrays are random keys is lost",
@@ -305,21 +305,21 @@ def _number(array: np.ndarray[Any, np.dtype[Any]]) -> object:
     return array[()]
 
 
-def _job(found: _Found, root: Path) -> Job:
+def _job(contents: _Contents, root: Path) -> Job:
     names: dict[str, StatePath] = {}
-    for path in (*found.arrays, *found.values):
+    for path in (*contents.arrays, *contents.values):
         if names.setdefault(dotted(path), path) != path:
             raise error("UCP-E-NAME", f"two leaves have the name {dotted(path)!r:.200}", at=str(root))
     match = _STEP.fullmatch(root.name)
     return Job(
-        [AtomSpec(dotted(path), {"value": spec}) for path, (_, spec) in found.arrays.items()],
-        [SlotSource(dotted(path), "value", source) for path, (source, _) in found.arrays.items()],
+        [AtomSpec(dotted(path), {"value": spec}) for path, (_, spec) in contents.arrays.items()],
+        [SlotSource(dotted(path), "value", source) for path, (source, _) in contents.arrays.items()],
         StateDocument(
-            {dotted(path): value for path, value in found.values.items()},
+            {dotted(path): value for path, value in contents.values.items()},
             {},
             {},
-            state_annotations(FORMAT, {}, {dotted(path): path for path in found.values}),
+            state_annotations(FORMAT, {}, {dotted(path): path for path in contents.values}),
         ),
         step=int(match[1]) if match else None,
-        dropped=found.dropped,
+        dropped=contents.dropped,
     )

@@ -85,9 +85,9 @@ def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
             f"several indexes: choose one with weights=NAME ({', '.join(indexes[:8])})", indexes[1]
         )
     if indexes:
-        found = _indexed(files, indexes[0])
-        _refuse_others([name for name in names if name not in (indexes[0], *found.headers)], indexes[0])
-        return found
+        weights = _indexed(files, indexes[0])
+        _refuse_others([name for name in names if name not in (indexes[0], *weights.headers)], indexes[0])
+        return weights
     number = _NUMBERED.fullmatch(names[0])
     if place.is_file() and number is not None and int(number[3]) > 1:
         raise _refused(
@@ -125,11 +125,11 @@ def _indexed(files: SourceFiles, index: str) -> Weights:
             raise _refused(f"{key!r:.200} is in {there}, and by the index in {said}", index)
     metadata = document.get("metadata")
     noted = metadata if isinstance(metadata, dict) else {}
-    said, found = noted.get("total_size"), sum(_nbytes(header) for header in headers.values())
+    said, actual = noted.get("total_size"), sum(_nbytes(header) for header in headers.values())
     odd = []
-    if type(said) in (int, float) and said != found:
+    if type(said) in (int, float) and said != actual:
         # Converters of published models have counted in another type, or tied tensors twice; names decide.
-        why = f"its total_size is {said}, and the tensors that it names have {found} bytes"
+        why = f"its total_size is {said}, and the tensors that it names have {actual} bytes"
         odd.append(Lost(f"files/{index}", why, matters=False))
     return Weights(files, headers, index, noted, odd)
 
@@ -174,7 +174,7 @@ def companions(weights: Weights) -> tuple[dict[str, bytes], list[Lost]]:
 
     Hidden files and folders (``.gitattributes``, ``.cache``) are nobody's loss.
     """
-    found: dict[str, bytes] = {}
+    blobs: dict[str, bytes] = {}
     left: list[Lost] = []
     for name in weights.files.names():
         if name in weights.headers or name == weights.index:
@@ -189,5 +189,5 @@ def companions(weights: Weights) -> tuple[dict[str, bytes], list[Lost]]:
         elif weights.files.size(name) > _MAX_COMPANION:
             left.append(Lost(f"files/{name}", f"a file of more than {_MAX_COMPANION >> 20} MiB"))
         else:
-            found[name] = weights.files.read(name, _MAX_COMPANION)
-    return found, left
+            blobs[name] = weights.files.read(name, _MAX_COMPANION)
+    return blobs, left

@@ -112,15 +112,15 @@ def _directory(
 def _tensors(job: Job, *, copies: bool) -> list[OutTensor]:
     """What is written, in order of name; tied weights under each of their names, or under the first."""
     read = {source.atom: source.read for source in job.sources}
-    found = [
+    tensors = [
         _tensor(name, atom.slots["value"], read[atom.name])
         for atom in job.atoms
         for name in (atom.name, *(atom.aliases if copies else ()))
     ]
-    names = [tensor.name for tensor in found]
+    names = [tensor.name for tensor in tensors]
     if "__metadata__" in names:
         raise error("UCP-E-NAME", "safetensors keep the name '__metadata__' for themselves; rename the atom")
-    return sorted(found, key=lambda tensor: tensor.name)
+    return sorted(tensors, key=lambda tensor: tensor.name)
 
 
 def _tensor(name: str, slot: SlotSpec, read: ReadBox) -> OutTensor:
@@ -155,12 +155,12 @@ def _metadata(state: StateDocument) -> tuple[dict[str, str], dict[str, object], 
     index: dict[str, object] = {}
     left = []
     for name, value in state.values.items():
-        found = _decoded(value, name) if name in (METADATA, INDEX_METADATA) else None
-        texts = isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
-        if isinstance(found, dict) and name == INDEX_METADATA:
-            index.update(found)
-        elif isinstance(found, dict) and texts:
-            metadata.update(found)
+        decoded = _decoded(value, name) if name in (METADATA, INDEX_METADATA) else None
+        texts = isinstance(decoded, dict) and all(isinstance(text, str) for text in decoded.values())
+        if isinstance(decoded, dict) and name == INDEX_METADATA:
+            index.update(decoded)
+        elif isinstance(decoded, dict) and texts:
+            metadata.update(decoded)
         else:
             left.append(name)
     return metadata, index, left

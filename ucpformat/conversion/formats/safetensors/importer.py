@@ -101,11 +101,11 @@ def _metadata(weights: Weights) -> dict[str, object]:
 
 
 def _values(metadata: Mapping[str, object], weights: Weights) -> dict[str, JsonValue]:
-    found: dict[str, object] = {METADATA: {key: text for key, text in metadata.items() if key != STEP}}
-    found[INDEX_METADATA] = {
+    values: dict[str, object] = {METADATA: {key: text for key, text in metadata.items() if key != STEP}}
+    values[INDEX_METADATA] = {
         key: value for key, value in weights.index_metadata.items() if key not in _COMPUTED
     }
-    return {name: encode(value, at=name) for name, value in found.items() if value}
+    return {name: encode(value, at=name) for name, value in values.items() if value}
 
 
 def _media_type(name: str) -> str:

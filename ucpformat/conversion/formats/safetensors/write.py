@@ -59,15 +59,15 @@ class OutTensor:
 
 def shards(tensors: Iterable[OutTensor], limit: int) -> list[list[OutTensor]]:
     """The tensors in order, divided where the next would take a file over ``limit`` bytes."""
-    found: list[list[OutTensor]] = [[]]
+    files: list[list[OutTensor]] = [[]]
     size = 0
     for tensor in tensors:
-        if found[-1] and size + tensor.nbytes > limit:
-            found.append([])
+        if files[-1] and size + tensor.nbytes > limit:
+            files.append([])
             size = 0
-        found[-1].append(tensor)
+        files[-1].append(tensor)
         size += tensor.nbytes
-    return found
+    return files
 
 
 def write_file(

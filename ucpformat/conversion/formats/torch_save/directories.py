@@ -148,13 +148,13 @@ def _missing(names: Sequence[str]) -> list[Lost]:
     for name in names:
         if match := _SEVERAL.fullmatch(name):
             numbered.setdefault((match[1], match[3]), {})[int(match[2] or 0)] = name
-    for (base, suffix), found in numbered.items():
-        gap = next((number for number in range(len(found)) if number not in found), None)
+    for (base, suffix), numbers in numbered.items():
+        gap = next((number for number in range(len(numbers)) if number not in numbers), None)
         if gap is not None:
             is_bare = gap == 0 and base not in _NUMBERED_FROM_0
             raise error(
                 "UCP-E-SOURCE",
-                f"it is missing, and {found[max(found)]} is there",
+                f"it is missing, and {numbers[max(numbers)]} is there",
                 at=f"{base}{suffix}" if is_bare else f"{base}_{gap}{suffix}",
             )
     left = []
@@ -203,8 +203,8 @@ def _add_dcp(leaves: Leaves, folder: Path, name: str, foreign_objects: ForeignOb
     number = name.rpartition("_")[2] if name else "0"
 
     def place(key: str, path: tuple[str | int, ...] | None) -> StatePath:
-        found = path or (key,)
-        return found if number == "0" else (f"{found[0]}_{number}", *found[1:])
+        state_path = path or (key,)
+        return state_path if number == "0" else (f"{state_path[0]}_{number}", *state_path[1:])
 
     for key, tensor in directory.tensors.items():
         source = TensorSource(directory, tensor)

@@ -109,13 +109,13 @@ def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, d
     source = content.state.annotations.get(SOURCE)
     kept = source.get(NUMBERED) if isinstance(source, dict) else None
     noted = kept if isinstance(kept, dict) else {}
-    found: dict[StatePath, dict[str, int]] = {}
+    numbers: dict[StatePath, dict[str, int]] = {}
     for name, optimizer in content.state.optimizers.items():
         if name not in noted and asked == "false":
             continue
         path = group_origin(content.state, name).path
         atoms = [atom for group in optimizer.groups for atom in group.atoms]
-        found[path] = {atom: number for number, atom in enumerate(atoms)}
+        numbers[path] = {atom: number for number, atom in enumerate(atoms)}
         has_objects = any(
             place[: len(path) + 1] == (*path, STATE) for place in value_paths(content.state).values()
         )
@@ -123,7 +123,7 @@ def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, d
             raise error(
                 "UCP-E-MISMATCH", "it has states that are no tensors, and parameters are missing", at=name
             )
-    return found
+    return numbers
 
 
 def _numbered_path(path: StatePath, atom: str, numbers: Mapping[StatePath, Mapping[str, int]]) -> StatePath:

@@ -122,5 +122,5 @@ def models_in(tree: object) -> list[tuple[str, ...]]:
 
 
 def _step(tree: object) -> int | None:
-    found = [tree.get(name) for name in _STEPS] if isinstance(tree, Mapping) else []
-    return next((step for step in found if type(step) is int and 0 <= step < 2**53), None)
+    steps = [tree.get(name) for name in _STEPS] if isinstance(tree, Mapping) else []
+    return next((step for step in steps if type(step) is int and 0 <= step < 2**53), None)

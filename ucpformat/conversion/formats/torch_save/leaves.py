@@ -71,12 +71,12 @@ class Leaves:
             tree = {at[-1]: tree}
             at = at[:-1]
         try:
-            found = flatten(tree, lambda item: isinstance(item, StoredTensor))
+            flat = flatten(tree, lambda item: isinstance(item, StoredTensor))
         except UcpError as refusal:
             raise error(refusal.code, f"{refusal.at}: {refusal.message}", at=file.name) from refusal
-        if at and not found:
+        if at and not flat:
             self.objects[at] = {}
-        for path, leaf in found.items():
+        for path, leaf in flat.items():
             place = (*at, *path)
             if isinstance(leaf, StoredTensor):
                 memory = (file.name, leaf.storage.name, leaf.start, leaf.shape, leaf.strides, leaf.dtype)
@@ -108,10 +108,10 @@ class Leaves:
         """Names by number of the optimizers that number parameters, as far as they are known."""
         if order not in ("", "module"):
             raise error("UCP-E-MISMATCH", f"{order!r:.40} is no order; there is module", at="order")
-        found: dict[StatePath, list[str]] = {}
+        names_of: dict[StatePath, list[str]] = {}
         models = {path[: len(path) - 1] for path in self.tensors if self._seen(path, {})[-2:-1] == (_MODEL,)}
         if len(models) != 1:
-            return found
+            return names_of
         (model,) = models
         candidates: dict[str, tuple[int, ...]] = {}
         memories: set[Hashable] = set()
@@ -125,8 +125,8 @@ class Leaves:
                 path, numbers, self.objects, shapes, candidates, in_order_of_module=order == "module"
             )
             if names is not None:
-                found[path] = names
-        return found
+                names_of[path] = names
+        return names_of
 
     def _job(self, source_format: str, step: int | None, numbered: Mapping[StatePath, Sequence[str]]) -> Job:
         names: dict[str, StatePath] = {}
@@ -135,15 +135,15 @@ class Leaves:
                 raise error("UCP-E-NAME", f"two entries have the name {dotted(path)!r:.200}; rename one")
         tensors = {dotted(path): self._seen(path, numbered) for path in self.tensors}
         objects = {dotted(path): self._seen(path, numbered) for path in self.objects}
-        found = recognise(tensors, objects)
-        stateful = {place.name for place in found.assignments.values() if place.slot != "value"}
+        recognised = recognise(tensors, objects)
+        stateful = {place.name for place in recognised.assignments.values() if place.slot != "value"}
         slots: dict[str, dict[str, SlotSpec]] = {}
         sources: list[SlotSource] = []
         tied: dict[str, list[str]] = {}
         owner_of: dict[Hashable, str] = {}
         for path, leaf in self.tensors.items():
             name = dotted(path)
-            place = found.assignments[name]
+            place = recognised.assignments[name]
             if place.slot == "value" and leaf.memory is not None and 0 not in leaf.shape:
                 owner = owner_of.setdefault(leaf.memory, place.name)
                 if owner != place.name and place.name not in stateful:
@@ -157,7 +157,7 @@ class Leaves:
             AtomSpec(
                 name,
                 specs,
-                tuple(sorted({found.assignments[other].name for other in tied.get(name, ())} - {name})),
+                tuple(sorted({recognised.assignments[other].name for other in tied.get(name, ())} - {name})),
                 alias_annotations([names[other] for other in tied.get(name, ())]),
             )
             for name, specs in slots.items()
@@ -166,7 +166,7 @@ class Leaves:
         for path, listed in numbered.items():
             for at, numbers in enumerate(numbered_optimizers(self.objects)[path]):
                 encoded[dotted((*path, GROUPS, at, PARAMS))] = [listed[number] for number in numbers]
-        state = state_document(source_format, encoded, names, objects, found, frozenset(slots))
+        state = state_document(source_format, encoded, names, objects, recognised, frozenset(slots))
         return Job(atoms, sources, state, self.blobs, step=step, dropped=self.dropped)
 
     def _seen(self, path: StatePath, numbered: Mapping[StatePath, Sequence[str]]) -> KeyPath:

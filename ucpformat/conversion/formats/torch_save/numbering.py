@@ -32,10 +32,10 @@ def numbered_optimizers(objects: Mapping[StatePath, JsonValue]) -> dict[StatePat
             listed = value if isinstance(value, list) else [None]
             numbers = [number for number in listed if type(number) is int]
             groups.setdefault(path[:-3], {})[path[-2]] = numbers if len(numbers) == len(listed) else [-1]
-    found = {path: [lists[at] for at in sorted(lists)] for path, lists in groups.items()}
+    by_path = {path: [lists[at] for at in sorted(lists)] for path, lists in groups.items()}
     return {
         path: lists
-        for path, lists in found.items()
+        for path, lists in by_path.items()
         if [number for numbers in lists for number in numbers] == list(range(sum(map(len, lists))))
     }
 
@@ -71,10 +71,10 @@ def parameter_names(
             key = path[depth + 1]
             if isinstance(key, NumberKey):
                 shapes.setdefault(key.number, shape)
-    found = [name for group in numbers for name in _by_order(optimizer, group, shapes, candidates)]
-    if len(set(found)) != len(found):
+    ordered = [name for group in numbers for name in _by_order(optimizer, group, shapes, candidates)]
+    if len(set(ordered)) != len(ordered):
         raise _unclear(optimizer, "two parameters would have one name")
-    return found
+    return ordered
 
 
 def _written(value: JsonValue, group: Sequence[int]) -> list[str] | None:
@@ -97,20 +97,20 @@ def _by_order(
     last = _places(wanted[::-1], extents[::-1])
     if first is None or last is None:
         raise _unclear(optimizer, "the model has no parameters of these shapes in this order")
-    found = []
+    ordered = []
     for place, number in enumerate(group):
         early, late = first[place], len(names) - 1 - last[len(group) - 1 - place]
         if early != late:
             raise _unclear(
                 optimizer, f"parameter {number} may be {names[early]!r:.100} or {names[late]!r:.100}"
             )
-        found.append(names[early])
-    return found
+        ordered.append(names[early])
+    return ordered
 
 
 def _places(wanted: Sequence[Shape | None], there: Sequence[Shape]) -> list[int] | None:
     """The first places, ascending, of these shapes; None fits any."""
-    found: list[int] = []
+    positions: list[int] = []
     place = -1
     for shape in wanted:
         place += 1
@@ -118,8 +118,8 @@ def _places(wanted: Sequence[Shape | None], there: Sequence[Shape]) -> list[int]
             place += 1
         if place == len(there):
             return None
-        found.append(place)
-    return found
+        positions.append(place)
+    return positions
 
 
 def _unclear(optimizer: StatePath, why: str) -> Exception:

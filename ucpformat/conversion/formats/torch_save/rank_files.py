@@ -70,11 +70,11 @@ def _has_mark(place: Path) -> bool:
 
 def _rows(names: Sequence[str]) -> dict[tuple[str, str], dict[int, str]]:
     """Files of ranks, by what is before and behind the number."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
+    rows: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:
         if match := _RANK.fullmatch(name):
-            found.setdefault((match[1], match[3]), {})[int(match[2])] = name
-    return found
+            rows.setdefault((match[1], match[3]), {})[int(match[2])] = name
+    return rows
 
 
 def import_rank_files(path: str | os.PathLike[str], *, order: str = "", replicas: str = "") -> Job:
@@ -166,7 +166,7 @@ def _add_row(leaves: Leaves, files: Sequence[TorchFile], prefix: StatePath, *, h
 
 
 def _sharded(name: str, files: Sequence[TorchFile], values: Sequence[Any]) -> TensorLeaf:
-    found = []
+    shards = []
     for rank, (file, value) in enumerate(zip(files, values, strict=True)):
         if not _is_leaf(value) or not isinstance(value, Instance):
             raise refusal(f"{name!r:.200} is sharded in {files[0].name}, and not here: two saves", file.name)
@@ -179,8 +179,8 @@ def _sharded(name: str, files: Sequence[TorchFile], values: Sequence[Any]) -> Te
             )
         if sharded.rank is not None and sharded.rank != rank:
             raise refusal(f"rank {sharded.rank} wrote it, and not the rank in its name", file.name)
-        found.append((file, sharded))
-    return TensorLeaf(found[0][1].dtype, found[0][1].shape, joined(name, found))
+        shards.append((file, sharded))
+    return TensorLeaf(shards[0][1].dtype, shards[0][1].shape, joined(name, shards))
 
 
 def _add_tensor(

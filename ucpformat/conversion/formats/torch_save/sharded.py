@@ -187,14 +187,14 @@ class _Boxes:
             file.read(stored, first, stored.strides, window(target, common.relative_to(box)))
 
 
-def joined(name: str, found: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
+def joined(name: str, shards: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
     """A reader of the whole tensor; of what several ranks hold (hybrid sharding), the first counts.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, where ranks contradict each other or one is missing.
     """
-    file, first = found[0]
-    for other, sharded in found[1:]:
+    file, first = shards[0]
+    for other, sharded in shards[1:]:
         if (sharded.dtype, sharded.shape, len(sharded.boxes)) != (first.dtype, first.shape, len(first.boxes)):
             raise error(
                 "UCP-E-SOURCE",
@@ -203,7 +203,7 @@ def joined(name: str, found: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
             )
     described: dict[Box, int | None] = {}
     held: dict[Box, tuple[TorchFile, StoredTensor]] = {}
-    for other, sharded in found:
+    for other, sharded in shards:
         described |= {box: rank for box, rank in sharded.boxes if box.size}
         for box, stored in sharded.held:
             if box.size:

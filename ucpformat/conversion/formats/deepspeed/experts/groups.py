@@ -65,7 +65,7 @@ def with_experts(
     }
     # The model file has the buffers of experts under the numbers that rank 0 gives them.
     buffers = {name for name in model.buffers if expert_name(name) is None}
-    of_experts = {(found[0], found[2]) for name in model.buffers if (found := expert_name(name))}
+    of_experts = {(parsed[0], parsed[2]) for name in model.buffers if (parsed := expert_name(name))}
     for layer, count in enumerate(counts):
         for expert in range(count):
             name = files.get((layer, expert))
@@ -74,11 +74,11 @@ def with_experts(
                 raise refused(f"{names} is missing; copy the files of all ranks into one directory", at)
             file = rank_file(directory.files, name)
             for key, stored in tensors(file.tree, "the file", name).items():
-                found = expert_name(key)
-                if found is None or found[1] != expert or key in module:
+                parsed = expert_name(key)
+                if parsed is None or parsed[1] != expert or key in module:
                     raise refused(f"{key!r:.200} is not of this expert alone", name)
                 module[key], homes[key] = stored, file
-                if (found[0], found[2]) in of_experts:
+                if (parsed[0], parsed[2]) in of_experts:
                     buffers.add(key)
     extra = [name for (layer, expert), name in files.items() if not _is_there(layer, expert, counts)]
     if extra:
@@ -99,11 +99,11 @@ def _expert_files(directory: DeepSpeedDirectory, layer: int, expert: int, positi
 
 def expert_layers(model: ModelStates) -> list[str]:
     """What is before the numbers of each mixture's experts, in the order of their files."""
-    found: dict[str, None] = {}
+    prefixes: dict[str, None] = {}
     for name in model.homes:
         if place := expert_name(name):
-            found[place[0]] = None
-    return list(found)
+            prefixes[place[0]] = None
+    return list(prefixes)
 
 
 def _is_there(layer: int, expert: int, counts: Sequence[int]) -> bool:
@@ -137,8 +137,8 @@ class ExpertRanks:
         self._local: dict[str, int] = {}
         for shapes in model.groups or ():
             for name in shapes:
-                if found := expert_name(name):
-                    self._local[found[0]] = max(self._local.get(found[0], 0), found[1] + 1)
+                if parsed := expert_name(name):
+                    self._local[parsed[0]] = max(self._local.get(parsed[0], 0), parsed[1] + 1)
 
     def __call__(self, count: int, shapes: Shapes) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
         """Ranks and global names of a group that ``count`` ranks share."""
@@ -158,10 +158,10 @@ class ExpertRanks:
             yield sharing, {self._named(name, rank): shape for name, shape in shapes.items()}
 
     def _named(self, name: str, rank: int) -> str:
-        found = expert_name(name)
-        if found is None:
+        parsed = expert_name(name)
+        if parsed is None:
             raise refused(f"{name!r} is in a group of experts", self._at)
-        before, number, behind = found
+        before, number, behind = parsed
         return f"{before}{rank * self._local[before] + number}{behind}"
 
 
@@ -177,12 +177,12 @@ def add_unpartitioned_experts(
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where ranks contradict each other, or one is missing.
     """
-    found = sorted(place for place in directory.expert_optimizer if place[1] == position)
-    files = [directory.expert_optimizer[place] for place in found]
+    keys = sorted(place for place in directory.expert_optimizer if place[1] == position)
+    files = [directory.expert_optimizer[place] for place in keys]
     if not files:
         raise refused(f"expp_rank_0_mp_rank_{position:02d}_optim_states.pt is missing", model.file.name)
     for rank, name in enumerate(files):
-        if found[rank][0] != rank:
+        if keys[rank][0] != rank:
             raise refused(
                 f"expp_rank_{rank}_mp_rank_{position:02d}_optim_states.pt, before it, is missing", name
             )
@@ -219,8 +219,8 @@ def add_unpartitioned_experts(
 
 def _is_of(name: str, rank: int, degree: int, names: Sequence[str]) -> bool:
     """Whether an expert is one of a rank's."""
-    found = expert_name(name)
-    if found is None:
+    parsed = expert_name(name)
+    if parsed is None:
         return False
-    count = 1 + max(other[1] for item in names if (other := expert_name(item)) and other[0] == found[0])
-    return found[1] * degree // count == rank
+    count = 1 + max(other[1] for item in names if (other := expert_name(item)) and other[0] == parsed[0])
+    return parsed[1] * degree // count == rank

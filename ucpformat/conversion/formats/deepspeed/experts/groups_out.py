@@ -51,8 +51,8 @@ class ExpertLayers:
         for before in noted if isinstance(noted, list) else ():
             self.counts[str(before)] = 0
         for name in (*trained, *self._names):
-            if found := expert_name(name):
-                before, number, _ = found
+            if parsed := expert_name(name):
+                before, number, _ = parsed
                 self.counts[before] = max(self.counts.get(before, 0), number + 1)
         self.counts = {before: count for before, count in self.counts.items() if count}
 
@@ -63,8 +63,8 @@ class ExpertLayers:
         }
         layers = {before: layer for layer, before in enumerate(self.counts)}
         for name in self._names:
-            if found := expert_name(name):
-                held[layers[found[0]], found[1]].append(name)
+            if parsed := expert_name(name):
+                held[layers[parsed[0]], parsed[1]].append(name)
         for (layer, number), names in held.items():
             yield layer, number, names
 
@@ -83,11 +83,11 @@ def shared_groups(outline: Outline, groups: Sequence[Group], chosen: DeepSpeedSe
 def _shared(
     outline: Outline, layers: ExpertLayers, number: int, group: Group, chosen: DeepSpeedSettings
 ) -> SharedGroup:
-    found = [expert_name(name) for name in group.names]
-    experts = [place for place in found if place is not None]
+    parsed = [expert_name(name) for name in group.names]
+    experts = [place for place in parsed if place is not None]
     if not experts:
         return SharedGroup([group.names], group.options)
-    if len(experts) != len(found):
+    if len(experts) != len(parsed):
         raise error(
             "UCP-E-MISMATCH", f"parameter group {number} has experts and others; DeepSpeed keeps them apart"
         )

@@ -31,13 +31,13 @@ class ExpertStacks:
     def __init__(self, files: SourceFiles, shapes: Shapes) -> None:
         counts: dict[str, int] = {}
         for name in shapes:
-            if found := expert_name(name):
-                counts[found[0]] = max(counts.get(found[0], 0), found[1] + 1)
+            if parsed := expert_name(name):
+                counts[parsed[0]] = max(counts.get(parsed[0], 0), parsed[1] + 1)
         self._named: Mapping[str, Sequence[str]] = {
             name: [f"{before}{rank * counts[before] + number}{behind}" for rank in range(degree)]
             for name, shape in shapes.items()
-            if (found := expert_name(name)) and (degree := _degree(files, name, shape)) > 1
-            for before, number, behind in [found]
+            if (parsed := expert_name(name)) and (degree := _degree(files, name, shape)) > 1
+            for before, number, behind in [parsed]
         }
 
     def names(self, name: str) -> Sequence[str]:
@@ -48,7 +48,7 @@ class ExpertStacks:
         """The names of a group, rank after rank."""
         held = [self.names(name) for name in names]
         degree = max(map(len, held), default=0)
-        return [found[rank] for rank in range(degree) for found in held if rank < len(found)]
+        return [of_rank[rank] for rank in range(degree) for of_rank in held if rank < len(of_rank)]
 
 
 def _degree(files: SourceFiles, name: str, shape: tuple[int, ...]) -> int:

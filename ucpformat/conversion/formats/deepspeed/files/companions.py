@@ -114,7 +114,7 @@ def blob_files(blobs: Mapping[str, tuple[str, bytes]], tag: str) -> dict[str, st
     Raises:
         UcpError: ``UCP-E-NAME`` where one has the name of the tag's directory.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name, (media_type, _) in blobs.items():
         if media_type == PICKLE:
             continue  # a part of a state dict, and no file
@@ -124,5 +124,5 @@ def blob_files(blobs: Mapping[str, tuple[str, bytes]], tag: str) -> dict[str, st
         place = f"{tag}/{inner}" if inner != name else name
         if place == tag:
             raise error("UCP-E-NAME", f"{name!r} is the name of the tag's directory; set tag=")
-        found[name] = place
-    return found
+        files[name] = place
+    return files

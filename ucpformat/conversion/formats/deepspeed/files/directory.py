@@ -119,7 +119,7 @@ class DeepSpeedDirectory:
             )
         for name in (*model.values(), *model_3.values()):
             files.size(name)  # of two forms for loaders of either stage, one is read
-        found = cls(
+        directory = cls(
             files,
             root.name,
             model or model_3,
@@ -134,15 +134,15 @@ class DeepSpeedDirectory:
             is_universal,
             saved_into if root != saved_into else None,
         )
-        if not found.model:
+        if not directory.model:
             raise error(
                 "UCP-E-SOURCE",
                 f"{_FIRST_MODEL} is missing: a DeepSpeed tag has a *_model_states.pt of each model-parallel rank; "
                 "copy the files of all ranks into one directory",
                 at=str(root),
             )
-        found._check_ranks()
-        return found
+        directory._check_ranks()
+        return directory
 
     def companions(self) -> tuple[Blobs, list[Lost]]:
         """The files beside DeepSpeed's own, and those that are left out (`companions`)."""
@@ -284,18 +284,18 @@ def _by_place(
     names: Sequence[str], pattern: re.Pattern[str], *, absent: int = 0
 ) -> dict[tuple[int, ...], str]:
     """The files of a pattern by the numbers in their names, ``absent`` where there is none. Refuses two of a place."""
-    found: dict[tuple[int, ...], str] = {}
+    by_place: dict[tuple[int, ...], str] = {}
     for name in names:
         if match := pattern.fullmatch(name):
             place = tuple(int(part or absent) for part in match.groups())
-            if place in found:
+            if place in by_place:
                 raise error(
                     "UCP-E-SOURCE",
-                    f"{found[place]} and {name} are of one rank, from two saves: keep those of one",
+                    f"{by_place[place]} and {name} are of one rank, from two saves: keep those of one",
                     at=name,
                 )
-            found[place] = name
-    return found
+            by_place[place] = name
+    return by_place
 
 
 def _pairs(names: Sequence[str], pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:

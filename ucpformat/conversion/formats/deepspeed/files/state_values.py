@@ -46,15 +46,15 @@ def state_document(
     values: dict[str, JsonValue] = {}
     for rank, model in enumerate(models):
         for key, value in model.values.items():
-            found = _encoded(model.file, key, value)
+            encoded = _encoded(model.file, key, value)
             if rank == 0:
-                values[key] = found
-            elif values.get(key) != found:
-                values[f"rank/{rank}/{key}"] = found
+                values[key] = encoded
+            elif values.get(key) != encoded:
+                values[f"rank/{rank}/{key}"] = encoded
     for rank, model in enumerate(others, 1):
         for key, value in model.values.items():
-            if (found := _encoded(model.file, key, value)) != values.get(key):
-                values[f"mp_rank/{rank}/{key}"] = found
+            if (encoded := _encoded(model.file, key, value)) != values.get(key):
+                values[f"mp_rank/{rank}/{key}"] = encoded
     if wrapper is not None:
         values[WRAPPER] = _encoded(
             file, WRAPPER, {key: _plain_scaler(value) for key, value in wrapper.items()}

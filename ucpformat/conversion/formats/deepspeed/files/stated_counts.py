@@ -41,7 +41,7 @@ def stated_by_model(model: ModelStates) -> Iterator[Stated]:
     dims = _mapping(values, "checkpoint_parallel_dimensions")
     stages, ranks = _count(dims.get("pp_degree")), _count(dims.get("tp_degree"))
     both = "pp_degree * tp_degree in checkpoint_parallel_dimensions"
-    found: list[tuple[str, object, str]] = [
+    counts: list[tuple[str, object, str]] = [
         (MODEL, values.get("mp_world_size"), "mp_world_size"),
         (MODEL, stages * ranks, both),
         (DATA, values.get("dp_world_size"), "dp_world_size"),
@@ -50,8 +50,8 @@ def stated_by_model(model: ModelStates) -> Iterator[Stated]:
         *_configured(values),
     ]
     info = _mapping(values, "universal_checkpoint_info")
-    found += [(TENSOR, count, "universal_checkpoint_info's affine_map") for count in _mapped_ranks(info)]
-    return (Stated(of, _count(count), what, at) for of, count, what in found if _count(count))
+    counts += [(TENSOR, count, "universal_checkpoint_info's affine_map") for count in _mapped_ranks(info)]
+    return (Stated(of, _count(count), what, at) for of, count, what in counts if _count(count))
 
 
 def stated_by_optimizer(states: OptimizerStates, groups: Sequence[Shapes]) -> Iterator[Stated]:
@@ -61,9 +61,9 @@ def stated_by_optimizer(states: OptimizerStates, groups: Sequence[Shapes]) -> It
         # Some of the ranks share a group of experts (`experts.ExpertRanks`).
         if not any(map(expert_name, shapes)):
             yield Stated(DATA, count, "partition_count", at)
-    for of, found, what in _configured(states.around):
-        if _count(found):
-            yield Stated(of, _count(found), what, at)
+    for of, stated, what in _configured(states.around):
+        if _count(stated):
+            yield Stated(of, _count(stated), what, at)
 
 
 def _configured(values: Mapping[Any, Any]) -> Iterator[tuple[str, object, str]]:
@@ -77,8 +77,8 @@ def _count(value: object) -> int:
 
 
 def _mapping(values: Mapping[Any, Any], name: str) -> Mapping[Any, Any]:
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
+    member = values.get(name)
+    return member if isinstance(member, dict) else {}
 
 
 def _mapped_ranks(info: Mapping[Any, Any]) -> Sequence[int]:
@@ -102,13 +102,13 @@ def check_counts(
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file that states another number, and the one that is missing.
     """
     known = list(stated)
-    for of, found in there.items():
+    for of, count in there.items():
         for one in known:
-            if one.of != of or one.count == found:
+            if one.of != of or one.count == count:
                 continue
             why = (
-                f"{missing(of, found)} is missing; copy the files of all ranks into one directory"
-                if found < one.count
+                f"{missing(of, count)} is missing; copy the files of all ranks into one directory"
+                if count < one.count
                 else "the files are from two saves"
             )
-            raise refused(f"{one.what} says {one.count} {of}, and files of {found} are here: {why}", one.at)
+            raise refused(f"{one.what} says {one.count} {of}, and files of {count} are here: {why}", one.at)

@@ -192,7 +192,7 @@ def _slices(value: object, at: str) -> Sequence[Mapping[str, tuple[int, int]]] |
     """What ``param_slice_mappings`` has; None where it is of another kind, for little depends on it."""
     if not isinstance(value, list):
         return None
-    found: list[Mapping[str, tuple[int, int]]] = []
+    slices: list[Mapping[str, tuple[int, int]]] = []
     for group in value:
         places: dict[str, tuple[int, int]] = {}
         for name, address in group.items() if isinstance(group, dict) else ():
@@ -201,5 +201,5 @@ def _slices(value: object, at: str) -> Sequence[Mapping[str, tuple[int, int]]] |
             if type(name) is not str or type(start) is not int or type(size) is not int:
                 return None
             places[name] = (start, size)
-        found.append(places)
-    return found
+        slices.append(places)
+    return slices

@@ -150,10 +150,10 @@ def not_held(name: str, directory: DeepSpeedDirectory, tensor_rank: int, at: str
 
 def said_by(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
     """Names that a stage's model file has, with their shapes; of buffers it has none."""
-    found: dict[str, tuple[int, ...] | None] = {}
+    shapes: dict[str, tuple[int, ...] | None] = {}
     for group in model.groups or ():
-        found |= group
-    return found | dict.fromkeys(sorted(model.buffers - found.keys()))
+        shapes |= group
+    return shapes | dict.fromkeys(sorted(model.buffers - shapes.keys()))
 
 
 def owners_of(said: Sequence[Mapping[str, tuple[int, ...] | None]], files: Sequence[str]) -> dict[int, int]:
@@ -194,7 +194,7 @@ def _tie_of(
                 shape in (None, held[key].shape) for key, shape in keys.items()
             ):
                 candidates.append((number, tie, keys))
-    found = {
+    matching = {
         tie
         for number, tie, keys in candidates
         if all(
@@ -203,11 +203,11 @@ def _tie_of(
             if shape is not None
         )
     }
-    if len(found) > 1:
+    if len(matching) > 1:
         raise refused(
-            f"the weights of layer {layer} are those of the ties {', '.join(sorted(found))}", file.name
+            f"the weights of layer {layer} are those of the ties {', '.join(sorted(matching))}", file.name
         )
-    return found.pop() if found else None
+    return matching.pop() if matching else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _place_tie(
     layers: Layers,
     tie: str,
     files: Sequence[TiedFile],
-    found: _Modules,
+    modules: _Modules,
     stages: Sequence[Stage],
     order: _Order,
 ) -> None:
@@ -267,14 +267,14 @@ def _place_tie(
         for group, its in zip(sharers, mine, strict=True):
             kept = own_name(name, *group) if group <= {*apart} else name
             for stage in group:
-                found.put(stage, name, its[0] if its else having[0], key)
+                modules.put(stage, name, its[0] if its else having[0], key)
                 if not its:
                     layers.derived.setdefault(stage, set()).add(kept)
             layers.copies += [(kept, one.file, one.held[key]) for one in its[1:]]
             for one in its:
                 at, alias = min(group), f"{one.layer}.{key}"
-                found.put(at, alias, its[0], key)
-                found.shared[at][alias] = kept
+                modules.put(at, alias, its[0], key)
+                modules.shared[at][alias] = kept
 
 
 def _group_of(
@@ -284,12 +284,12 @@ def _group_of(
     if len(groups) == 1:
         return 0
     may = stages_of_file(tie, one, sorted(set().union(*groups)), stages, order)
-    found = [number for number, group in enumerate(groups) if group & may]
-    if len(found) != 1:
+    matching = [number for number, group in enumerate(groups) if group & may]
+    if len(matching) != 1:
         said = f"stage {' or '.join(map(str, sorted(may)))}" if may else "none of the stages that hold it"
         raise refused(
             f"layer {one.layer}, tied as {tie!r}, may be of {said}, and stages have weights of their own in it; say "
             "the first layer of each stage: --from-set pipeline=0,4",
             one.file.name,
         )
-    return found[0]
+    return matching[0]

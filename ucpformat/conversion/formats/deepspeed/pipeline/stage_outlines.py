@@ -57,12 +57,12 @@ def pipeline_settings(
     held = noted.get("ties")
     before = len(_integers(saved))
     for name, stages in (held if isinstance(held, dict) else {}).items():
-        found = set(_integers(stages))
+        bounds = set(_integers(stages))
         if len(first) == before:
-            ties[name] = tuple(sorted(found))
-        elif found <= {0, before - 1}:
+            ties[name] = tuple(sorted(bounds))
+        elif bounds <= {0, before - 1}:
             # The first stage and the last, wherever the last now begins.
-            ties[name] = tuple(sorted({0 if stage == 0 else len(first) - 1 for stage in found}))
+            ties[name] = tuple(sorted({0 if stage == 0 else len(first) - 1 for stage in bounds}))
     for entry in filter(None, settings.get("ties", "").split(";")):
         name, _, stages = entry.partition(":")
         ties[name] = tuple(listed_numbers(stages, "ties"))

@@ -75,22 +75,22 @@ class Stage:
         shapes = {name: shape for group in model.groups or () for name, shape in group.items()}
 
         def traces(name: str) -> Mapping[str, Trace]:
-            found = masters(name)
-            return {} if found is None or name not in shapes else {"master": (*found, shapes[name])}
+            read = masters(name)
+            return {} if read is None or name not in shapes else {"master": (*read, shapes[name])}
 
         return cls(model, traces)
 
     @classmethod
     def of_numbers(cls, model: ModelStates, names: Mapping[int, str]) -> Stage:
         """A stage whose optimizer numbers its parameters; those of float32 have no copies beside the states."""
-        found: dict[str, dict[str, Trace]] = {}
+        traces: dict[str, dict[str, Trace]] = {}
         shapes = {name: shape for group in model.groups or () for name, shape in group.items()}
         for name, slot, kind, shape, read in NumberedStates.read(model.file, model.optimizer or {}).slots(
             names
         ):
             if shape == shapes.get(name):
-                found.setdefault(name, {})[slot] = (read, kind, shape)
-        return cls(model, lambda name: found.get(name, {}))
+                traces.setdefault(name, {})[slot] = (read, kind, shape)
+        return cls(model, lambda name: traces.get(name, {}))
 
     def master(self, name: str) -> Trace | None:
         """The optimizer's copy of a parameter; None where it has none."""
@@ -139,7 +139,7 @@ def own_keys(
         ImportRefusedError: ``UCP-E-SOURCE``, where nothing tells whether a weight is tied.
     """
     keys = list(dict.fromkeys(key for one in files for key in one.held))
-    found: dict[int, list[str]] = {}
+    by_stage: dict[int, list[str]] = {}
     for stage in holders[1:]:
         differs = {key: _differs(tie, key, files, stages, (holders[0], stage), order) for key in keys}
         own = [key for key in keys if differs[key]]
@@ -156,8 +156,8 @@ def own_keys(
                 files[0].file.name,
             )
         if own and len(own) < len([key for key in keys if differs[key] is not None]):
-            found[stage] = own
-    return found
+            by_stage[stage] = own
+    return by_stage
 
 
 def _differs(
@@ -192,7 +192,7 @@ def stages_of_file(
     tie: str, one: TiedFile, holders: Sequence[int], stages: Sequence[Stage], order: Callable[[int], set[int]]
 ) -> set[int]:
     """The stages whose layer a file may be of: those whose copies it holds, rounded, else by the layer's number."""
-    found = set()
+    agreeing = set()
     for number in holders:
         known = {
             key: stored
@@ -202,16 +202,16 @@ def stages_of_file(
         if known and all(
             is_copy(stages[number], f"{TIED}{tie}.{key}", one.file, stored) for key, stored in known.items()
         ):
-            found.add(number)
-    return found or set(holders) & order(one.layer)
+            agreeing.add(number)
+    return agreeing or set(holders) & order(one.layer)
 
 
 def is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> bool:
     """Whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
-    found = stage.master(name)
-    if found is None or found[2] != stored.shape:
+    master = stage.master(name)
+    if master is None or master[2] != stored.shape:
         return False
-    read, kind, _ = found
+    read, kind, _ = master
     rounded = CastSource(read, dtype(kind).numpy)
     box = Box((0,) * len(stored.shape), sample_shape(stored.shape))
     return _same_box(box, stored.dtype, Whole(file, stored), rounded)

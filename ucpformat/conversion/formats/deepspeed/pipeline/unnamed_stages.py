@@ -100,22 +100,22 @@ def named_stages(
         if model.optimizer is None:
             raise refused("neither an optimizer nor the names of what it trained", model.file.name)
         optimizers.append(NumberedStates.read(model.file, model.optimizer))
-    found = _divisions(layers, optimizers, models, chosen.first)
+    divisions = _divisions(layers, optimizers, models, chosen.first)
     at = models[0].file.name
-    if not found:
+    if not divisions:
         raise refused(
             "the layers' parameters are not those of the stages' optimizers: "
             f"{_in_doubt(directory, tensor_rank)}is missing, or layers are tied: {_TIES}",
             at,
         )
-    if len(found) > 1 or any(None in names for names in found[0]):
+    if len(divisions) > 1 or any(None in names for names in divisions[0]):
         raise refused(
             f"the layers can be divided in several ways among {len(models)} stages without ZeRO; {_REMEDY}",
             at,
         )
     shapes = {name: shape for layer in layers for name, shape in layer.parameters}
     named = []
-    for model, optimizer, names in zip(models, optimizers, found[0], strict=True):
+    for model, optimizer, names in zip(models, optimizers, divisions[0], strict=True):
         numbers = [number for group in optimizer.numbers for number in group]
         by_number = {number: str(name) for number, name in zip(numbers, names, strict=True)}
         groups = [{by_number[n]: shapes[by_number[n]] for n in group} for group in optimizer.numbers]
@@ -204,7 +204,7 @@ def _divisions(
     def solve(stage: int, start: int) -> tuple[tuple[Names, ...], ...]:
         if stage == len(models):
             return ((),) if start == len(layers) else ()
-        found: dict[tuple[Names, ...], None] = {}
+        divisions: dict[tuple[Names, ...], None] = {}
         for stop in stops(stage, start):
             part = layers[start:stop]
             if any(pins.get(layer.number, stage) != stage for layer in part):
@@ -216,10 +216,10 @@ def _divisions(
             if names is None:
                 continue
             for rest in solve(stage + 1, stop):
-                found[names, *rest] = None
-                if len(found) > 1:
-                    return tuple(found)
-        return tuple(found)
+                divisions[names, *rest] = None
+                if len(divisions) > 1:
+                    return tuple(divisions)
+        return tuple(divisions)
 
     return list(solve(0, 0)) if layers else []
 
@@ -233,14 +233,14 @@ def _in_order(layers: Sequence[_Layer]) -> list[tuple[str, tuple[int, ...]]]:
 def _stage_names(
     optimizer: NumberedStates, candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Names | None:
-    found: list[str | None] = []
+    assigned: list[str | None] = []
     for group in range(len(optimizer.numbers)):
         names = names_by_order(optimizer.shapes(group), candidates)
         if names is None:
             return None
-        found += names
-    known = [name for name in found if name is not None]
-    return tuple(found) if len(set(known)) == len(known) and len(found) <= len(candidates) else None
+        assigned += names
+    known = [name for name in assigned if name is not None]
+    return tuple(assigned) if len(set(known)) == len(known) and len(assigned) <= len(candidates) else None
 
 
 def named_slices(
@@ -253,7 +253,7 @@ def named_slices(
             file has.
     """
     held = dict(_layer_shapes(directory, tensor_rank))
-    found = []
+    slices = []
     for number in range(len(ranks[0].masters)):
         sizes: dict[str, int] = {}
         for rank in ranks:
@@ -274,8 +274,8 @@ def named_slices(
             if shape is None:
                 raise not_held(name, directory, tensor_rank, model.file.name)
             shapes[name] = shape
-        found.append(shapes)
-    return replace(model, groups=found)
+        slices.append(shapes)
+    return replace(model, groups=slices)
 
 
 def _shape_of(

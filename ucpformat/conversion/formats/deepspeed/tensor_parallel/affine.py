@@ -115,7 +115,7 @@ def affine_holdings(entry: Mapping[str, Any], *, at: str) -> AffineHoldings:
 def _local_map(
     shape: tuple[int, ...], shard: tuple[int, ...], pieces: Sequence[Mapping[str, Any]], at: str
 ) -> LocalMap:
-    found: list[Piece] = []
+    local_pieces: list[Piece] = []
     budget = [_MAX_PARTS]
     for piece in pieces:
         source, source_strides = piece["source"]
@@ -128,14 +128,14 @@ def _local_map(
         scale = Fraction(piece.get("scale", 1.0))
         if scale == 0:
             raise _refused("a scale of 0 cannot be undone", at)
-        found.extend(Piece(box, local, scale) for box, local in _boxes(block, shape, at, budget))
+        local_pieces.extend(Piece(box, local, scale) for box, local in _boxes(block, shape, at, budget))
     size = element_count(shard)
-    spans = [_last(piece) for piece in found]
-    if max(spans, default=-1) >= size or sum(piece.box.size for piece in found) != size:
+    spans = [_last(piece) for piece in local_pieces]
+    if max(spans, default=-1) >= size or sum(piece.box.size for piece in local_pieces) != size:
         raise _refused(f"the pieces do not fill the shard of {size} elements exactly", at)
-    _check_distinct(found, shard, at)
+    _check_distinct(local_pieces, shard, at)
     try:
-        return LocalMap(shard, canonical(found, shape))
+        return LocalMap(shard, canonical(local_pieces, shape))
     except UcpError as refusal:
         raise error(refusal.code, refusal.message, at=at) from None
 
@@ -195,18 +195,18 @@ def _boxes(
 def _dims(block: _Block, shape: tuple[int, ...]) -> list[int | None] | None:
     """Which dim of the tensor each dim of a block walks along; None where it is no box of it as it stands."""
     strides = row_major_strides(shape)
-    found: list[int | None] = []
+    dims: list[int | None] = []
     for extent, stride in zip(block.shape, block.source.strides, strict=True):
         if extent == 1:
-            found.append(None)
+            dims.append(None)
             continue
         dim = next(
             (d for d, (s, n) in enumerate(zip(strides, shape, strict=True)) if s == stride and n > 1), None
         )
-        if dim is None or dim in found or block.source.offset // stride % shape[dim] + extent > shape[dim]:
+        if dim is None or dim in dims or block.source.offset // stride % shape[dim] + extent > shape[dim]:
             return None
-        found.append(dim)
-    return found
+        dims.append(dim)
+    return dims
 
 
 def _last(piece: Piece) -> int:
@@ -291,10 +291,10 @@ def _piece(piece: Piece, holders: tuple[int, ...], view: tuple[int, ...]) -> dic
 
 
 def _extents(values: Any) -> tuple[int, ...]:
-    found = tuple(values)
-    if not all(type(value) is int and value >= 0 for value in found):
-        raise ValueError(f"expected integers >= 0, not {found!r}")
-    return found
+    extents = tuple(values)
+    if not all(type(value) is int and value >= 0 for value in extents):
+        raise ValueError(f"expected integers >= 0, not {extents!r}")
+    return extents
 
 
 def _number(value: Any) -> int:

@@ -79,17 +79,17 @@ def affine_maps(model: ModelStates) -> dict[str, AffineHoldings]:
     if affine.get("version") != _MAP_VERSION:
         raise refused(f"affine maps of version {affine.get('version')!r:.20} are unknown", at)
     listed: Mapping[str, Any] = mapping(affine.get("params"), "affine_map", at)
-    found: dict[str, AffineHoldings] = {}
+    maps: dict[str, AffineHoldings] = {}
     for name in model.module:
         entry = listed.get(f"^{re.escape(name)}$")
         if entry is not None:
-            found[name] = affine_holdings(mapping(entry, "an affine map", at), at=f"{at}#{name}")
-            if found[name].scale != 1:
+            maps[name] = affine_holdings(mapping(entry, "an affine map", at), at=f"{at}#{name}")
+            if maps[name].scale != 1:
                 raise refused(f"{name!r} is held scaled, which is not read", at)
-    unused = set(listed) - {f"^{re.escape(name)}$" for name in found}
+    unused = set(listed) - {f"^{re.escape(name)}$" for name in maps}
     if unused:
         raise refused(f"the affine map {min(unused)!r:.100} is of no parameter here", at)
-    return found
+    return maps
 
 
 def check_shards(held: Holdings, shapes: Sequence[tuple[int, ...]], atom: str, at: str) -> None:

@@ -56,10 +56,12 @@ def shards_of(
     outline = Outline(content)
     info = outline.values.get(_INFO)
     held = _holdings(content, settings, degree, info if isinstance(info, dict) else {})
-    ranks = [{key: _local_map(found, rank, key[0]) for key, found in held.items()} for rank in range(degree)]
+    ranks = [
+        {key: _local_map(holdings, rank, key[0]) for key, holdings in held.items()} for rank in range(degree)
+    ]
     maps = {
-        f"^{re.escape(atom)}$": affine_description(found)
-        for (atom, slot), found in held.items()
+        f"^{re.escape(atom)}$": affine_description(holdings)
+        for (atom, slot), holdings in held.items()
         if slot == "value"
     }
     own = {
@@ -102,7 +104,7 @@ def _holdings(
             "UCP-E-MISMATCH",
             f"nothing says how tensors are split among {degree} ranks; set patterns=NAME or FILE",
         )
-    found: dict[tuple[str, str], Holdings] = {}
+    by_slot: dict[tuple[str, str], Holdings] = {}
     for atom, view in content.items():
         entry = listed.get(f"^{re.escape(atom)}$")
         for slot, held in view.items():
@@ -120,13 +122,18 @@ def _holdings(
                         f"{atom!r} was saved by {len(ranks)} tensor-parallel ranks; set patterns= for {degree}",
                     )
             if holdings is not None:
-                found[atom, slot] = holdings
-    return found
+                by_slot[atom, slot] = holdings
+    return by_slot
 
 
 def _local_map(held: Holdings, rank: int, atom: str) -> LocalMap:
-    found = next((region.local_map for region in held.regions() if rank in region.holders), None)
-    if found is None or held.view != held.shape or found.mapped != found.size or held.reduce is not None:
+    local_map = next((region.local_map for region in held.regions() if rank in region.holders), None)
+    if (
+        local_map is None
+        or held.view != held.shape
+        or local_map.mapped != local_map.size
+        or held.reduce is not None
+    ):
         raise error(
             "UCP-E-MISMATCH",
             f"the part of {atom!r} that tensor-parallel rank {rank} would have is none, is padded, or is not cut "
@@ -134,15 +141,15 @@ def _local_map(held: Holdings, rank: int, atom: str) -> LocalMap:
         )
     if held.scale != 1:
         raise error("UCP-E-MISMATCH", f"{atom!r} would be held scaled, which is not written")
-    for piece in found.pieces:
-        if len(found.shape) != piece.box.ndim or any(
+    for piece in local_map.pieces:
+        if len(local_map.shape) != piece.box.ndim or any(
             step not in (0, stride)
-            for step, stride in zip(piece.local.strides, contiguous_strides(found.shape), strict=True)
+            for step, stride in zip(piece.local.strides, contiguous_strides(local_map.shape), strict=True)
         ):
             raise error(
                 "UCP-E-MISMATCH", f"the elements of {atom!r} would be in another order within a shard"
             )
-    return found
+    return local_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +190,6 @@ class _Shard:
                 continue
             inner = common.relative_to(part.local)
             start = tuple(a + b for a, b in zip(part.whole.offset, inner.offset, strict=True))
-            found = np.empty(common.shape, out.dtype)
-            self._read(Box(start, common.shape), found)
-            window(out, common.relative_to(box))[...] = found
+            elements = np.empty(common.shape, out.dtype)
+            self._read(Box(start, common.shape), elements)
+            window(out, common.relative_to(box))[...] = elements

@@ -88,26 +88,26 @@ def export_universal(
 
 def _limits(outline: Outline) -> list[str]:
     """What is in the files, and what stock DeepSpeed's loader does not make of it."""
-    found = []
+    limits = []
     untrained = sorted(outline.module.keys() - outline.trained)
     if untrained:
         named = ", ".join(untrained[:3]) + (", ..." if len(untrained) > 3 else "")
-        found.append(
+        limits.append(
             f"{len(untrained)} frozen parameters and buffers ({named}) stay as the job begins: under load_universal "
             "DeepSpeed restores none; load them from 'module' of the model file"
         )
     if any(group.options != outline.groups[0].options for group in outline.groups):
-        found.append(
+        limits.append(
             "under load_universal and ZeRO-3 DeepSpeed gives all parameter groups the options of the first; set those "
             "of the others again after loading"
         )
     others = {state for name in outline.trained for state in outline.states(name)} - {"exp_avg", "exp_avg_sq"}
     if others:
-        found.append(
+        limits.append(
             f"under load_universal and ZeRO-3 DeepSpeed reads exp_avg and exp_avg_sq alone, and not "
             f"{', '.join(sorted(others))}"
         )
-    return found
+    return limits
 
 
 def _states(outline: Outline, group: SharedGroup) -> Iterator[tuple[str, str, Any]]:

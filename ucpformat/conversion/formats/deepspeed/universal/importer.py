@@ -92,7 +92,7 @@ def import_universal(path: str | os.PathLike[str], settings: Mapping[str, str] |
     if stages is not None:
         for name, file, stored in stages.layers.copies:
             draft.add_copy(name, file, stored)
-        draft.aliases |= {name: list(found) for name, found in stages.aliases.items() if found}
+        draft.aliases |= {name: list(aliases) for name, aliases in stages.aliases.items() if aliases}
     # Of each tensor-parallel rank one; data-parallel ones may have other buffers, of which rank 0's count.
     heads = [model for place, model in zip(sorted(directory.model), models, strict=True) if place[0] == 0]
     _add_whole(draft, heads, trained)
@@ -139,7 +139,7 @@ def _groups(
     tree: Mapping[str, Any], models: Sequence[ModelStates], at: str
 ) -> list[tuple[list[str], Mapping[str, Any]]]:
     """Parameter groups: options as the optimizer's file has them, names as the model files list them."""
-    found: list[tuple[list[str], Mapping[str, Any]]] = []
+    groups: list[tuple[list[str], Mapping[str, Any]]] = []
     count = 0
     for value in items(member(tree, "param_groups", at), "param_groups", at):
         group = mapping(value, "a parameter group", at)
@@ -151,11 +151,11 @@ def _groups(
                 if model.groups is None or place >= len(model.groups):
                     raise _other_groups(model, place)
                 names += [name for name in model.groups[place] if name not in names]
-        found.append((names, {key: item for key, item in group.items() if key != "params"}))
+        groups.append((names, {key: item for key, item in group.items() if key != "params"}))
     for model in models:
         if len(model.groups or ()) > count:
             raise _other_groups(model, count)
-    return found
+    return groups
 
 
 def _other_groups(model: ModelStates, place: int) -> Exception:
@@ -250,15 +250,15 @@ def _add_whole(draft: ModelDraft, models: Sequence[ModelStates], trained: set[st
         if name in trained or name not in draft.slots or math.prod(held.shape) == 0:
             continue
         shards = [model.module.get(name) for model in models]
-        found = [shard for shard in shards if shard is not None and shard.dtype == held.dtype]
-        if len(found) != len(models):
+        matching = [shard for shard in shards if shard is not None and shard.dtype == held.dtype]
+        if len(matching) != len(models):
             raise refused(f"{name!r} is not in all model files, or of another data type: from two saves", at)
-        reads = [Whole(model.file, shard) for model, shard in zip(models, found, strict=True)]
+        reads = [Whole(model.file, shard) for model, shard in zip(models, matching, strict=True)]
         if (whole := maps.get(name)) is not None:
-            check_shards(whole, [shard.shape for shard in found], name, at)
+            check_shards(whole, [shard.shape for shard in matching], name, at)
             draft.add(name, "value", held.dtype, whole.shape, shard_source(whole, reads, name, at))
             continue
-        if any(shard.shape != held.shape for shard in found):
+        if any(shard.shape != held.shape for shard in matching):
             raise refused(f"{name!r} is split, and no affine map says how", at)
         for model, read in zip(models[1:], reads[1:], strict=True):
             draft.sources[name, "value"] = EqualSources(

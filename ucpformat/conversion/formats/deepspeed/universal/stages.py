@@ -65,26 +65,26 @@ class UniversalStages:
             if len(held) != len(models):
                 raise refused("layer_* files of tensor-parallel ranks; take them away", at)
             stages = [Stage.of_masters(model, masters) for model in held]
-            found = read_layers(directory, stages, 0, tied)
-            return cls(found, {}, note | found.note())
+            placed = read_layers(directory, stages, 0, tied)
+            return cls(placed, {}, note | placed.note())
         said = [said_by(model) for model in held]
         owners = owners_of(said, [model.file.name for model in held])
         first = [
             min((layer for layer, stage in owners.items() if stage == s), default=0) for s in range(len(held))
         ]
-        found = Layers(held, first=[0, *first[1:]])
+        placed = Layers(held, first=[0, *first[1:]])
         aliases: dict[str, list[str]] = {}
         for stage, names in enumerate(said):
             for name in names:
                 if parts := tied_parts(name):
-                    found.add_tie(parts[0], stage)
+                    placed.add_tie(parts[0], stage)
                     layers = sorted(layer for layer, tie in tied.items() if tie == parts[0])
                     aliases[name] = [f"{layer}.{parts[1]}" for layer in layers]
         for tie in tied.values():
-            if tie not in found.ties:
+            if tie not in placed.ties:
                 raise refused(f"no stage has {TIED}{tie}", at)
         missing = sorted({name for model in held for name in model.buffers})
-        return cls(found, aliases, note | found.note() | {"buffers_elsewhere": list(missing)})
+        return cls(placed, aliases, note | placed.note() | {"buffers_elsewhere": list(missing)})
 
 
 def low_dtype(model: ModelStates) -> str | None:

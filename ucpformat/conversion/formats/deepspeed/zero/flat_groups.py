@@ -166,15 +166,15 @@ def _states(
             continue
         kinds = {type(item) for item in held}
         if kinds in ({int}, {float}):
-            found = set(held)
+            entries = set(held)
         elif kinds == {StoredTensor} and all(item.shape == () for item in held):
-            found = {rank.file.array(item) for rank, item in zip(ranks, held, strict=True)}
+            entries = {rank.file.array(item) for rank, item in zip(ranks, held, strict=True)}
         else:
             raise refused(
                 f"state {name!r} of flat group {number} is neither a number nor a flat tensor of {part_size} elements",
                 ranks[0].file.name,
             )
-        if len(found) > 1:
+        if len(entries) > 1:
             odd = next(
                 rank
                 for rank, item in zip(ranks, held, strict=True)

@@ -45,8 +45,8 @@ class FlatPlan:
         """The flat groups that a rank has a part of, in order."""
         return [
             flat
-            for group, found in zip(self._groups, self._flat, strict=True)
-            for flat in found[self._chosen.place(rank, group.degree)[0]]
+            for group, tensors in zip(self._groups, self._flat, strict=True)
+            for flat in tensors[self._chosen.place(rank, group.degree)[0]]
         ]
 
 
@@ -108,15 +108,15 @@ class FlatGroup:
     def addresses(self, outline: Outline, place: int) -> OrderedDict[str, Call]:
         """``param_slice_mappings`` of a part."""
         first, last = place * self.part_size, (place + 1) * self.part_size
-        found: OrderedDict[str, Call] = OrderedDict()
+        addresses: OrderedDict[str, Call] = OrderedDict()
         for name, offset in zip(self.names, self.offsets, strict=True):
             start, stop = max(first, offset), min(last, offset + math.prod(outline.shape(name)))
             if start < stop:
                 address = {"numel": stop - start, "start": start - first}
-                found[self.local.get(name, name)] = Call(
+                addresses[self.local.get(name, name)] = Call(
                     "deepspeed.utils.tensor_fragment", "fragment_address", (), address, True
                 )
-        return found
+        return addresses
 
     def state(self, outline: Outline, chosen: DeepSpeedSettings, place: int) -> dict[str, Any]:
         """A part of the optimizer's states; all parameters of the group have the same ones.
@@ -133,14 +133,14 @@ class FlatGroup:
                     "UCP-E-MISMATCH",
                     f"{name!r} and {first!r} are in one flat group and have other optimizer states",
                 )
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for key, value in numbers[first].items():
             if any(_number_of(outline, name, key) != _number_of(outline, first, key) for name in self.names):
                 raise error(
                     "UCP-E-MISMATCH",
                     f"{key!r} differs within parameter group {self.number}: ZeRO keeps one number",
                 )
-            found[key] = value
+            state[key] = value
         for key in states[first]:
             slots = {name: states[name][key] for name in self.names}
             kinds = {slot.dtype.name for slot in slots.values()}
@@ -148,8 +148,8 @@ class FlatGroup:
                 raise error(
                     "UCP-E-MISMATCH", f"{key!r} has several data types within parameter group {self.number}"
                 )
-            found[key] = outline.flat(list(self.ranges(slots, chosen, place)), kinds.pop())
-        return found
+            state[key] = outline.flat(list(self.ranges(slots, chosen, place)), kinds.pop())
+        return state
 
 
 def part_of(slot: SlotContent, world_size: int, rank: int) -> Iterator[Range]:
@@ -168,11 +168,11 @@ def _flat_groups(
         raise error("UCP-E-MISMATCH", f"parameter group {number} is empty, which ZeRO cannot hold")
     degree = chosen.world_size // group.degree
     if chosen.stage == 3:
-        found = []
+        groups = []
         for held in _sub_groups(outline, names, chosen):
             offsets, end = _offsets([partition_size(outline.shape(name), degree) for name in held])
-            found.append(FlatGroup(number, held, offsets, end, end, degree, 1, {}))
-        return found
+            groups.append(FlatGroup(number, held, offsets, end, end, degree, 1, {}))
+        return groups
     if chosen.round_robin:
         names = [names[place] for place in round_robin_order(len(names), degree)]
     offsets, end = _offsets([math.prod(outline.shape(name)) for name in names])

@@ -117,7 +117,7 @@ def unpartitioned_states(
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for an optimizer that is not as torch has it.
     """
-    found = NumberedStates.read(model.file, model.optimizer or {})
+    states = NumberedStates.read(model.file, model.optimizer or {})
     if names is None:
         candidates = _candidates(model)
         of_experts = [(name, model.module[name].shape) for name in experts or ()]
@@ -126,18 +126,18 @@ def unpartitioned_states(
             candidates = [place for place in candidates if expert_name(place[0]) is None]
         names = {
             number: name or f"optimizer.state.{number}"
-            for group, (options, numbers) in enumerate(zip(found.options, found.numbers, strict=True))
+            for group, (options, numbers) in enumerate(zip(states.options, states.numbers, strict=True))
             for number, name in zip(
                 numbers,
-                names_by_order(found.shapes(group), of_experts if options.get("moe") is True else candidates)
+                names_by_order(states.shapes(group), of_experts if options.get("moe") is True else candidates)
                 or [None] * len(numbers),
                 strict=True,
             )
         }
-    for options, numbers in zip(found.options, found.numbers, strict=True):
-        held = [names[number] for number in numbers if found.has(number) or names[number] in model.module]
+    for options, numbers in zip(states.options, states.numbers, strict=True):
+        held = [names[number] for number in numbers if states.has(number) or names[number] in model.module]
         groups.append((held, options))
-    yield from found.slots(names)
+    yield from states.slots(names)
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
@@ -171,7 +171,7 @@ def names_by_order(
 
 def _places(shapes: Sequence[tuple[int, ...] | None], candidates: Candidates) -> list[int] | None:
     """The first places, ascending, of candidates with these shapes; None fits any."""
-    found: list[int] = []
+    positions: list[int] = []
     place = -1
     for shape in shapes:
         place += 1
@@ -179,11 +179,11 @@ def _places(shapes: Sequence[tuple[int, ...] | None], candidates: Candidates) ->
             place += 1
         if place == len(candidates):
             return None
-        found.append(place)
-    return found
+        positions.append(place)
+    return positions
 
 
 def _shape(state: object) -> tuple[int, ...] | None:
     """The shape that most of a parameter's states have; scalars say nothing."""
-    found = state.values() if isinstance(state, dict) else ()
-    return next((item.shape for item in found if isinstance(item, StoredTensor) and item.shape), None)
+    members = state.values() if isinstance(state, dict) else ()
+    return next((item.shape for item in members if isinstance(item, StoredTensor) and item.shape), None)
