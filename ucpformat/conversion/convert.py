@@ -1,4 +1,4 @@
-"""Telling checkpoint formats apart, and conversion between them."""
+"""Detect the format of a checkpoint, and convert checkpoints between formats."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ConversionReport:
 
 
 def detect_format(path: str | os.PathLike[str]) -> str:
-    """The format of the checkpoint at ``path``.
+    """Detect the format of the checkpoint at ``path``.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` if it is none that is known, with what lies there instead.

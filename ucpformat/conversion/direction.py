@@ -1,4 +1,4 @@
-"""What a conversion is to write: what the destination's name says, or ``--to``, and never a guess against either."""
+"""Choose the format that a conversion writes: by the destination's suffix or ``--to``, never against either."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN_SUFFIX = ".ucp"
 
 
 def format_to_write(destination: str | os.PathLike[str], wanted: str | None, source_format: str) -> str:
-    """The format to write: ``wanted`` where that is given, else what the destination's suffix says.
+    """Choose the format to write: ``wanted`` where that is given, else what the destination's suffix says.
 
     A destination whose suffix says nothing becomes a universal checkpoint, unless the source is one.
 
@@ -49,7 +49,7 @@ def format_to_write(destination: str | os.PathLike[str], wanted: str | None, sou
 
 
 def require_local(path: str | os.PathLike[str], name: str, *, is_source: bool) -> str:
-    """A local path of a checkpoint that is not universal.
+    """Return the local path of a checkpoint that is not universal.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a URL, which only universal checkpoints have.
@@ -62,13 +62,13 @@ def require_local(path: str | os.PathLike[str], name: str, *, is_source: bool) -
 
 
 def _formats_of(suffix: str) -> list[str]:
-    """The formats whose destinations have this suffix."""
+    """List the formats whose destinations have this suffix."""
     if suffix == _OWN_SUFFIX:
         return [UCP]
     return [foreign.name for foreign in registry().in_order() if suffix and suffix in foreign.suffixes]
 
 
 def _all_suffixes() -> list[tuple[str, str]]:
-    """The first suffix of each format that has any, and of universal checkpoints."""
+    """List the first suffix of each format that has any, and of universal checkpoints."""
     suffixes = [(foreign.suffixes[0], foreign.name) for foreign in registry().in_order() if foreign.suffixes]
     return [*sorted(suffixes), (_OWN_SUFFIX, UCP)]

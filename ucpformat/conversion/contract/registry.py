@@ -51,7 +51,7 @@ class Registered:
 
     @property
     def name(self) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return self.entry.name
 
 
@@ -65,26 +65,26 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, broken ones too, ``ucp`` first; nothing is loaded for this."""
+        """List all names, broken ones too, ``ucp`` first, without loading any format."""
         return (UCP, *self._found)
 
     def entry(self, name: str) -> Registered:
-        """What is registered under a name, loaded on first use; KeyError if nothing is."""
+        """Return the entry of a name, loaded on first use; raise KeyError where there is none."""
         if name not in self._loaded:
             distribution, entry = self._found[name]
             self._loaded[name] = _load(entry, distribution)
         return self._loaded[name]
 
     def entries(self) -> list[Registered]:
-        """Everything registered, in order of name, and then what another one has the name of."""
+        """List all entries in order of name, then those whose name another one has taken."""
         return [*(self.entry(name) for name in self._found), *self._taken]
 
     def broken(self) -> list[Registered]:
-        """What cannot be used."""
+        """List the entries that cannot be used."""
         return [entry for entry in self.entries() if entry.broken]
 
     def format(self, name: str) -> ForeignFormat:
-        """The format of a name.
+        """Return the format of a name.
 
         Raises:
             UcpError: ``UCP-E-SOURCE`` if there is none, or it cannot be loaded.
@@ -101,7 +101,7 @@ class Registry:
         return entry.format
 
     def in_order(self) -> list[ForeignFormat]:
-        """All formats that work, in the order in which a path is shown to them."""
+        """List the formats that work, in the order in which they are asked whether a path holds one of theirs."""
         left = {entry.name: entry.format for entry in self.entries() if entry.format is not None}
         ordered: list[ForeignFormat] = []
         while left:
@@ -131,7 +131,7 @@ def _load(entry: EntryPoint, distribution: str) -> Registered:
 
 @cache
 def registry() -> Registry:
-    """The formats of this environment."""
+    """Return the formats of this environment."""
     declared = {name: (_OURS, EntryPoint(name, value, GROUP)) for name, value in BUILT_IN.items()}
     taken: list[Registered] = []
     others = sorted(
