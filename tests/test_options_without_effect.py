@@ -56,6 +56,44 @@ def test_of_what_a_manager_does(tmp_path: Path) -> None:
         ucp.validate(tmp_path / "step-5.ucp", "full")  # type: ignore[arg-type]
 
 
+def test_of_what_reads_and_validates(tmp_path: Path) -> None:
+    path = tmp_path / "a.ucp"
+    ucp.save(path, {"a": np.zeros(3)})
+    with ucp.open(path) as ckpt, pytest.raises(UcpError, match="say where a layout puts the tensor"):
+        ckpt.read("a", coord={"dp": 0})
+    with pytest.raises(UcpError, match="layout_work= is without effect at the level structure"):
+        ucp.validate(path, "structure", layout_work=10)
+    with pytest.raises(UcpError, match="expand= is without effect at the level semantics"):
+        ucp.examine(path, "semantics", expand=10)
+    with pytest.raises(UcpError, match="none of the 1 atoms matches 'b'"):
+        ucp.inspect(path, only=["a", "b"])
+    with pytest.raises(UcpError, match='by= is "digests" or "bytes"'):
+        ucp.diff(path, path, by="content")  # type: ignore[arg-type]
+    with ucp.CheckpointManager(tmp_path) as manager, pytest.raises(UcpError, match="saves in the background"):
+        manager.save(1, {"a": 1}, when_busy="skip")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"storage": "plain"}, "storage= would be without effect: safetensors is written"),
+        ({"compressor": "auto"}, "compressor= would be without effect"),
+        ({"drop": ["b/*"]}, "b/"),
+        ({"settings": {"nothing": "1"}}, "nothing"),
+        ({"source_settings": {"nothing": "1"}}, "nothing"),
+        ({"source_format": "nothing"}, "nothing"),
+        ({"destination_format": "dcp"}, "the suffix .safetensors is that of safetensors"),
+        ({"group": object(), "workers": 2, "pool": "threads"}, "give one of them"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_of_a_conversion(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    ucp.save(tmp_path / "a.ucp", {"a": np.zeros(3)})
+    with pytest.raises(UcpError, match=said):
+        ucp.convert(tmp_path / "a.ucp", tmp_path / "b.safetensors", **options)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 @pytest.mark.parametrize("option", ["storage", "durability"])
 def test_of_a_writer(tmp_path: Path, option: str) -> None:
     options: dict[str, Any] = {option: "fast"}

@@ -15,6 +15,7 @@ import typing
 from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
+    from ucpformat import layouts as layouts
     from ucpformat.comparison import Comparison, Difference, diff
     from ucpformat.conversion.convert import ConversionReport, convert
     from ucpformat.distributed.save_options import SaveReport

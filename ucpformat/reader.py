@@ -281,8 +281,9 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         Returns None where the layout puts nothing at ``coord``.
 
         Raises:
-            UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``,
-                ``UCP-E-INEXACT`` for a factor that rounds, and what procedure 17.3 says.
+            UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``, and for
+                ``coord`` or ``place`` without a layout, ``UCP-E-INEXACT`` for a factor that rounds, and what
+                procedure 17.3 says.
 
         >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 3),)), (ucp.Shard("tp", 0),))
         >>> ckpt.read("fc.weight", layout=layout, coord={"tp": 2}).tolist()
@@ -291,6 +292,9 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         view = self[name][slot]
         stored = view.stored
         if layout is None:
+            if coord or place is not None:
+                message = "coord= and place= say where a layout puts the tensor: give layout= as well"
+                raise error("UCP-E-MISMATCH", message, at=f"{name}/{slot}")
             return view.read(out)
         exponent = require_readable(layout, view.layout, stored.dtype, at=f"{name}/{slot}")
         if place is None and layout == view.layout:

@@ -106,7 +106,7 @@ def _signature(title: str, found: Any) -> str:
             parameters.append("*")
             star = True
         star = star or one.kind is one.VAR_POSITIONAL
-        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         parameters.append(f"{stars}{name}{_default(one.default)}")
     line = f"{title}({', '.join(parameters)})"
     if len(line) <= 100:
@@ -117,7 +117,9 @@ def _signature(title: str, found: Any) -> str:
 def _default(value: object) -> str:
     if value is inspect.Parameter.empty:
         return ""
-    return f"={value!r}" if isinstance(value, str | int | float | tuple | None) else "=..."
+    if isinstance(value, str):
+        return f'="{value}"'
+    return f"={value!r}" if isinstance(value, int | float | tuple | None) else "=..."
 
 
 _SECTION: Final = re.compile(r"(Args|Attributes|Returns|Raises):")

@@ -163,6 +163,9 @@ def convert_checkpoint(
             return ConversionReport(
                 source_format, UCP, len(job.sources), job.nbytes, objects, digest, {}, opened.dropped
             )
+        _refuse_without_effect(
+            destination_format, storage=storage != "packed", compressor=compressor is not None
+        )
         foreign = registry().format(destination_format)
         if foreign.export is None:
             raise error("UCP-E-SOURCE", f"{destination_format} is read and not written")
@@ -324,6 +327,15 @@ def convert(
         )
 
     return work(None) if is_alone else together(group_of(group), work)
+
+
+def _refuse_without_effect(destination_format: str, **given: bool) -> None:
+    """Refuse options that only a universal checkpoint has."""
+    if names := [f"{name}=" for name, is_given in given.items() if is_given]:
+        message = (
+            f"{' and '.join(names)} would be without effect: {destination_format} is written, and not ucp"
+        )
+        raise error("UCP-E-MISMATCH", message)
 
 
 def _refuse_losses(job: Job, lost: Sequence[Lost], destination_format: str) -> None:

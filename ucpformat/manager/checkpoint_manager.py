@@ -183,6 +183,9 @@ class CheckpointManager:
         step = step_number(step)
         background = self.asynchronous if asynchronous is None else asynchronous
         if not background:
+            if when_busy != "wait":
+                message = "when_busy= is about saves in the background: give asynchronous=True as well"
+                raise error("UCP-E-MISMATCH", message)
             self.wait()
         may_replace = replace or step in self._own or step in self.damaged
 

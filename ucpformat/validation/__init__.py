@@ -168,6 +168,16 @@ def examine_store(
     """
     if level not in LEVELS:
         raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
+    if layout_work is not None and level == "structure":
+        raise error(
+            "UCP-E-MISMATCH",
+            "layout_work= is without effect at the level structure: layouts are looked at later",
+        )
+    if expand is not None and level != "integrity":
+        raise error(
+            "UCP-E-MISMATCH",
+            f"expand= is without effect at the level {level}: data are looked at by integrity",
+        )
     findings = Findings()
     try:
         return _examined(store, level, findings, workers, layout_work, expand, progress)
