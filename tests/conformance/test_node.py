@@ -131,4 +131,4 @@ def test_a_fault_planted_in_one_of_both_is_blamed_on_it_and_shrunk(
 
 
 def test_it_agrees_with_the_oracle_where_no_fault_is_planted() -> None:
-    assert faults(f"node {NODE / 'driver.mjs'}", ORACLE, 200) == {}
+    assert faults(f"node {NODE / 'driver.mjs'}", ORACLE, 60) == {}

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -96,7 +96,6 @@ def is_snapshot(path: Path, slots: dict[SlotName, TensorLayout]) -> None:
             assert np.array_equal(checkpoint[name[0]][name[1]].read(), logical(shape, seed))
 
 
-@settings(max_examples=60)
 @given(cases(), st.sampled_from([None, 16 << 10, 256 << 10]))
 def test_what_changes_after_the_call_is_not_in_the_checkpoint(
     case: tuple[int, dict[SlotName, TensorLayout]], limit: int | None

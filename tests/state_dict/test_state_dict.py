@@ -13,7 +13,7 @@ from uuid import uuid4
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import ucpformat
@@ -114,7 +114,6 @@ def names(state: Any, path: tuple[str, ...] = ()) -> list[str]:
     return [".".join(path)]
 
 
-@settings(max_examples=100)
 @given(states, st.sampled_from(["plain", "packed"]), st.sampled_from([None, GZIP]))
 def test_any_state_comes_back(state: dict[Any, Any], storage: Storage, compressor: Any) -> None:
     assume(len(set(names(state))) == len(names(state)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.builders import (
@@ -74,7 +74,6 @@ def check_survey(path: Path, state: State) -> None:
     assert not losses
 
 
-@settings(max_examples=60)
 @given(states(), st.sampled_from(STORAGES), st.sampled_from([16, 64, 5000]), damages())
 def test_what_is_lost_cannot_be_read_and_all_else_can(
     tmp_path_factory: pytest.TempPathFactory, state: State, storage: Storage, chunk_bytes: int, damage: Damage

@@ -56,7 +56,6 @@ def test_a_malicious_source_is_refused_by_code_or_converted_and_sound(
         result_or_refusal(lambda: convert_and_validate(format_name, source, folder / "out"))
 
 
-@settings(max_examples=100)
 @given(name=st.sampled_from(PARSERS), number=st.integers(0, 2**32))
 def test_a_parser_takes_a_mutated_document_or_refuses_it(folder: Path, name: str, number: int) -> None:
     draw = random.Random(number)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import ucpformat
 from ucpformat.model.state import Optimizer, ParameterGroup
@@ -38,7 +38,6 @@ def named(groups: list[dict[str, Any]]) -> list[str]:
     return [name for group in groups for name in group["params"]]
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(OPTIONS, PARAMS), max_size=3), st.booleans())
 def test_any_nested_groups_come_back(drawn: list[tuple[dict[str, Any], Any]], states: bool) -> None:
     """UCP-D-035, UCP-D-036: only what names atoms, each once, becomes groups; the rest stays values."""
@@ -61,7 +60,6 @@ def sorted_options(groups: Any) -> list[str]:
     return [repr(sorted(group.items(), key=lambda item: item[0])) for group in groups]
 
 
-@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.sampled_from("abc"), OPTIONS.filter(lambda options: {} not in options.values()), max_size=3
