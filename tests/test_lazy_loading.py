@@ -37,6 +37,10 @@ def run(program: str, *arguments: str) -> str:
         ("ucpformat.open, ucpformat.CheckpointWriter", FRAMEWORKS | FOREIGN | OURS),
         ("ucpformat.validate, ucpformat.CheckpointManager, ucpformat.zarr_store", FRAMEWORKS),
         ("main(['--version'], standalone_mode=False)", FRAMEWORKS | FOREIGN | OURS | {"numpy"}),
+        (
+            "main(['--help'], standalone_mode=False)",
+            FRAMEWORKS | FOREIGN | OURS | {"numpy", "ucpformat.cli.convert", "ucpformat.cli.runs"},
+        ),
         ("main(['convert', '--help'], standalone_mode=False)", FRAMEWORKS | FOREIGN | OURS),
         ("main(['inspect', '--help'], standalone_mode=False)", FRAMEWORKS | FOREIGN | OURS),
         ("main(['validate', '--help'], standalone_mode=False)", FRAMEWORKS | (FOREIGN - {"jsonschema"})),

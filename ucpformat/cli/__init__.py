@@ -18,20 +18,20 @@ from ucpformat.gc_pause import paused
 
 __all__ = ["main"]
 
-# The module of each command, which is loaded for that command alone.
 _COMMANDS: Final = {
-    "convert": "convert",
-    "cp": "copy",
-    "diff": "diff",
-    "digest": "digest",
-    "gc": "runs",
-    "inspect": "inspect",
-    "formats": "formats",
-    "ls": "runs",
-    "plan": "plan",
-    "repair": "repair",
-    "validate": "validate",
+    "convert": ("convert", "Convert a checkpoint of one format into another."),
+    "cp": ("copy", "Copy a checkpoint."),
+    "diff": ("diff", "Compare what two checkpoints hold."),
+    "digest": ("digest", "Print root digests, which name all of a checkpoint."),
+    "gc": ("runs", "Remove debris from a run, and checkpoints that nobody keeps."),
+    "inspect": ("inspect", "Show what a checkpoint holds."),
+    "formats": ("formats", "List the formats that can be read and written."),
+    "ls": ("runs", "List the checkpoints of a run."),
+    "plan": ("plan", "Say who moves what, and how much, between two layouts."),
+    "repair": ("repair", "Restore what is damaged or missing from others."),
+    "validate": ("validate", "Say every problem of checkpoints."),
 }
+"""The module of each command, which is loaded for that command alone, and what the list of commands says of it."""
 
 
 # What pip installs where a package is missing, by the package.
@@ -59,8 +59,12 @@ class _Group(click.Group):
         if name not in _COMMANDS:
             return None
         with paused():
-            command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
+            command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name][0]}"), name)
         return command
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]

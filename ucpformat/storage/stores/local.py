@@ -31,6 +31,7 @@ from ucpformat.storage.stores.local_io import (
 )
 from ucpformat.storage.stores.local_pack import LocalPackFile
 from ucpformat.storage.stores.mappings import Mappings, populated
+from ucpformat.storage.stores.open_files import KeptFiles, OpenFile
 from ucpformat.storage.stores.store import Calls
 from ucpformat.storage.stores.write_back import WriteBack
 
@@ -80,8 +81,7 @@ class LocalStore:
         self._made_directories: dict[str, None] = {}
         """Keys of directories whose entries a flush makes durable; that of the checkpoint's own is empty."""
         self._made_parents: dict[Path, None] = {}
-        self._descriptors: dict[str, int] = {}
-        self._keeps_descriptors = True
+        self._packs = KeptFiles(_OPEN_PACKS)
         self._mappings = Mappings()
         self._lock = threading.RLock()
         self._claim = DirectoryClaim(self._root)
@@ -138,31 +138,22 @@ class LocalStore:
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
         """A descriptor for reading; those of packs stay open, since many segments lie in one."""
-        kept = key.startswith("packs/") and self._keeps_descriptors
-        if kept:
-            with self._lock:
-                descriptor = self._descriptors.get(key)
-            if descriptor is not None:
-                yield descriptor
-                return
+        is_pack = key.startswith("packs/")
+        if is_pack and (kept := self._packs.get(key)) is not None:
+            yield kept
+            return
         path = self._locate(key)
         if not hasattr(os, "O_NOFOLLOW"):
             self._require_regular(path.lstat().st_mode, key)
-        descriptor = opened(path, READ_FLAGS)
-        is_given = False
+        file = OpenFile(opened(path, READ_FLAGS))
         try:
-            self._require_regular(os.fstat(descriptor).st_mode, key)
-            if kept:
-                with self._lock:
-                    has_room = len(self._descriptors) < _OPEN_PACKS and key not in self._descriptors
-                    if has_room and self._keeps_descriptors:
-                        is_given = True
-                        self._descriptors[key] = descriptor
-            yield descriptor
+            self._require_regular(os.fstat(file.descriptor).st_mode, key)
+            if is_pack:
+                self._packs.offer(key, file)
+            yield file.descriptor
         finally:
-            # A signal may have come between the two lines above; and `close` may have closed it since.
-            if not is_given or (self._keeps_descriptors and self._descriptors.get(key) != descriptor):
-                os.close(descriptor)
+            if not self._packs.has(key, file):
+                os.close(file.descriptor)
 
     def head(self, key: str, most: int) -> bytes | None:
         """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
@@ -439,13 +430,7 @@ class LocalStore:
         self._mappings.forget()
         if self._write_back is not None:
             self._write_back.close()
-        with self._lock:
-            # A thread that still reads keeps none from now on.
-            self._keeps_descriptors = False
-            descriptors, self._descriptors = self._descriptors, {}
-        for descriptor in descriptors.values():
-            with suppress(OSError):
-                os.close(descriptor)
+        self._packs.close()
 
     def __del__(self) -> None:
         with suppress(Exception):
