@@ -85,7 +85,7 @@ class Checkpoint:
         return root
 
     def fetch(self, reference: Json) -> bytes:
-        """Return an object that a document reference names, with its length and digest checked (UCP-R-012)."""
+        """Return an object that a document reference names, with its length and digest checked (UCP-R-013)."""
         key = reference["key"]
         safe = all(part and part[0] != "." and not part.startswith("__") for part in key.split("/"))
         demand(safe and key.replace("/", "").replace("-", "").replace(".", "").isalnum(), "UCP-E-KEY", key)
@@ -167,7 +167,7 @@ class Checkpoint:
         return tensor
 
     def bytes_of(self, key: str, offset: int, length: int, checksums: list[int]) -> bytes:
-        """Return the bytes of a segment, checked block by block (UCP-R-018)."""
+        """Return the bytes of a segment, checked block by block (UCP-R-029)."""
         with (self.path / key).open("rb") as pack:
             pack.seek(offset)
             data = pack.read(length)

@@ -133,7 +133,7 @@ def test_without_content_digests_chunks_are_read(tmp_path: Path) -> None:
 
 
 def test_damage_is_an_error_and_not_a_difference(tmp_path: Path) -> None:
-    """UCP-R-018 while comparing."""
+    """UCP-R-029 while comparing."""
     first = forget(weight(tmp_path / "a", np.arange(64, dtype=np.int16)))
     second = forget(weight(tmp_path / "b", np.arange(64, dtype=np.int16)))
     pack = next((second / "packs").iterdir())

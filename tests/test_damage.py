@@ -190,7 +190,7 @@ def save_with_state(path: Path, state: State, storage: Storage, chunk_bytes: int
 def test_any_damage_is_found_and_never_read_as_data(
     tmp_path_factory: pytest.TempPathFactory, state: State, storage: Storage, chunk_bytes: int, damage: Damage
 ) -> None:
-    """UCP-D-019, UCP-D-043, UCP-D-051, UCP-R-011, UCP-R-012, UCP-R-018, UCP-V-005."""
+    """UCP-D-021, UCP-D-099, UCP-D-108, UCP-R-012, UCP-R-013, UCP-R-029, UCP-V-004."""
     path = tmp_path_factory.mktemp("damage") / "c"
     save_with_state(path, state, storage, chunk_bytes)
     assume(damage(path))
@@ -205,7 +205,7 @@ def test_any_damage_is_found_and_never_read_as_data(
 def test_chunks_in_each_others_place_are_found(
     tmp_path: Path, storage: Storage, shape: tuple[int, ...], compressor: Compressor | None
 ) -> None:
-    """UCP-R-018: intact chunks of equal length, whose own checksums are right wherever they lie.
+    """UCP-R-029: intact chunks of equal length, whose own checksums are right wherever they lie.
 
     The CRC of data followed by their CRC is a constant, so that a table that covered both would not see it.
     """
@@ -252,7 +252,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_damage_of_several_mebibytes_is_found(
     large: Large, tmp_path_factory: pytest.TempPathFactory, damage: Damage
 ) -> None:
-    """UCP-R-018: in any block of any chunk."""
+    """UCP-R-029: in any block of any chunk."""
     path = tmp_path_factory.mktemp("copy") / "c"
     shutil.copytree(large.path, path)
     try:
@@ -279,7 +279,7 @@ def test_every_byte_of_a_small_checkpoint_counts(tmp_path: Path, storage: Storag
 
 
 def test_every_byte_of_the_root_counts(tmp_path: Path) -> None:
-    """UCP-D-016, UCP-R-011: no flip in the root is opened."""
+    """UCP-D-018, UCP-R-012: no flip in the root is opened."""
     save(tmp_path / "c", {("a", "value"): Tensor(np.ones(3, np.int8), "int8")}, step=1)
     file = tmp_path / "c" / "ucp.json"
     good = file.read_bytes()
@@ -295,7 +295,7 @@ def test_every_byte_of_the_root_counts(tmp_path: Path) -> None:
 def test_lost_objects_are_missed(
     tmp_path_factory: pytest.TempPathFactory, state: State, storage: Storage, data: st.DataObject
 ) -> None:
-    """UCP-V-005: all that is missing is reported at once, each in its place, a deleted plain chunk above all."""
+    """UCP-V-004: all that is missing is reported at once, each in its place, a deleted plain chunk above all."""
     path = tmp_path_factory.mktemp("lost") / "c"
     save_with_state(path, state, storage, 64)
     rooms = ("atoms", "packs", "blobs")

@@ -69,7 +69,7 @@ def refused(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_broken_rule_is_refused_with_its_code_and_place(tmp_path: Path, case: Case) -> None:
-    """UCP-V-005; the requirements are those that the cases name."""
+    """UCP-V-004; the requirements are those that the cases name."""
     forged = make(tmp_path / "inner" / "c", case.kind)
     case.change(forged)
     largest = max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
@@ -86,7 +86,7 @@ def test_what_is_broken_above_was_good_and_sealing_keeps_it_good(tmp_path: Path,
 
 
 def test_the_order_of_members_means_nothing(tmp_path: Path) -> None:
-    """UCP-D-026: table rows follow the names of slots, wherever these stand."""
+    """UCP-D-029: table rows follow the names of slots, wherever these stand."""
     forged = make(tmp_path / "c", "packed")
     before = read_everything(forged.sealed())
 
@@ -127,14 +127,14 @@ def blank_root(forged: Forgery) -> bytes:
     ],
 )  # fmt: skip
 def test_a_hostile_root_is_refused(tmp_path: Path, code: str, change: Callable[[bytes], bytes]) -> None:
-    """UCP-D-002, UCP-D-005, UCP-D-006, UCP-D-020, UCP-R-001, UCP-R-002, UCP-R-005."""
+    """UCP-D-002, UCP-D-005, UCP-D-006, UCP-D-022, UCP-R-002, UCP-R-003, UCP-R-006."""
     forged = make(tmp_path / "c", "packed")
     seal_text(forged.path, change(blank_root(forged)))
     refused(forged.path, code, "ucp.json", reads=True, spare=16 * MIB)
 
 
 def test_digits_that_occur_twice_are_refused(tmp_path: Path) -> None:
-    """UCP-D-016, UCP-D-017, UCP-R-011."""
+    """UCP-D-018, UCP-D-019, UCP-R-012."""
     forged = make(tmp_path / "c", "packed")
     forged.sealed()
     text = (forged.path / "ucp.json").read_bytes()
@@ -151,7 +151,7 @@ def test_nothing_is_not_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_segments_that_overlap_in_part_are_refused(tmp_path: Path) -> None:
-    """UCP-D-049; equal ones may share their bytes."""
+    """UCP-D-106; equal ones may share their bytes."""
     data = np.concatenate([np.arange(64, dtype=np.int8)] * 3)
     state: State = {(f"a{n}", "value"): Tensor(data[: 128 if n < 2 else 64], "int8") for n in range(3)}
     save(tmp_path / "c", state, workers=1)
@@ -175,7 +175,7 @@ def test_segments_that_overlap_in_part_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["int4", "float4_e2m1fn", "bool"])
 @pytest.mark.parametrize("kind", ["plain", "packed"])
 def test_unused_bits_that_are_set_are_reported(tmp_path: Path, kind: Any, dtype: str) -> None:
-    """UCP-D-032."""
+    """UCP-D-037."""
     data = np.array([[1, 0, 1]], np.uint8).view(DTYPES[dtype].numpy)
     save(tmp_path / "c", {("a", "value"): Tensor(data, dtype)}, storage=kind, workers=1)
     forged = Forgery(tmp_path / "c")
@@ -195,7 +195,7 @@ def test_unused_bits_that_are_set_are_reported(tmp_path: Path, kind: Any, dtype:
 
 @pytest.mark.parametrize("compressor", [None, GZIP])
 def test_elements_beyond_the_shape_are_zero(tmp_path: Path, compressor: Compressor | None) -> None:
-    """UCP-D-041."""
+    """UCP-D-095."""
     data = np.arange(1, 36, dtype=np.int8)
     save(tmp_path / "d", {("a", "value"): Tensor(data, "int8", compressor)}, storage="plain", chunk_bytes=16)
     forged = Forgery(tmp_path / "d")

@@ -20,69 +20,69 @@ BLOCKS: dict[str, Any] = {"kind": "blocks", "dim": 0, "sizes": [1, 3]}
 MESH = "ucp.json#/meshes/0"
 STEPS = "ucp.json#/layouts/0/steps"
 AT_ROOT: list[tuple[str, Any, Any, str, str]] = [
-    ("UCP-D-059", {"axes": [AXES[0], AXES[0]]}, [], "UCP-E-LAYOUT", f"{MESH}/axes/1/name"),
-    ("UCP-D-059", {"axes": [{"name": "", "size": 2}]}, [], "UCP-E-LAYOUT", f"{MESH}/axes/0/name"),
-    ("UCP-D-060", {"axes": AXES, "ranks": [0, 1, 2, 3, 4]}, [], "UCP-E-LAYOUT", f"{MESH}/ranks"),
-    ("UCP-D-060", {"axes": AXES, "ranks": [0, 1, 2, 3, 4, 4]}, [], "UCP-E-LAYOUT", f"{MESH}/ranks"),
-    ("UCP-D-071", {"axes": [{"name": "a", "size": 2**20 + 1}]}, [], "UCP-E-LIMIT", f"{MESH}/axes"),
-    ("UCP-D-062", {"axes": AXES}, [{**SHARD, "axis": "pp"}], "UCP-E-LAYOUT", f"{STEPS}/0/axis"),
+    ("UCP-D-039", {"axes": [AXES[0], AXES[0]]}, [], "UCP-E-LAYOUT", f"{MESH}/axes/1/name"),
+    ("UCP-D-039", {"axes": [{"name": "", "size": 2}]}, [], "UCP-E-LAYOUT", f"{MESH}/axes/0/name"),
+    ("UCP-D-040", {"axes": AXES, "ranks": [0, 1, 2, 3, 4]}, [], "UCP-E-LAYOUT", f"{MESH}/ranks"),
+    ("UCP-D-040", {"axes": AXES, "ranks": [0, 1, 2, 3, 4, 4]}, [], "UCP-E-LAYOUT", f"{MESH}/ranks"),
+    ("UCP-D-041", {"axes": [{"name": "a", "size": 2**20 + 1}]}, [], "UCP-E-LIMIT", f"{MESH}/axes"),
+    ("UCP-D-045", {"axes": AXES}, [{**SHARD, "axis": "pp"}], "UCP-E-LAYOUT", f"{STEPS}/0/axis"),
     (
-        "UCP-D-062",
+        "UCP-D-045",
         {"axes": AXES},
         [{"kind": "only", "axis": "dp", "coordinates": [2]}],
         "UCP-E-LAYOUT",
         f"{STEPS}/0/coordinates",
     ),
-    ("UCP-D-063", {"axes": AXES}, [SHARD, {**SHARD, "dim": 1}], "UCP-E-LAYOUT", f"{STEPS}/1/axis"),
+    ("UCP-D-046", {"axes": AXES}, [SHARD, {**SHARD, "dim": 1}], "UCP-E-LAYOUT", f"{STEPS}/1/axis"),
     (
-        "UCP-D-063",
+        "UCP-D-046",
         {"axes": AXES},
         [{"kind": "only", "axis": "tp", "coordinates": [0]}, SHARD],
         "UCP-E-LAYOUT",
         f"{STEPS}/1/axis",
     ),
-    ("UCP-D-065", {"axes": AXES}, [BLOCKS, BLOCKS], "UCP-E-LAYOUT", f"{STEPS}/1"),
+    ("UCP-D-057", {"axes": AXES}, [BLOCKS, BLOCKS], "UCP-E-LAYOUT", f"{STEPS}/1"),
     (
-        "UCP-D-077",
+        "UCP-D-053",
         {"axes": AXES},
         [{**BLOCKS, "steps": [[], []]}, SHARD],
         "UCP-E-LAYOUT",
         f"{STEPS}/1",
     ),
-    ("UCP-D-078", {"axes": AXES}, [{**BLOCKS, "steps": [None]}], "UCP-E-LAYOUT", f"{STEPS}/0/steps"),
+    ("UCP-D-056", {"axes": AXES}, [{**BLOCKS, "steps": [None]}], "UCP-E-LAYOUT", f"{STEPS}/0/steps"),
     (
-        "UCP-D-078",
+        "UCP-D-056",
         {"axes": AXES},
         [{**BLOCKS, "steps": [None, [{**SHARD, "dim": 1}]]}],
         "UCP-E-LAYOUT",
         f"{STEPS}/0/steps/1/0",
     ),
-    ("UCP-D-079", {"axes": AXES}, [{"kind": "join", "dim": 0}], "UCP-E-LAYOUT", f"{STEPS}/0"),
+    ("UCP-D-058", {"axes": AXES}, [{"kind": "join", "dim": 0}], "UCP-E-LAYOUT", f"{STEPS}/0"),
     (
-        "UCP-D-080",
+        "UCP-D-062",
         {"axes": AXES},
         [{"kind": "only", "axis": "tp", "coordinates": [1, 0]}],
         "UCP-E-LAYOUT",
         f"{STEPS}/0/coordinates",
     ),
-    ("UCP-D-066", {"axes": AXES}, [{"kind": "flatten"}] * 2, "UCP-E-LAYOUT", f"{STEPS}/1"),
+    ("UCP-D-061", {"axes": AXES}, [{"kind": "flatten"}] * 2, "UCP-E-LAYOUT", f"{STEPS}/1"),
     # An axis used twice: by blocks and a shard of another dim, by a partial and a shard, by the steps of one block.
     (
-        "UCP-D-063",
+        "UCP-D-046",
         {"axes": AXES},
         [{**BLOCKS, "steps": [[SHARD], None]}, {**SHARD, "dim": 1}],
         "UCP-E-LAYOUT",
         f"{STEPS}/1/axis",
     ),
     (
-        "UCP-D-063",
+        "UCP-D-046",
         {"axes": AXES},
         [{"kind": "partial", "axis": "tp", "reduce": "sum"}, SHARD],
         "UCP-E-LAYOUT",
         f"{STEPS}/1/axis",
     ),
     (
-        "UCP-D-063",
+        "UCP-D-046",
         {"axes": AXES},
         [{**BLOCKS, "steps": [[SHARD, SHARD], None]}],
         "UCP-E-LAYOUT",
@@ -90,14 +90,14 @@ AT_ROOT: list[tuple[str, Any, Any, str, str]] = [
     ),
     # An unknown axis in the steps of a block, and in a partial.
     (
-        "UCP-D-062",
+        "UCP-D-045",
         {"axes": AXES},
         [{**BLOCKS, "steps": [None, [{**SHARD, "axis": "pp"}]]}],
         "UCP-E-LAYOUT",
         f"{STEPS}/0/steps/1/0/axis",
     ),
     (
-        "UCP-D-062",
+        "UCP-D-045",
         {"axes": AXES},
         [{"kind": "partial", "axis": "pp", "reduce": "sum"}],
         "UCP-E-LAYOUT",
@@ -105,32 +105,32 @@ AT_ROOT: list[tuple[str, Any, Any, str, str]] = [
     ),
     # As many sizes as positions; views and orders before splits, and orders that name every dim once.
     (
-        "UCP-D-064",
+        "UCP-D-051",
         {"axes": AXES},
         [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [2, 2]}],
         "UCP-E-LAYOUT",
         f"{STEPS}/0/sizes",
     ),
-    ("UCP-D-086", {"axes": AXES}, [SHARD, {"kind": "view", "shape": [24]}], "UCP-E-LAYOUT", f"{STEPS}/1"),
-    ("UCP-D-087", {"axes": AXES}, [{"kind": "permute", "order": [0, 0]}], "UCP-E-LAYOUT", f"{STEPS}/0/order"),
+    ("UCP-D-048", {"axes": AXES}, [SHARD, {"kind": "view", "shape": [24]}], "UCP-E-LAYOUT", f"{STEPS}/1"),
+    ("UCP-D-049", {"axes": AXES}, [{"kind": "permute", "order": [0, 0]}], "UCP-E-LAYOUT", f"{STEPS}/0/order"),
 ]
 
 # What only shows with the shape of a slot: the reader, which does not use the source layout, goes on.
 WITH_SHAPE: list[tuple[str, Any, str]] = [
-    ("UCP-D-062", [{**SHARD, "dim": 2}], "UCP-E-LAYOUT"),
-    ("UCP-D-064", [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}], "UCP-E-LAYOUT"),
-    ("UCP-D-165", [{**BLOCKS, "sizes": [1, 2]}], "UCP-E-LAYOUT"),
-    ("UCP-D-164", [{**SHARD, "rule": "even"}], "UCP-E-LAYOUT"),
+    ("UCP-D-045", [{**SHARD, "dim": 2}], "UCP-E-LAYOUT"),
+    ("UCP-D-051", [{"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}], "UCP-E-LAYOUT"),
+    ("UCP-D-055", [{**BLOCKS, "sizes": [1, 2]}], "UCP-E-LAYOUT"),
+    ("UCP-D-052", [{**SHARD, "rule": "even"}], "UCP-E-LAYOUT"),
     # Sizes that do not sum in each block; views of other sizes, and across dims that an order has parted; wide orders.
     (
-        "UCP-D-064",
+        "UCP-D-051",
         [{**BLOCKS, "sizes": [2, 2]}, {"kind": "shard", "axis": "tp", "dim": 0, "sizes": [1, 1, 1]}],
         "UCP-E-LAYOUT",
     ),
-    ("UCP-D-088", [{"kind": "view", "shape": [5, 5]}], "UCP-E-LAYOUT"),
-    ("UCP-D-088", [{"kind": "permute", "order": [1, 0]}, {"kind": "view", "shape": [4, 6]}], "UCP-E-LAYOUT"),
-    ("UCP-D-087", [{"kind": "permute", "order": [0, 1, 2]}], "UCP-E-LAYOUT"),
-    ("UCP-D-089", [{"kind": "pad", "dim": 0, "to": 3}], "UCP-E-LAYOUT"),
+    ("UCP-D-050", [{"kind": "view", "shape": [5, 5]}], "UCP-E-LAYOUT"),
+    ("UCP-D-050", [{"kind": "permute", "order": [1, 0]}, {"kind": "view", "shape": [4, 6]}], "UCP-E-LAYOUT"),
+    ("UCP-D-049", [{"kind": "permute", "order": [0, 1, 2]}], "UCP-E-LAYOUT"),
+    ("UCP-D-060", [{"kind": "pad", "dim": 0, "to": 3}], "UCP-E-LAYOUT"),
 ]
 
 
@@ -150,7 +150,7 @@ def errors_of(path: Path) -> set[tuple[str, str]]:
 def test_a_malformed_layout_is_refused_when_opened(
     tmp_path: Path, requirement: str, mesh: Any, steps: Any, code: str, at: str
 ) -> None:
-    """UCP-R-021."""
+    """UCP-R-017."""
     path = forge(tmp_path / "c", mesh, steps)
     with pytest.raises(UcpError) as caught:
         open_checkpoint(path)
@@ -162,7 +162,7 @@ def test_a_malformed_layout_is_refused_when_opened(
 def test_a_layout_that_does_not_fit_its_slot_is_reported(
     tmp_path: Path, requirement: str, steps: Any, code: str
 ) -> None:
-    """UCP-R-021 for validators; a reader that takes no notice of the source layout reads on."""
+    """UCP-R-017 for validators; a reader that takes no notice of the source layout reads on."""
     path = forge(tmp_path / "c", {"axes": AXES}, steps)
     found = errors_of(path)
     assert {problem for problem, _ in found} == {code}
@@ -178,7 +178,7 @@ def test_only_needs_a_position(tmp_path: Path) -> None:
 
 
 def test_a_mesh_index_points_at_a_mesh(tmp_path: Path) -> None:
-    """UCP-D-061."""
+    """UCP-D-044."""
     forged = make(tmp_path / "c", "packed")
     forged.edit("root", lambda root: root.update(meshes=[], layouts=[{"mesh": 0, "steps": []}]))
     path = Path(forged.sealed())

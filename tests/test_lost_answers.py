@@ -66,7 +66,7 @@ def test_of_two_that_publish_at_the_same_moment_one_fails(
 
 
 def test_a_medium_with_neither_links_nor_exclusive_renames_is_refused_at_once(tmp_path: Path) -> None:
-    """UCP-W-010: before anything is written."""
+    """UCP-W-008: before anything is written."""
     unknown = patch(
         "ucpformat.storage.stores.draft.rename_exclusively", side_effect=OSError(errno.EINVAL, "no")
     )
@@ -84,7 +84,7 @@ LOST = (errno.EIO, errno.ESTALE, errno.EEXIST, errno.ETIMEDOUT, errno.EPERM, err
 def test_a_commit_whose_answer_was_lost_is_one(
     tmp_path: Path, storage: Storage, links: bool, number: int
 ) -> None:
-    """UCP-W-011: a network file system has done what was asked for, and tells an error, whichever."""
+    """UCP-W-009: a network file system has done what was asked for, and tells an error, whichever."""
     with contextmanager(lambda: iter([None]))() if links else no_links(), lost_answer(number, links=links):
         write(tmp_path / "c", storage)
     assert validate(tmp_path / "c") == []
@@ -111,7 +111,7 @@ def lost_answer(failure: int | BaseException, *, links: bool) -> Iterator[None]:
 def test_whoever_is_stopped_behind_the_commit_removes_nothing(
     tmp_path: Path, storage: Storage, links: bool, stop: BaseException
 ) -> None:
-    """UCP-W-011: what is published is looked up, not remembered."""
+    """UCP-W-009: what is published is looked up, not remembered."""
     with (
         contextmanager(lambda: iter([None]))() if links else no_links(),
         lost_answer(stop, links=links),
@@ -122,7 +122,7 @@ def test_whoever_is_stopped_behind_the_commit_removes_nothing(
 
 
 def test_what_cannot_be_looked_up_is_left_alone(tmp_path: Path) -> None:
-    """UCP-W-011: neither the link nor the look at it is answered."""
+    """UCP-W-009: neither the link nor the look at it is answered."""
     with (
         lost_answer(errno.EIO, links=True),
         patch(

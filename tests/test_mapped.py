@@ -216,7 +216,7 @@ ODD = np.arange(1, 80_001, dtype="<u2").reshape(400, 200)  # in chunks of 200 to
 def test_chunks_of_any_length_lie_without_gaps(
     tmp_path: Path, how: str, chunk_bytes: int, durability: Durability
 ) -> None:
-    """UCP-D-050: as GPT-2's embedding of 50257 by 768 has them; few go by one call, many as a run."""
+    """UCP-D-107: as GPT-2's embedding of 50257 by 768 has them; few go by one call, many as a run."""
     names = ["a", "b"]
     specs = [AtomSpec(name, {"value": SlotSpec("uint16", ODD.shape)}) for name in names]
     with (

@@ -85,7 +85,7 @@ def test_without_locks_two_writers_do_each_other_no_harm(
 
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_two_writers_to_an_object_store_do_each_other_no_harm(tmp_path: Path, order: str) -> None:
-    """UCP-W-012: neither touches what is the other's; the first to commit has."""
+    """UCP-W-010: neither touches what is the other's; the first to commit has."""
     url = fresh_url("memory", tmp_path)
     first = begin(url, "packed")
     second = begin(url, "packed")
@@ -96,7 +96,7 @@ def test_two_writers_to_an_object_store_do_each_other_no_harm(tmp_path: Path, or
 
 
 def test_a_second_writer_to_an_object_store_removes_nothing_of_what_is_committed(tmp_path: Path) -> None:
-    """UCP-W-012: it has listed the first one's objects when there was no root document yet."""
+    """UCP-W-010: it has listed the first one's objects when there was no root document yet."""
     url = fresh_url("memory", tmp_path)
     first = begin(url, "packed")
     real = RemoteStore.keys
@@ -116,7 +116,7 @@ def test_a_second_writer_to_an_object_store_removes_nothing_of_what_is_committed
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_without_locks_a_commit_behind_the_listing_is_no_debris(tmp_path: Path, storage: Storage) -> None:
-    """UCP-W-016: the second has listed the first one's objects when there was no root document yet."""
+    """UCP-W-015: the second has listed the first one's objects when there was no root document yet."""
     with no_locks():
         first = begin(tmp_path / "c", storage)
         real = DirectoryClaim.condemn
@@ -136,7 +136,7 @@ def test_without_locks_a_commit_behind_the_listing_is_no_debris(tmp_path: Path, 
 def test_a_writer_from_the_dead_publishes_nothing_in_the_directory_of_another(
     tmp_path: Path, storage: Storage
 ) -> None:
-    """UCP-W-014: it has seen the directory to be its own, and comes back when another has begun."""
+    """UCP-W-012: it has seen the directory to be its own, and comes back when another has begun."""
     with no_locks():
         first = begin(tmp_path / "c", storage)
         began: list[CheckpointWriter] = []
@@ -156,7 +156,7 @@ def test_a_writer_from_the_dead_publishes_nothing_in_the_directory_of_another(
 
 
 def test_a_directory_that_was_moved_away_is_no_success(tmp_path: Path) -> None:
-    """UCP-W-015: where its user has done that, the checkpoint is not where it was promised."""
+    """UCP-W-013: where its user has done that, the checkpoint is not where it was promised."""
     writer = begin(tmp_path / "c", "packed")
     real = os.link
 
@@ -170,7 +170,7 @@ def test_a_directory_that_was_moved_away_is_no_success(tmp_path: Path) -> None:
 
 
 def test_of_two_that_begin_at_the_same_moment_one_sees_the_other(tmp_path: Path) -> None:
-    """UCP-W-013: drafts are made first, and looked for then."""
+    """UCP-W-011: drafts are made first, and looked for then."""
     stores = [LocalStore(tmp_path / "c"), LocalStore(tmp_path / "c")]
     real = DirectoryClaim._is_empty
 
@@ -192,7 +192,7 @@ def test_of_two_that_begin_at_the_same_moment_one_sees_the_other(tmp_path: Path)
 
 @pytest.mark.parametrize("medium", ["local", "memory"])
 def test_a_collection_spares_what_is_committed_behind_its_listing(tmp_path: Path, medium: str) -> None:
-    """UCP-W-012: with locks and without."""
+    """UCP-W-010: with locks and without."""
     url = fresh_url(medium, tmp_path)
     writers = {step: begin(f"{url}/step-{step}.ucp", "packed") for step in (1, 2)}
     real = RunDirectory.without_root
@@ -213,7 +213,7 @@ def test_a_collection_spares_what_is_committed_behind_its_listing(tmp_path: Path
 
 
 def test_what_was_moved_aside_with_its_root_document_is_never_removed(tmp_path: Path) -> None:
-    """UCP-W-012: whoever moved it there died before it could be moved back."""
+    """UCP-W-010: whoever moved it there died before it could be moved back."""
     assert finish(begin(tmp_path / "step-1.ucp", "packed"))
     aside = tmp_path / "step-1.ucp.debris-0123abcd"
     (tmp_path / "step-1.ucp").rename(aside)
@@ -224,7 +224,7 @@ def test_what_was_moved_aside_with_its_root_document_is_never_removed(tmp_path: 
 
 
 def test_a_directory_whose_clearing_broke_off(tmp_path: Path) -> None:
-    """UCP-W-016: with locks, and after a while, nobody is at it any more; otherwise the user has to say so."""
+    """UCP-W-015: with locks, and after a while, nobody is at it any more; otherwise the user has to say so."""
     place = tmp_path / "c"
     begin(place, "packed").leave()
     condemned = place / ".ucp.json.condemned"

@@ -101,7 +101,7 @@ BIG = bits(3, (611, 3001), DTYPES["float32"])
 def test_only_the_blocks_that_are_needed_are_fetched(
     big: dict[Storage, Path], storage: Storage, index: Any, verified: int, bare: int
 ) -> None:
-    """Step 3 of 17.2; UCP-R-018: the checksum of every block that is read from is checked."""
+    """Step 3 of 17.2; UCP-R-029: the checksum of every block that is read from is checked."""
     for verify, expected in ((True, verified), (False, bare)):
         checkpoint, store = open_counting(big[storage], verify=verify)
         with checkpoint:
@@ -115,7 +115,7 @@ def test_only_the_blocks_that_are_needed_are_fetched(
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_flip_outside_what_is_asked_for_does_not_matter(big: dict[Storage, Path], storage: Storage) -> None:
-    """UCP-R-018: blocks that are read are checked, the others are not touched."""
+    """UCP-R-029: blocks that are read are checked, the others are not touched."""
     path = big[storage]
     forged = Forgery(path)
     container, _, offset, _, _ = forged.table().rows[0]
@@ -275,7 +275,7 @@ def test_compressed_chunks_are_read_whole_and_give_parts(
 
 
 def test_annotations_change_nothing_that_is_read(small: Path) -> None:
-    """UCP-R-020."""
+    """UCP-R-031."""
     before = read_bytes(small)
     forged = Forgery(small)
     forged.edit("root", lambda root: root["annotations"].update({"dtype": "int8", "chunk_bytes": 1}))
@@ -292,7 +292,7 @@ def read_bytes(path: Path) -> dict[tuple[str, str], bytes]:
 
 
 def test_objects_that_the_root_does_not_reach_are_ignored(small: Path) -> None:
-    """UCP-R-010, UCP-V-002: a reader ignores debris, the validator warns of it."""
+    """UCP-R-011, UCP-V-002: a reader ignores debris, the validator warns of it."""
     before = read_bytes(small)
     for key in ("index/dead-0.json", "packs/dead-0-0.pack", "blobs/dead-0", "notes.txt", ".ucp.json.1f"):
         (small / key).write_bytes(b"debris")
@@ -306,7 +306,7 @@ def test_objects_that_the_root_does_not_reach_are_ignored(small: Path) -> None:
 
 
 def test_an_optional_extension_is_passed_over_and_an_obligatory_one_refused(small: Path) -> None:
-    """UCP-R-019, UCP-R-008: write features and optional extensions do not keep a reader out."""
+    """UCP-R-030, UCP-R-009: write features and optional extensions do not keep a reader out."""
     forged = Forgery(small)
     forged.root["extensions"] = {"org.example.moe": {"must_understand": False}}
     forged.sealed()
@@ -319,7 +319,7 @@ def test_an_optional_extension_is_passed_over_and_an_obligatory_one_refused(smal
 
 
 def test_write_features_do_not_keep_a_reader_out(small: Path) -> None:
-    """UCP-R-008."""
+    """UCP-R-009."""
     forged = Forgery(small)
     forged.root["write_features"] = ["row-overwrite"]
     forged.sealed()

@@ -52,7 +52,7 @@ def test_what_was_written_is_read(
     medium: str,
     chunk_bytes: int,
 ) -> None:
-    """UCP-R-003, UCP-R-004, UCP-D-031, UCP-D-037, UCP-D-039: whole, by boxes, by indices; and it is valid."""
+    """UCP-R-004, UCP-R-005, UCP-D-036, UCP-D-092, UCP-D-093: whole, by boxes, by indices; and it is valid."""
     url = fresh_url(medium, tmp_path_factory.mktemp("round"))
     save(url, state, storage=storage, chunk_bytes=chunk_bytes, step=7)
     assert validate(url, workers=2) == []
@@ -173,7 +173,7 @@ def test_destinations_of_any_strides_are_filled(
 def test_content_digests_are_those_of_the_logical_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """UCP-D-033: the digest depends on neither storage, grid, compressor, nor the order of writing."""
+    """UCP-D-038: the digest depends on neither storage, grid, compressor, nor the order of writing."""
     tensor = data.draw(tensors())
     chunk_bytes = data.draw(st.sampled_from([16, 33, 64, 1000]))
     path = tmp_path_factory.mktemp("content") / "c"

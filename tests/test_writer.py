@@ -51,7 +51,7 @@ INT8 = {"value": SlotSpec("int8", (40,))}
 def test_boxes_from_many_threads_make_the_tensor(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """UCP-D-044, UCP-D-046, UCP-D-047, UCP-D-049, UCP-D-050, UCP-D-052, UCP-D-057, UCP-D-058, UCP-D-069."""
+    """UCP-D-101, UCP-D-103, UCP-D-104, UCP-D-106, UCP-D-107, UCP-D-109, UCP-D-116, UCP-D-117, UCP-D-118."""
     shape = data.draw(shapes(max_elements=400))
     entry = DTYPES[data.draw(st.sampled_from(["int8", "bfloat16", "complex128"]))]
     tensor = bits(data.draw(st.integers(0, 99)), shape, entry)
@@ -76,7 +76,7 @@ def test_boxes_from_many_threads_make_the_tensor(
 def test_a_gap_or_an_overlap_is_found_at_commit(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, fault: str
 ) -> None:
-    """UCP-D-044: zeros count as much as anything else."""
+    """UCP-D-101: zeros count as much as anything else."""
     shape = data.draw(shapes(max_elements=100).filter(lambda shape: 0 not in shape))
     tensor = np.full(shape, data.draw(st.sampled_from([0, 1])), np.int16)
     boxes = data.draw(guillotine(Box.whole(shape), data.draw(st.integers(0, 4))))
@@ -123,7 +123,7 @@ def test_nothing_is_written_twice(tmp_path: Path, storage: Storage, first: int, 
 def test_parts_of_chunks_are_refused_where_chunks_are_whole(
     tmp_path: Path, storage: Storage, compressor: Compressor | None
 ) -> None:
-    """UCP-D-045, UCP-D-056."""
+    """UCP-D-102, UCP-D-115."""
     spec = AtomSpec("a", {"value": SlotSpec("int8", (40,), None, compressor)})
     with CheckpointWriter(tmp_path / "c", [spec], storage=storage, chunk_bytes=16) as writer:
         data = np.arange(40, dtype=np.int8)
@@ -138,7 +138,7 @@ def test_parts_of_chunks_are_refused_where_chunks_are_whole(
 def test_packs_are_what_the_specification_says(
     tmp_path_factory: pytest.TempPathFactory, state: State, chunk_bytes: int
 ) -> None:
-    """UCP-D-043, UCP-D-048, UCP-D-050, UCP-D-051, UCP-D-054, UCP-D-057, UCP-D-069, read with no code of ours."""
+    """UCP-D-099, UCP-D-105, UCP-D-107, UCP-D-108, UCP-D-113, UCP-D-116, UCP-D-118, read with no code of ours."""
     path = tmp_path_factory.mktemp("packs") / "c"
     save(path, state, chunk_bytes=chunk_bytes)
     forged = Forgery(path)
@@ -167,7 +167,7 @@ def test_packs_are_what_the_specification_says(
 
 
 def test_long_segments_are_aligned_to_pages(tmp_path: Path) -> None:
-    """UCP-D-050."""
+    """UCP-D-107."""
     sizes = [65_535, 65_536, 1, 100_000]
     state = {(f"a{n}", "value"): Tensor(np.ones(size, np.int8), "int8") for n, size in enumerate(sizes)}
     save(tmp_path / "c", state, workers=1)
@@ -180,7 +180,7 @@ def test_long_segments_are_aligned_to_pages(tmp_path: Path) -> None:
 def test_plain_chunks_are_whole_padded_objects(
     tmp_path_factory: pytest.TempPathFactory, tensor: Tensor, chunk_bytes: int
 ) -> None:
-    """UCP-D-039 to UCP-D-042, UCP-D-056, UCP-D-068."""
+    """UCP-D-093 to UCP-D-096, UCP-D-098, UCP-D-115."""
     path = tmp_path_factory.mktemp("plain") / "c"
     save(path, {("a", "value"): tensor}, storage="plain", chunk_bytes=chunk_bytes)
     grid = chunk_grid(tensor.data.shape, tensor.data.dtype.itemsize, chunk_bytes)
@@ -213,7 +213,7 @@ def test_plain_chunks_are_whole_padded_objects(
 @pytest.mark.parametrize("name", ["int4", "float4_e2m1fn"])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_unused_bits_are_cleared(tmp_path: Path, name: str, storage: Storage) -> None:
-    """UCP-D-032: sign-extended nibbles, as ml_dtypes makes them, are stored with zeros above."""
+    """UCP-D-037: sign-extended nibbles, as ml_dtypes makes them, are stored with zeros above."""
     entry = DTYPES[name]
     raw = np.arange(64, dtype=np.uint8) * 4 + 3
     save(tmp_path / "c", {("a", "value"): Tensor(raw.view(entry.numpy), name)}, storage=storage)
@@ -314,7 +314,7 @@ MESH = Mesh((MeshAxis("tp", 2),))
 def test_what_no_reader_takes_is_refused_before_anything_is_written(
     tmp_path: Path, storage: Storage, code: str, atoms: list[AtomSpec], options: dict[str, Any]
 ) -> None:
-    """UCP-S-006, of UCP-D-013, UCP-D-014, UCP-D-021, UCP-D-025, UCP-D-027, UCP-D-029, UCP-D-030 and UCP-D-067."""
+    """UCP-S-005, of UCP-D-015, UCP-D-017, UCP-D-023, UCP-D-028, UCP-D-030, UCP-D-033, UCP-D-034 and UCP-D-035."""
     with pytest.raises(UcpError) as refusal:
         CheckpointWriter(tmp_path / "c", atoms, storage=storage, **options)
     assert refusal.value.code == code
@@ -327,7 +327,7 @@ def nested(depth: int) -> Any:
 
 @pytest.mark.parametrize("where", ["atom", "slot", "state", "root", "step"])
 def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) -> None:
-    """UCP-S-006: annotations nest too deep, a step is no step."""
+    """UCP-S-005: annotations nest too deep, a step is no step."""
     deep = {"org.example": nested(64)}
     spec = AtomSpec(
         "a",
@@ -347,7 +347,7 @@ def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) 
 
 
 def test_a_root_over_its_limit_is_not_published(tmp_path: Path) -> None:
-    """UCP-R-002, UCP-S-006."""
+    """UCP-R-003, UCP-S-005."""
     writer = CheckpointWriter(tmp_path / "c", [], annotations={"org.example": "x" * MAX_ROOT_BYTES})
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         writer.commit()
@@ -377,7 +377,7 @@ def test_data_that_were_not_declared_are_refused(
 
 
 def test_optimizers_refer_to_declared_atoms_once(tmp_path: Path) -> None:
-    """UCP-D-035, UCP-D-036."""
+    """UCP-D-086, UCP-D-087."""
     writer = CheckpointWriter(tmp_path / "c", [AtomSpec("a", INT8)])
     with pytest.raises(UcpError, match="UCP-E-REFERENCE"):
         writer.set_optimizer("o", [(["b"], {})])
@@ -405,7 +405,7 @@ def test_a_state_that_is_encoded_already_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_atoms_are_spread_over_parts(tmp_path: Path) -> None:
-    """UCP-D-022 to UCP-D-026 across parts, with three atoms a part."""
+    """UCP-D-024 and UCP-D-026 to UCP-D-029 across parts, with three atoms a part."""
     names = [f"layers.{n}.weight" for n in range(10)]
     layout = Layout(MESH, (Shard("tp", 0),))
     specs = [

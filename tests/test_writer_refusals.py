@@ -14,7 +14,7 @@ from ucpformat.model.root import Storage
 
 @pytest.mark.parametrize("storage", ["plain", "packed"])
 def test_a_bool_that_is_neither_0_nor_1_is_not_written(tmp_path: Path, storage: Storage) -> None:
-    """UCP-W-033."""
+    """UCP-W-026."""
     data = np.frombuffer(b"\0\1\2\1", np.bool_)
     with (
         pytest.raises(UcpError) as caught,
@@ -27,7 +27,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_not_written(tmp_path: Path, storage: 
 
 
 def test_a_slot_of_another_content_than_expected_is_not_committed(tmp_path: Path) -> None:
-    """UCP-W-035."""
+    """UCP-W-029."""
     writer = CheckpointWriter(tmp_path / "x", [AtomSpec("w", {"value": SlotSpec("float32", (4,))})])
     writer.expect_contents({("w", "value"): "crc32c-tree:" + "5" * 64})
     writer.write("w", "value", np.ones(4, np.float32))

@@ -87,7 +87,7 @@ for line in sys.stdin:
     ],
 )
 def test_plain_checkpoints_are_read_without_us(tmp_path: Path, program: str, types: list[str]) -> None:
-    """UCP-D-037, UCP-D-039 to UCP-D-042: by libraries that have never heard of the format, in a process without it."""
+    """UCP-D-092 to UCP-D-096: by libraries that have never heard of the format, in a process without it."""
     state = {place: tensor for place, tensor in everything().items() if place[0] in types}
     save(tmp_path / "c", state, storage="plain", chunk_bytes=48)
     run = subprocess.run(

@@ -247,7 +247,7 @@ class CheckpointWriter:
         return self._packs
 
     def expect_contents(self, contents: Mapping[tuple[str, str], str]) -> None:
-        """Have `commit` refuse slots, by names of atom and slot, whose content digest is another (UCP-W-035).
+        """Have `commit` refuse slots, by names of atom and slot, whose content digest is another (UCP-W-029).
 
         >>> known = {("fc.weight", "value"): ckpt["fc.weight"]["value"].stored.slot.content}
         >>> spec = ucp.AtomSpec("fc.weight", {"value": ucp.SlotSpec("float32", (3, 2))})

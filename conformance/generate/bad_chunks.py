@@ -44,7 +44,7 @@ def _many() -> Case:
         draft.objects["index/b2-0.json"] = b"debris"
 
     codes = ["UCP-E-PADDING", "UCP-E-CONTENT", "UCP-E-MISSING", "UCP-W-UNREFERENCED"]
-    made = case("many/four", "Four faults", ("UCP-V-005", "UCP-V-002"), codes, broken, ops=())
+    made = case("many/four", "Four faults", ("UCP-V-004", "UCP-V-002"), codes, broken, ops=())
     made.checks[0]["expect"]["problems"]["every"] = True
     return made
 
@@ -54,7 +54,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/pack-missing",
         "No pack",
-        ("UCP-D-043", "UCP-R-012"),
+        ("UCP-D-099", "UCP-R-013"),
         "UCP-E-MISSING",
         without(PACK),
         at=PACK,
@@ -64,7 +64,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/pack-shorter",
         "The pack lacks a byte",
-        ("UCP-D-043",),
+        ("UCP-D-099",),
         "UCP-E-LENGTH",
         shorter(PACK),
         at=PACK,
@@ -74,7 +74,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/pack-longer",
         "A byte behind the pack",
-        ("UCP-D-043",),
+        ("UCP-D-099",),
         "UCP-E-LENGTH",
         longer(PACK),
         at=PACK,
@@ -83,7 +83,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/pack-bit",
         "One bit of a chunk in a pack",
-        ("UCP-R-018",),
+        ("UCP-R-029",),
         "UCP-E-CHECKSUM",
         flipped(PACK, 192),
         at=PACK,
@@ -93,7 +93,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/pack-padding",
         "A byte that belongs to no segment",
-        ("UCP-D-051",),
+        ("UCP-D-108",),
         "UCP-E-PADDING",
         flipped(PACK, 40),
         at=PACK,
@@ -102,7 +102,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/missing",
         "No object for a chunk",
-        ("UCP-D-039", "UCP-R-012"),
+        ("UCP-D-093", "UCP-R-013"),
         "UCP-E-MISSING",
         without(CHUNK),
         "plain",
@@ -112,7 +112,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/shorter",
         "A chunk object lacks six bytes",
-        ("UCP-D-056", "UCP-D-068"),
+        ("UCP-D-115", "UCP-D-098"),
         "UCP-E-LENGTH",
         after(lambda f: f.update({CHUNK: f[CHUNK][:-6]})),
         "plain",
@@ -122,7 +122,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/longer",
         "A byte behind a chunk object",
-        ("UCP-D-056", "UCP-D-068"),
+        ("UCP-D-115", "UCP-D-098"),
         "UCP-E-LENGTH",
         longer(CHUNK),
         "plain",
@@ -132,7 +132,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/bit",
         "One bit of a chunk object",
-        ("UCP-R-018",),
+        ("UCP-R-029",),
         "UCP-E-CHECKSUM",
         flipped(CHUNK, 3),
         "plain",
@@ -142,7 +142,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/zero-entry-object",
         "An object for a chunk with a zero entry",
-        ("UCP-D-042", "UCP-V-011"),
+        ("UCP-D-096", "UCP-V-005"),
         "UCP-E-LENGTH",
         after(lambda f: f.update({"atoms/beta/master/c/0": bytes(36)})),
         "plain",
@@ -158,7 +158,7 @@ def _chunks() -> Iterator[Case]:
         yield case(
             f"chunks/content-{storage}",
             f"Another content digest ({storage})",
-            ("UCP-D-033",),
+            ("UCP-D-038",),
             "UCP-E-CONTENT",
             content,
             storage,
@@ -176,7 +176,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/edge-padding",
         "Elements beyond the shape that are not zero",
-        ("UCP-D-041",),
+        ("UCP-D-095",),
         "UCP-E-PADDING",
         edge,
         "plain",
@@ -191,7 +191,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/codec-checksum",
         "The checksum of the codec crc32c",
-        ("UCP-D-068", "UCP-D-160"),
+        ("UCP-D-098", "UCP-D-097"),
         "UCP-E-CODEC",
         zarr_sum,
         "plain",
@@ -206,7 +206,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/codec-big-endian",
         "The checksum of the codec crc32c, big-endian",
-        ("UCP-D-160",),
+        ("UCP-D-097",),
         "UCP-E-CODEC",
         big_endian,
         "plain",
@@ -222,7 +222,7 @@ def _chunks() -> Iterator[Case]:
         yield Case(
             f"bad/chunks/content-of-nothing-{storage}",
             "A slot without bytes has no block, not an empty one",
-            ("UCP-D-033",),
+            ("UCP-D-038",),
             [validation(["UCP-E-CONTENT"], [INDEX])],
             draft.files(),
             mutates=f"good/grid/empty-vector-{storage}",
@@ -239,7 +239,7 @@ def _chunks() -> Iterator[Case]:
     yield case(
         "chunks/edge-clipped",
         "An edge chunk that was clipped",
-        ("UCP-D-068", "UCP-D-037"),
+        ("UCP-D-098", "UCP-D-092"),
         "UCP-E-SEGMENT",
         unpadded,
         "plain",
@@ -266,7 +266,7 @@ def _chunks() -> Iterator[Case]:
         yield case(
             f"chunks/unused-bits-{dtype.replace('_', '-')}",
             f"Bits that {dtype} does not use",
-            ("UCP-D-032",),
+            ("UCP-D-037",),
             "UCP-E-PADDING",
             unused,
             ops=(),
@@ -294,7 +294,7 @@ def _zarr() -> Iterator[Case]:
         yield case(
             f"zarr/{name}",
             f"Zarr metadata: {name}",
-            ("UCP-D-040",),
+            ("UCP-D-094",),
             "UCP-E-ZARR",
             text(key, old, new),
             "plain",
@@ -305,7 +305,7 @@ def _zarr() -> Iterator[Case]:
         yield case(
             f"zarr/missing-{name}",
             f"No zarr.json of the {name}",
-            ("UCP-D-040",),
+            ("UCP-D-094",),
             ["UCP-E-MISSING", "UCP-E-ZARR"],
             without(key),
             "plain",
@@ -336,7 +336,7 @@ def _compressed() -> Iterator[Case]:
         yield case(
             f"codec/{name}",
             f"A gzip chunk: {name}",
-            ("UCP-R-016", "UCP-S-003"),
+            ("UCP-R-027", "UCP-S-002"),
             "UCP-E-CODEC",
             mutate,
             "gzip-packed",

@@ -26,16 +26,16 @@ from ucp_conformance.drafting import Draft
 def bad_commit_cases() -> Iterator[Case]:
     """All of them."""
     yield case(
-        "torn/no-root", "Everything but the root document", ("UCP-R-012", "UCP-W-003"), "UCP-E-NOT-FOUND", without("ucp.json")
+        "torn/no-root", "Everything but the root document", ("UCP-R-013", "UCP-W-003"), "UCP-E-NOT-FOUND", without("ucp.json")
     )  # fmt: skip
     for name, key, ops in (
         ("index", INDEX, ("read",)), ("table", TABLE, ("read",)), ("state", STATE, ("inspect",)), ("packs", PACKS, ("read",)),
     ):  # fmt: skip
-        r12 = ("UCP-D-019", "UCP-R-012")
+        r12 = ("UCP-D-021", "UCP-R-013")
         yield case(
             f"torn/{name}-missing",
             f"No {name}",
-            ("UCP-R-012", "UCP-W-002"),
+            ("UCP-R-013", "UCP-W-002"),
             "UCP-E-MISSING",
             without(key),
             at=key,
@@ -74,14 +74,14 @@ def bad_commit_cases() -> Iterator[Case]:
     yield case(
         "torn/root-cut",
         "A part of the root document",
-        ("UCP-W-003", "UCP-R-001"),
+        ("UCP-W-003", "UCP-R-002"),
         "UCP-E-JSON",
         after(lambda f: f.update({"ucp.json": f["ucp.json"][:200]})),
     )
     yield case(
         "torn/root-empty",
         "An empty root document",
-        ("UCP-W-003", "UCP-R-001"),
+        ("UCP-W-003", "UCP-R-002"),
         "UCP-E-JSON",
         after(lambda f: f.update({"ucp.json": b""})),
     )
@@ -93,7 +93,7 @@ def bad_commit_cases() -> Iterator[Case]:
         yield case(
             f"blobs/{name}",
             f"A blob: {name}",
-            ("UCP-D-019", "UCP-R-012"),
+            ("UCP-D-021", "UCP-R-013"),
             code,
             mutate,
             at="blobs/a1-0",
@@ -133,7 +133,7 @@ def bad_commit_cases() -> Iterator[Case]:
     yield case(
         "limits/root",
         "A root document of more than 4 MiB",
-        ("UCP-R-002",),
+        ("UCP-R-003",),
         "UCP-E-LIMIT",
         lambda _: None,
         setup=[{"pad": "ucp.json", "to": 2**22 + 1}],
@@ -145,13 +145,13 @@ def bad_commit_cases() -> Iterator[Case]:
             draft.overrides[name] = {"length": length}
 
         yield case(
-            f"limits/length-{name.rstrip('0')}", f"A stated length above the limit ({name.rstrip('0')})", ("UCP-R-002", "UCP-S-003"), "UCP-E-LIMIT", stated,
+            f"limits/length-{name.rstrip('0')}", f"A stated length above the limit ({name.rstrip('0')})", ("UCP-R-003", "UCP-S-002"), "UCP-E-LIMIT", stated,
             at="ucp.json", also=True,
         )  # fmt: skip
     yield case(
         "packs/key-twice",
         "A pack twice in the list",
-        ("UCP-D-074",),
+        ("UCP-D-100",),
         "UCP-E-KEY",
         lambda d: d.packs and d.packs["packs"].append(d.packs["packs"][0]),
         at=PACKS,
@@ -161,7 +161,7 @@ def bad_commit_cases() -> Iterator[Case]:
     yield case(
         "packs/room",
         "A pack in another room",
-        ("UCP-D-012", "UCP-R-009"),
+        ("UCP-D-014", "UCP-R-010"),
         "UCP-E-KEY",
         put("packs", "packs", 0, "key", to="index/x.pack"),
         at=f"{PACKS}#/packs/0/key",
@@ -175,4 +175,4 @@ def bad_commit_cases() -> Iterator[Case]:
             draft.packs["packs"].append({"key": key, "length": 1})
         draft.objects[key] = b"\0"
 
-    yield case("packs/unused", "A pack without segments", ("UCP-D-069",), ["UCP-E-SEGMENT"], unused, ops=())
+    yield case("packs/unused", "A pack without segments", ("UCP-D-118",), ["UCP-E-SEGMENT"], unused, ops=())

@@ -45,17 +45,17 @@ JSON: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "lone-surrogate": ("UCP-D-004", inserted(b'"x":"\\ud800"'), "An unpaired surrogate"),
     "lone-low-surrogate": ("UCP-D-004", inserted(b'"x":"a\\udc00\\ud800"'), "Surrogates in the wrong order"),
     "lone-surrogate-name": ("UCP-D-004", inserted(b'"\\udfff":1'), "An unpaired surrogate in a member name"),
-    "comment": ("UCP-R-001", lambda data: b"/* */" + data, "A comment"),
-    "trailing-comma": ("UCP-R-001", inserted(b'"x":[1,]'), "A trailing comma"),
-    "single-quotes": ("UCP-R-001", inserted(b"'x':1"), "Single quotes"),
-    "leading-zero": ("UCP-R-001", inserted(b'"x":01'), "A number with a leading zero"),
-    "plus": ("UCP-R-001", inserted(b'"x":+1'), "A number with a plus sign"),
-    "control-character": ("UCP-R-001", inserted(b'"x":"\t"'), "A control character in a string"),
-    "second-value": ("UCP-R-001", lambda data: data + b"{}", "A second value"),
-    "cut": ("UCP-R-001", lambda data: data[:-1], "The last byte is missing"),
-    "empty": ("UCP-R-001", lambda _: b"", "No bytes at all"),
-    "unknown-escape": ("UCP-R-001", inserted(b'"x":"\\x41"'), "An escape that JSON does not have"),
-    "form-feed": ("UCP-R-001", lambda data: b"\x0c" + data, "White space that JSON does not have"),
+    "comment": ("UCP-R-002", lambda data: b"/* */" + data, "A comment"),
+    "trailing-comma": ("UCP-R-002", inserted(b'"x":[1,]'), "A trailing comma"),
+    "single-quotes": ("UCP-R-002", inserted(b"'x':1"), "Single quotes"),
+    "leading-zero": ("UCP-R-002", inserted(b'"x":01'), "A number with a leading zero"),
+    "plus": ("UCP-R-002", inserted(b'"x":+1'), "A number with a plus sign"),
+    "control-character": ("UCP-R-002", inserted(b'"x":"\t"'), "A control character in a string"),
+    "second-value": ("UCP-R-002", lambda data: data + b"{}", "A second value"),
+    "cut": ("UCP-R-002", lambda data: data[:-1], "The last byte is missing"),
+    "empty": ("UCP-R-002", lambda _: b"", "No bytes at all"),
+    "unknown-escape": ("UCP-R-002", inserted(b'"x":"\\x41"'), "An escape that JSON does not have"),
+    "form-feed": ("UCP-R-002", lambda data: b"\x0c" + data, "White space that JSON does not have"),
 }
 
 
@@ -67,18 +67,18 @@ def _json() -> Iterator[Case]:
                 continue
             op = "read" if document == "packs" else "inspect"
             yield case(
-                f"json/{name}-{document.rstrip('0')}", f"{title} ({document.rstrip('0')})", (requirement, "UCP-R-001"),
+                f"json/{name}-{document.rstrip('0')}", f"{title} ({document.rstrip('0')})", (requirement, "UCP-R-002"),
                 "UCP-E-JSON", bent(document, change), ops=(op,), at=key,
             )  # fmt: skip
     deep = inserted(b'"x":' + b"[" * 64 + b"]" * 64)
     for document in ("root", "state"):
         yield case(
-            f"limits/nesting-{document}", f"65 levels of nesting ({document})", ("UCP-D-005", "UCP-R-002"), "UCP-E-LIMIT",
+            f"limits/nesting-{document}", f"65 levels of nesting ({document})", ("UCP-D-005", "UCP-R-003"), "UCP-E-LIMIT",
             bent(document, deep), at=documents[document],
         )  # fmt: skip
     very = inserted(b'"x":' + b"[" * 50000 + b"]" * 50000)
     yield case(
-        "limits/nesting-stack", "50,000 levels of nesting", ("UCP-D-005", "UCP-R-002"), "UCP-E-LIMIT", bent("root", very), at="ucp.json"
+        "limits/nesting-stack", "50,000 levels of nesting", ("UCP-D-005", "UCP-R-003"), "UCP-E-LIMIT", bent("root", very), at="ucp.json"
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _envelope() -> Iterator[Case]:
         wrong[f"without-{name.replace('_', '-')}"] = (drop("root", name), f"No {name}")
     for name, (mutate, title) in wrong.items():
         yield case(
-            f"envelope/{name}", title, ("UCP-D-006", "UCP-R-005"), "UCP-E-FORMAT", mutate, at="ucp.json"
+            f"envelope/{name}", title, ("UCP-D-006", "UCP-R-006"), "UCP-E-FORMAT", mutate, at="ucp.json"
         )
     lists = {
         "unsorted": (

@@ -42,7 +42,7 @@ def _tables() -> Iterator[Case]:
         yield case(
             f"tables/{name}",
             f"A chunk table: {name}",
-            ("UCP-D-142" if name in FIXED else "UCP-D-053", "UCP-R-017", "UCP-S-003", "UCP-S-004"),
+            ("UCP-D-112" if name in FIXED else "UCP-D-111", "UCP-R-028", "UCP-S-002", "UCP-S-003"),
             "UCP-E-TABLE",
             mutate,
             **read,
@@ -50,7 +50,7 @@ def _tables() -> Iterator[Case]:
     yield case(
         "tables/chunks",
         "A chunk too many",
-        ("UCP-D-054", "UCP-R-017"),
+        ("UCP-D-113", "UCP-R-028"),
         "UCP-E-TABLE",
         table(lambda t: t.counts.append(0)),
         **read,
@@ -63,7 +63,7 @@ def _tables() -> Iterator[Case]:
     yield case(
         "tables/length-zero",
         "A segment without bytes",
-        ("UCP-D-055", "UCP-R-017"),
+        ("UCP-D-114", "UCP-R-028"),
         "UCP-E-TABLE",
         table(nothing),
         **read,
@@ -75,7 +75,7 @@ def _tables() -> Iterator[Case]:
         yield case(
             f"tables/plain-{name}",
             f"Storage plain, a segment: {name}",
-            ("UCP-D-056", "UCP-R-017"),
+            ("UCP-D-115", "UCP-R-028"),
             ["UCP-E-TABLE"],
             mutate,
             "plain",
@@ -85,7 +85,7 @@ def _tables() -> Iterator[Case]:
         yield case(
             f"tables/packed-{name}",
             f"Storage packed, a container: {name}",
-            ("UCP-D-057", "UCP-R-017"),
+            ("UCP-D-116", "UCP-R-028"),
             "UCP-E-TABLE",
             cell(0, 0, value),
             **read,
@@ -102,7 +102,7 @@ def _tables() -> Iterator[Case]:
         yield case(
             f"tables/words-{name}",
             f"Box words: {name}",
-            ("UCP-D-058", "UCP-R-017"),
+            ("UCP-D-117", "UCP-R-028"),
             "UCP-E-TABLE",
             table(change),
             "boxed",
@@ -120,13 +120,13 @@ def _scalar_box(draft: Draft) -> None:
 
 def _segments() -> Iterator[Case]:
     yield case(
-        "tables/scalar-box", "A box for a slot without dimensions", ("UCP-D-081", "UCP-R-017"), "UCP-E-TABLE", _scalar_box,
+        "tables/scalar-box", "A box for a slot without dimensions", ("UCP-D-110", "UCP-R-028"), "UCP-E-TABLE", _scalar_box,
         ops=("read",), also=True, params={"atom": "beta", "slot": "value"}, at="index/a1-1.bin",
     )  # fmt: skip
     read: dict[str, Any] = {"ops": ("read",), "also": True}
     boxes: dict[str, tuple[list[int], str]] = {
-        "overlap": ([0, 0, 2, 2, 0, 1, 2, 2], "UCP-D-044"), "gap": ([0, 0, 1, 1, 0, 1, 2, 2], "UCP-D-044"), "outside": ([0, 0, 2, 1, 0, 2, 2, 2], "UCP-D-044"),
-        "overlap-and-gap": ([0, 0, 2, 2, 0, 1, 2, 1], "UCP-D-044"), "far-outside": ([0, 0, 2, 1, 0, 2**53 - 2, 2, 2], "UCP-S-004"),
+        "overlap": ([0, 0, 2, 2, 0, 1, 2, 2], "UCP-D-101"), "gap": ([0, 0, 1, 1, 0, 1, 2, 2], "UCP-D-101"), "outside": ([0, 0, 2, 1, 0, 2, 2, 2], "UCP-D-101"),
+        "overlap-and-gap": ([0, 0, 2, 2, 0, 1, 2, 1], "UCP-D-101"), "far-outside": ([0, 0, 2, 1, 0, 2**53 - 2, 2, 2], "UCP-S-003"),
     }  # fmt: skip
     for name, (words, requirement) in boxes.items():
 
@@ -140,7 +140,7 @@ def _segments() -> Iterator[Case]:
         yield case(
             f"segments/{name}",
             f"Boxes: {name}",
-            (requirement, "UCP-R-017"),
+            (requirement, "UCP-R-028"),
             "UCP-E-SEGMENT",
             mutate,
             "boxed",
@@ -156,7 +156,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/unsorted",
         "Boxes in the wrong order",
-        ("UCP-D-046", "UCP-R-017"),
+        ("UCP-D-103", "UCP-R-028"),
         "UCP-E-SEGMENT",
         unsorted,
         "boxed",
@@ -174,7 +174,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/box-empty",
         "A box without elements",
-        ("UCP-D-052", "UCP-R-017"),
+        ("UCP-D-109", "UCP-R-028"),
         "UCP-E-SEGMENT",
         emptied,
         "boxed",
@@ -189,7 +189,7 @@ def _segments() -> Iterator[Case]:
         yield case(
             f"segments/length-{name}",
             f"A segment that is too {name}",
-            ("UCP-D-047", "UCP-R-017"),
+            ("UCP-D-104", "UCP-R-028"),
             "UCP-E-SEGMENT",
             resized,
             **read,
@@ -204,7 +204,7 @@ def _segments() -> Iterator[Case]:
         yield case(
             f"segments/{name}",
             f"A segment outside its pack: {name}",
-            ("UCP-D-048", "UCP-R-017", "UCP-S-004"),
+            ("UCP-D-105", "UCP-R-028", "UCP-S-003"),
             "UCP-E-SEGMENT",
             cell(0, 2, offset),
             **read,
@@ -219,7 +219,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/compressed-box",
         "A compressed chunk with a box",
-        ("UCP-D-045", "UCP-R-017"),
+        ("UCP-D-102", "UCP-R-028"),
         "UCP-E-SEGMENT",
         boxed_gzip,
         "gzip-packed",
@@ -235,7 +235,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/compressed-two",
         "A compressed chunk in two segments",
-        ("UCP-D-045", "UCP-R-017"),
+        ("UCP-D-102", "UCP-R-028"),
         "UCP-E-SEGMENT",
         two,
         "gzip-packed",
@@ -244,7 +244,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/two-whole",
         "Two segments for one whole chunk",
-        ("UCP-D-044", "UCP-R-017"),
+        ("UCP-D-101", "UCP-R-028"),
         "UCP-E-SEGMENT",
         two,
         **read,
@@ -262,7 +262,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/alignment",
         "Segments at offsets that are no multiples of 64",
-        ("UCP-D-050", "UCP-R-017"),
+        ("UCP-D-107", "UCP-R-028"),
         "UCP-E-SEGMENT",
         moved,
         ops=("read",),
@@ -281,7 +281,7 @@ def _segments() -> Iterator[Case]:
     yield bad_case(
         "segments/alignment-large",
         "A segment of 65,536 bytes at an offset that is a multiple of 64 alone",
-        ("UCP-D-050", "UCP-R-017"),
+        ("UCP-D-107", "UCP-R-028"),
         "UCP-E-SEGMENT",
         large,
         moved_large,
@@ -322,7 +322,7 @@ def _segments() -> Iterator[Case]:
         yield case(
             f"segments/behind-{name}",
             title,
-            ("UCP-D-050", "UCP-R-017"),
+            ("UCP-D-107", "UCP-R-028"),
             "UCP-E-SEGMENT",
             move,
             ops=("read",),
@@ -343,7 +343,7 @@ def _segments() -> Iterator[Case]:
     yield case(
         "segments/nested",
         "A segment inside another one",
-        ("UCP-D-049",),
+        ("UCP-D-106",),
         "UCP-E-SEGMENT",
         nested,
         ops=(),

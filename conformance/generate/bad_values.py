@@ -135,17 +135,17 @@ RESPLIT: dict[str, Any] = {
 
 def _cases_per_rank() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     for name, value in PER_RANK.items():
-        yield name, named("ucp.PerRank", value), ("UCP-D-150", "UCP-R-023")
+        yield name, named("ucp.PerRank", value), ("UCP-D-090", "UCP-R-023")
     for name, value in CLOCK.items():
-        yield name, value, ("UCP-D-072", "UCP-D-161", "UCP-R-023")
+        yield name, value, ("UCP-D-088", "UCP-D-089", "UCP-R-023")
     for name, entries in RESPLIT.items():
         value = named("ucp.PerRank", {"axis": "dp", "entries": entries, "on_resize": "resplit"})
-        yield name, value, ("UCP-D-151", "UCP-R-023")
+        yield name, value, ("UCP-D-091", "UCP-R-023")
 
 
 def bad_value_cases() -> Iterator[Case]:
     """All of them, as a value and one as an option."""
-    requirements = ("UCP-D-072", "UCP-R-023")
+    requirements = ("UCP-D-088", "UCP-R-023")
     for name, value in BY_SCHEMA.items():
         mutate = put("state", "values", "bad", to=value)
         yield case(

@@ -87,39 +87,39 @@ GOOD: dict[str, Placed] = {
 AXES = mesh(t=2, d=2)
 CUT = [shard("t", 0), FLAT, GROUP, shard("d", 0)]
 BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str, dict[str, Any] | None]] = {
-    "concat-without-place": (AXES, CUT, (4,), "UCP-D-092", None),
-    "place-without-concat": (AXES, [shard("t", 0)], (4,), "UCP-D-092", place(0, 4)),
-    "concat-not-flat": (AXES, [GROUP], (4,), "UCP-D-093", place(0, 4)),
-    "concat-twice": (AXES, [FLAT, GROUP, GROUP], (4,), "UCP-D-093", place(0, 4)),
-    "concat-of-blocks": (AXES, [FLAT, blocks(0, [2, 2]), GROUP], (4,), "UCP-D-093", place(0, 4)),
-    "place-axis-unknown": (AXES, CUT, (4,), "UCP-D-094", place([0, 0], [2, 2], "x")),
-    "place-axis-twice": (AXES, CUT, (4,), "UCP-D-094", place([0] * 4, [2] * 4, "t", "t")),
-    "place-axis-split": (AXES, CUT, (4,), "UCP-D-094", place([0, 0], [4, 4], "d")),
+    "concat-without-place": (AXES, CUT, (4,), "UCP-D-067", None),
+    "place-without-concat": (AXES, [shard("t", 0)], (4,), "UCP-D-067", place(0, 4)),
+    "concat-not-flat": (AXES, [GROUP], (4,), "UCP-D-068", place(0, 4)),
+    "concat-twice": (AXES, [FLAT, GROUP, GROUP], (4,), "UCP-D-068", place(0, 4)),
+    "concat-of-blocks": (AXES, [FLAT, blocks(0, [2, 2]), GROUP], (4,), "UCP-D-068", place(0, 4)),
+    "place-axis-unknown": (AXES, CUT, (4,), "UCP-D-069", place([0, 0], [2, 2], "x")),
+    "place-axis-twice": (AXES, CUT, (4,), "UCP-D-069", place([0] * 4, [2] * 4, "t", "t")),
+    "place-axis-split": (AXES, CUT, (4,), "UCP-D-069", place([0, 0], [4, 4], "d")),
     "place-axis-split-in-blocks": (
         AXES,
         [FLAT, GROUP, blocks(0, [2, 2], [None, [shard("d", 0)]])],
         (4,),
-        "UCP-D-094",
+        "UCP-D-069",
         place([0, 0], [4, 4], "d"),
     ),
     "place-axis-partial": (
         AXES,
         [{"kind": "partial", "axis": "d", "reduce": "sum"}, FLAT, GROUP],
         (4,),
-        "UCP-D-094",
+        "UCP-D-069",
         place([0, 0], [4, 4], "d"),
     ),
     "place-ragged": (
         ragged("p", "t", 2, 1),
         [shard("t", 0), FLAT, GROUP],
         (4,),
-        "UCP-D-095",
+        "UCP-D-070",
         place([0, 0], [4, 4], "t"),
     ),
-    "place-offsets": (AXES, CUT, (4,), "UCP-D-096", place([0], [2, 2], "t")),
-    "place-totals": (AXES, CUT, (4,), "UCP-D-096", place([0, 0], [2, 2, 2], "t")),
-    "place-outside": (AXES, CUT, (4,), "UCP-D-097", place(3, 4)),
-    "place-outside-at-one-coordinate": (AXES, CUT, (3,), "UCP-D-097", place(1, 2)),
+    "place-offsets": (AXES, CUT, (4,), "UCP-D-071", place([0], [2, 2], "t")),
+    "place-totals": (AXES, CUT, (4,), "UCP-D-071", place([0, 0], [2, 2, 2], "t")),
+    "place-outside": (AXES, CUT, (4,), "UCP-D-072", place(3, 4)),
+    "place-outside-at-one-coordinate": (AXES, CUT, (3,), "UCP-D-072", place(1, 2)),
 }
 
 
@@ -164,7 +164,7 @@ def _without(atom: int, member: str) -> Callable[[Draft], object]:
 
 def buffer_cases() -> Iterator[Case]:
     """Good and bad ones."""
-    named = ("UCP-D-092", "UCP-D-093", "UCP-D-094", "UCP-D-095", "UCP-D-096", "UCP-D-097")
+    named = ("UCP-D-067", "UCP-D-068", "UCP-D-069", "UCP-D-070", "UCP-D-071", "UCP-D-072")
     for name, (mesh_, steps, shape, where) in GOOD.items():
         yield good_layout(name, mesh_, steps, shape, where, named)
     for name, (mesh_, steps, shape, requirement, maybe) in BAD.items():
@@ -174,32 +174,32 @@ def buffer_cases() -> Iterator[Case]:
         checks, expected, _ = checks_of_good(draft)
         yield Case(
             f"good/buffers/group-{storage}", "Two buffers of three tensors",
-            ("UCP-D-098", "UCP-D-099", "UCP-D-100"), checks, draft.files(), expected,
+            ("UCP-D-073", "UCP-D-074", "UCP-D-075"), checks, draft.files(), expected,
         )  # fmt: skip
     at = f"{INDEX}#/atoms"
     of_slot: dict[str, tuple[Callable[[Draft], object], str, str]] = {
-        "place-missing": (_without(1, "place"), "UCP-D-092", f"{at}/1/slots/value"),
-        "layout-missing": (_without(1, "layout"), "UCP-D-092", f"{at}/1/slots/value"),
-        "axis-unknown": (slot_place(0, "axes", 0, to="x"), "UCP-D-094", f"{at}/0/slots/value"),
-        "axis-split": (slot_place(0, "axes", 0, to="d"), "UCP-D-094", f"{at}/0/slots/value"),
-        "entries": (slot_place(0, "offsets", to=[0]), "UCP-D-096", f"{at}/0/slots/value"),
-        "outside": (slot_place(2, "offsets", 0, to=14), "UCP-D-097", f"{at}/2/slots/value"),
-        "overlap": (slot_place(2, "offsets", 1, to=8), "UCP-D-098", ""),
-        "overlap-all": (slot_place(2, "offsets", to=[0, 0]), "UCP-D-098", ""),
-        "totals": (slot_place(2, "totals", 1, to=18), "UCP-D-099", ""),
+        "place-missing": (_without(1, "place"), "UCP-D-067", f"{at}/1/slots/value"),
+        "layout-missing": (_without(1, "layout"), "UCP-D-067", f"{at}/1/slots/value"),
+        "axis-unknown": (slot_place(0, "axes", 0, to="x"), "UCP-D-069", f"{at}/0/slots/value"),
+        "axis-split": (slot_place(0, "axes", 0, to="d"), "UCP-D-069", f"{at}/0/slots/value"),
+        "entries": (slot_place(0, "offsets", to=[0]), "UCP-D-071", f"{at}/0/slots/value"),
+        "outside": (slot_place(2, "offsets", 0, to=14), "UCP-D-072", f"{at}/2/slots/value"),
+        "overlap": (slot_place(2, "offsets", 1, to=8), "UCP-D-073", ""),
+        "overlap-all": (slot_place(2, "offsets", to=[0, 0]), "UCP-D-073", ""),
+        "totals": (slot_place(2, "totals", 1, to=18), "UCP-D-074", ""),
     }
     for name, (mutate, requirement, where_at) in of_slot.items():
         draft = group("packed")
         mutate(draft)
         check = validation(["UCP-E-LAYOUT"], [where_at] if where_at else [])
         yield Case(
-            f"bad/buffers/{name}", f"A buffer: {name}", (requirement, "UCP-V-009"), [check], draft.files(),
+            f"bad/buffers/{name}", f"A buffer: {name}", (requirement, "UCP-V-003"), [check], draft.files(),
             mutates="good/buffers/group-packed", mutation=name,
         )  # fmt: skip
     draft = group("packed")
     put("root", "layouts", 1, "steps", 2, "rule", to="ceil")(draft)
     yield Case(
-        "bad/buffers/steps-behind", "Two layouts that split one buffer in two ways", ("UCP-D-100", "UCP-R-021"),
+        "bad/buffers/steps-behind", "Two layouts that split one buffer in two ways", ("UCP-D-075", "UCP-R-017"),
         [validation(["UCP-E-LAYOUT"], ["ucp.json#/layouts/1"]), refusal("inspect", ["UCP-E-LAYOUT"])], draft.files(),
         mutates="good/buffers/group-packed", mutation="steps-behind",
     )  # fmt: skip

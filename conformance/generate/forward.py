@@ -19,7 +19,7 @@ BROKEN: dict[str, Callable[[Draft], object]] = {
 }
 
 
-# What depends on the content of the root is not said of a version or a feature that nobody knows (UCP-V-011).
+# What depends on the content of the root is not said of a version or a feature that nobody knows (UCP-V-005).
 BESIDE: dict[str, tuple[str, ...]] = {
     "UCP-E-VERSION": ("UCP-E-DIGEST", "UCP-E-FEATURE", "UCP-E-SCHEMA", "UCP-E-KEY"),
     "UCP-E-FEATURE": ("UCP-E-FEATURE-SET",),
@@ -30,7 +30,7 @@ def forward_cases() -> Iterator[Case]:
     """All of them."""
     for name, change in BROKEN.items():
         yield _refused(
-            f"version/{name}", f"An unknown version, content: {name}", ("UCP-R-006", "UCP-D-006"), "UCP-E-VERSION", ("format_version", 1), change, "/format_version"
+            f"version/{name}", f"An unknown version, content: {name}", ("UCP-R-007", "UCP-D-006"), "UCP-E-VERSION", ("format_version", 1), change, "/format_version"
         )  # fmt: skip
         if name == "no-digest":
             continue
@@ -38,7 +38,7 @@ def forward_cases() -> Iterator[Case]:
         yield _refused(
             f"feature/{name}",
             f"An unknown read feature, content: {name}",
-            ("UCP-R-007", "UCP-V-010", "UCP-V-011"),
+            ("UCP-R-008", "UCP-V-001", "UCP-V-005"),
             "UCP-E-FEATURE",
             ("read_features", unknown),
             change,
@@ -54,22 +54,22 @@ def forward_cases() -> Iterator[Case]:
             if kind not in ("must", "default") and name != "sound":
                 continue
             yield _refused(
-                f"extension/{kind}-{name}", f"An unknown extension ({kind}), content: {name}", ("UCP-R-019",), "UCP-E-EXTENSION",
+                f"extension/{kind}-{name}", f"An unknown extension ({kind}), content: {name}", ("UCP-R-030",), "UCP-E-EXTENSION",
                 ("extensions", {"org.example.new": value}), change, "/extensions",
             )  # fmt: skip
     yield _refused(
-        "version/and-feature", "An unknown version goes before an unknown feature", ("UCP-R-006",), "UCP-E-VERSION", ("format_version", 7),
+        "version/and-feature", "An unknown version goes before an unknown feature", ("UCP-R-007",), "UCP-E-VERSION", ("format_version", 7),
         lambda draft: draft.root.update(read_features=["tomorrow"]), "/format_version",
     )  # fmt: skip
     yield _refused(
-        "feature/and-extension", "An unknown feature goes before an unknown extension", ("UCP-R-007",), "UCP-E-FEATURE", ("read_features", ["tomorrow"]),
+        "feature/and-extension", "An unknown feature goes before an unknown extension", ("UCP-R-008",), "UCP-E-FEATURE", ("read_features", ["tomorrow"]),
         lambda draft: draft.root.update(extensions={"org.example.new": {}}), "/read_features",
     )  # fmt: skip
     yield _refused(
-        "version/and-digest", "An unknown version goes before the root digest", ("UCP-R-006",), "UCP-E-VERSION", ("format_version", 1), flipped, "/format_version"
+        "version/and-digest", "An unknown version goes before the root digest", ("UCP-R-007",), "UCP-E-VERSION", ("format_version", 1), flipped, "/format_version"
     )  # fmt: skip
     yield _refused(
-        "digest/and-feature", "The root digest goes before an unknown feature", ("UCP-R-011",), "UCP-E-DIGEST", ("read_features", ["tomorrow"]), flipped, "/digest"
+        "digest/and-feature", "The root digest goes before an unknown feature", ("UCP-R-012",), "UCP-E-DIGEST", ("read_features", ["tomorrow"]), flipped, "/digest"
     )  # fmt: skip
     for storage in ("plain", "packed"):
         yield _ignored(storage)
@@ -125,7 +125,7 @@ def _ignored(storage: str) -> Case:
     return Case(
         f"forward/write-feature/{storage}",
         "An unknown write feature",
-        ("UCP-R-008", "UCP-W-001"),
+        ("UCP-R-009", "UCP-W-001"),
         checks,
         draft.files(),
         expected,
@@ -147,7 +147,7 @@ def _rewritten(storage: str) -> Iterator[Case]:
                     "expect": {"rewritten": {"extensions": {"org.example.new": extension} if kept else {}}},
                 }
             )  # fmt: skip
-        requirements = ("UCP-R-019", "UCP-W-009" if kept else "UCP-W-008", "UCP-R-020")
+        requirements = ("UCP-R-030", "UCP-W-032" if kept else "UCP-W-031", "UCP-R-031")
         yield Case(
             f"forward/rewrite/{name}-{storage}",
             f"An unknown extension is {name.replace('-', ' ')}",

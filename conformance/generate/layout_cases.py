@@ -160,100 +160,100 @@ GOOD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...]]] = {
 }
 
 BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
-    "axis-unknown": (mesh(a=2), [shard("b", 0)], (4,), "UCP-D-062"),
-    "axis-twice": (mesh(a=2), [shard("a", 0), shard("a", 1)], (4, 4), "UCP-D-063"),
-    "axis-by-only-and-shard": (mesh(a=2), [only("a", 0), shard("a", 0)], (4,), "UCP-D-063"),
+    "axis-unknown": (mesh(a=2), [shard("b", 0)], (4,), "UCP-D-045"),
+    "axis-twice": (mesh(a=2), [shard("a", 0), shard("a", 1)], (4, 4), "UCP-D-046"),
+    "axis-by-only-and-shard": (mesh(a=2), [only("a", 0), shard("a", 0)], (4,), "UCP-D-046"),
     "axis-in-other-blocks": (
         mesh(a=2),
         [blocks(0, [2, 2], [[shard("a", 0)], None]), shard("a", 1)],
         (4, 4),
-        "UCP-D-063",
+        "UCP-D-046",
     ),
-    "dim-too-large": (mesh(a=2), [shard("a", 1)], (4,), "UCP-D-062"),
-    "dim-of-flat": (mesh(a=2), [FLAT, shard("a", 1)], (4, 2), "UCP-D-062"),
-    "position-too-large": (mesh(a=2), [only("a", 2)], (4,), "UCP-D-062"),
-    "sizes-count": (mesh(a=2), [shard("a", 0, [4])], (4,), "UCP-D-064"),
-    "sizes-sum": (mesh(a=2), [shard("a", 0, [2, 1])], (4,), "UCP-D-064"),
-    "blocks-sum": (mesh(a=2), [blocks(0, [2, 1])], (4,), "UCP-D-165"),
-    "even-indivisible": (mesh(a=2), [shard("a", 0, "even")], (5,), "UCP-D-164"),
+    "dim-too-large": (mesh(a=2), [shard("a", 1)], (4,), "UCP-D-045"),
+    "dim-of-flat": (mesh(a=2), [FLAT, shard("a", 1)], (4, 2), "UCP-D-045"),
+    "position-too-large": (mesh(a=2), [only("a", 2)], (4,), "UCP-D-045"),
+    "sizes-count": (mesh(a=2), [shard("a", 0, [4])], (4,), "UCP-D-051"),
+    "sizes-sum": (mesh(a=2), [shard("a", 0, [2, 1])], (4,), "UCP-D-051"),
+    "blocks-sum": (mesh(a=2), [blocks(0, [2, 1])], (4,), "UCP-D-055"),
+    "even-indivisible": (mesh(a=2), [shard("a", 0, "even")], (5,), "UCP-D-052"),
     "even-at-one-coordinate": (
         mesh(a=2, b=2),
         [shard("a", 0, "ceil"), shard("b", 0, "even")],
         (7,),
-        "UCP-D-164",
+        "UCP-D-052",
     ),
-    "blocks-at-one-coordinate": (mesh(a=2), [shard("a", 0), blocks(0, [2, 1])], (5,), "UCP-D-165"),
-    "blocks-in-blocks": (mesh(a=2), [blocks(0, [2, 2]), blocks(0, [2, 2])], (4,), "UCP-D-065"),
+    "blocks-at-one-coordinate": (mesh(a=2), [shard("a", 0), blocks(0, [2, 1])], (5,), "UCP-D-055"),
+    "blocks-in-blocks": (mesh(a=2), [blocks(0, [2, 2]), blocks(0, [2, 2])], (4,), "UCP-D-057"),
     "shard-of-own-blocks": (
         mesh(a=2, b=2),
         [blocks(0, [2, 2], [[shard("a", 0)], []]), shard("b", 0)],
         (4,),
-        "UCP-D-077",
+        "UCP-D-053",
     ),
-    "blocks-steps-count": (mesh(a=2), [blocks(0, [2, 2], [None])], (4,), "UCP-D-078"),
-    "blocks-steps-dim": (mesh(a=2), [blocks(0, [2, 2], [[shard("a", 1)], None])], (4, 4), "UCP-D-078"),
-    "join-without-blocks": (mesh(a=2), [join(0)], (4,), "UCP-D-079"),
-    "join-twice": (mesh(a=2), [blocks(0, [2, 2]), join(0), join(0)], (4,), "UCP-D-079"),
-    "only-descending": (mesh(a=3), [only("a", 2, 0)], (4,), "UCP-D-080"),
-    "only-twice": (mesh(a=3), [only("a", 1, 1)], (4,), "UCP-D-080"),
+    "blocks-steps-count": (mesh(a=2), [blocks(0, [2, 2], [None])], (4,), "UCP-D-056"),
+    "blocks-steps-dim": (mesh(a=2), [blocks(0, [2, 2], [[shard("a", 1)], None])], (4, 4), "UCP-D-056"),
+    "join-without-blocks": (mesh(a=2), [join(0)], (4,), "UCP-D-058"),
+    "join-twice": (mesh(a=2), [blocks(0, [2, 2]), join(0), join(0)], (4,), "UCP-D-058"),
+    "only-descending": (mesh(a=3), [only("a", 2, 0)], (4,), "UCP-D-062"),
+    "only-twice": (mesh(a=3), [only("a", 1, 1)], (4,), "UCP-D-062"),
     "by-unknown": (
         {"axes": [{"name": "t", "by": "p", "sizes": [1]}, {"name": "p", "size": 1}]},
         [],
         (4,),
-        "UCP-D-082",
+        "UCP-D-042",
     ),
     "by-ragged": (
         {"axes": [*ragged("p", "t", 1, 1)["axes"], {"name": "u", "by": "t", "sizes": [1]}]},
         [],
         (4,),
-        "UCP-D-082",
+        "UCP-D-042",
     ),
     "by-sizes-count": (
         {"axes": [{"name": "p", "size": 3}, {"name": "t", "by": "p", "sizes": [1, 2]}]},
         [],
         (4,),
-        "UCP-D-083",
+        "UCP-D-043",
     ),
-    "by-after": (ragged("p", "t", 1, 2), [shard("t", 0), shard("p", 0)], (4,), "UCP-D-084"),
+    "by-after": (ragged("p", "t", 1, 2), [shard("t", 0), shard("p", 0)], (4,), "UCP-D-047"),
     "by-after-blocks": (
         ragged("p", "t", 1, 2),
         [blocks(0, [4, 4], [[shard("p", 0), shard("t", 0)], None]), shard("p", 0)],
         (8,),
-        "UCP-D-084",
+        "UCP-D-047",
     ),
-    "ragged-sizes": (ragged("p", "t", 2, 2), [shard("t", 0, [2, 2])], (4,), "UCP-D-085"),
-    "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-166"),
-    "view-late": (mesh(a=2), [shard("a", 0), view(2)], (4,), "UCP-D-086"),
-    "permute-late": (mesh(a=2), [FLAT, permute(0)], (4,), "UCP-D-086"),
-    "order-short": (mesh(a=2), [permute(0)], (2, 2), "UCP-D-087"),
-    "order-twice": (mesh(a=2), [permute(0, 0)], (2, 2), "UCP-D-087"),
-    "view-count": (mesh(a=2), [view(5)], (4,), "UCP-D-088"),
-    "view-of-nothing": (mesh(a=2), [view(1)], (0,), "UCP-D-088"),
-    "view-across": (mesh(a=2), [permute(1, 0), view(2, 6)], (4, 3), "UCP-D-088"),
-    "pad-short": (mesh(a=2), [pad(0, to=3)], (4,), "UCP-D-089"),
-    "pad-blocks": (mesh(a=2), [blocks(0, [2, 2]), pad(0, to=4)], (4,), "UCP-D-065"),
-    "flatten-twice": (mesh(a=2), [FLAT, FLAT], (4,), "UCP-D-066"),
-    "axis-name-empty": ({"axes": [{"name": "", "size": 2}]}, [], (4,), "UCP-D-059"),
+    "ragged-sizes": (ragged("p", "t", 2, 2), [shard("t", 0, [2, 2])], (4,), "UCP-D-054"),
+    "ragged-only": (ragged("p", "t", 1, 2), [only("t", 1)], (4,), "UCP-D-063"),
+    "view-late": (mesh(a=2), [shard("a", 0), view(2)], (4,), "UCP-D-048"),
+    "permute-late": (mesh(a=2), [FLAT, permute(0)], (4,), "UCP-D-048"),
+    "order-short": (mesh(a=2), [permute(0)], (2, 2), "UCP-D-049"),
+    "order-twice": (mesh(a=2), [permute(0, 0)], (2, 2), "UCP-D-049"),
+    "view-count": (mesh(a=2), [view(5)], (4,), "UCP-D-050"),
+    "view-of-nothing": (mesh(a=2), [view(1)], (0,), "UCP-D-050"),
+    "view-across": (mesh(a=2), [permute(1, 0), view(2, 6)], (4, 3), "UCP-D-050"),
+    "pad-short": (mesh(a=2), [pad(0, to=3)], (4,), "UCP-D-060"),
+    "pad-blocks": (mesh(a=2), [blocks(0, [2, 2]), pad(0, to=4)], (4,), "UCP-D-057"),
+    "flatten-twice": (mesh(a=2), [FLAT, FLAT], (4,), "UCP-D-061"),
+    "axis-name-empty": ({"axes": [{"name": "", "size": 2}]}, [], (4,), "UCP-D-039"),
     "axis-name-twice": (
         {"axes": [{"name": "a", "size": 2}, {"name": "a", "size": 1}]},
         [],
         (4,),
-        "UCP-D-059",
+        "UCP-D-039",
     ),
-    "ranks-count": ({**mesh(a=2), "ranks": [0]}, [], (4,), "UCP-D-060"),
-    "ranks-twice": ({**mesh(a=2), "ranks": [1, 1]}, [], (4,), "UCP-D-060"),
+    "ranks-count": ({**mesh(a=2), "ranks": [0]}, [], (4,), "UCP-D-040"),
+    "ranks-twice": ({**mesh(a=2), "ranks": [1, 1]}, [], (4,), "UCP-D-040"),
 }
 
 
 TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
-    "blocks": (mesh(a=2), [ruled(0, 2**20 + 1)], (2**20 + 1,), "UCP-D-090"),
+    "blocks": (mesh(a=2), [ruled(0, 2**20 + 1)], (2**20 + 1,), "UCP-D-059"),
     "ranges": (
-        mesh(a=2, b=2), [ruled(0, 2048), shard("a", 0), ruled(1, 2048), shard("b", 1)], (8192, 8192), "UCP-D-091",
+        mesh(a=2, b=2), [ruled(0, 2048), shard("a", 0), ruled(1, 2048), shard("b", 1)], (8192, 8192), "UCP-D-066",
     ),
-    "elements": (mesh(a=2), [pad(0, to=2**53 - 1)], (1, 2), "UCP-D-141"),
-    "elements-multiple": (mesh(a=2), [pad(0, multiple=2**53 - 1)], (2, 3), "UCP-D-141"),
-    "elements-flat": (mesh(a=4), [pad(0, to=2**52), FLAT, shard("a", 0)], (1, 4), "UCP-D-141"),
-    "indices": (mesh(a=2), [pad(0, multiple=2**52), shard("a", 0, "even")], (2**52 + 1,), "UCP-D-162"),
+    "elements": (mesh(a=2), [pad(0, to=2**53 - 1)], (1, 2), "UCP-D-065"),
+    "elements-multiple": (mesh(a=2), [pad(0, multiple=2**53 - 1)], (2, 3), "UCP-D-065"),
+    "elements-flat": (mesh(a=4), [pad(0, to=2**52), FLAT, shard("a", 0)], (1, 4), "UCP-D-065"),
+    "indices": (mesh(a=2), [pad(0, multiple=2**52), shard("a", 0, "even")], (2**52 + 1,), "UCP-D-064"),
 }  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def good_layout(
     ]  # fmt: skip
     expected["whole.bin"] = data
     draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", shape, data)})], chunk_bytes=16)
-    named = ("UCP-R-022", "UCP-D-062", "UCP-D-063", "UCP-D-064", *requirements)
+    named = ("UCP-R-021", "UCP-D-045", "UCP-D-046", "UCP-D-051", *requirements)
     return Case(f"good/layouts/{name}", f"Layout: {name}", named, checks, draft.files(), expected)
 
 
@@ -342,7 +342,7 @@ def bad_layout(
         ),
     ]  # fmt: skip
     return Case(
-        f"bad/layouts/{name}", f"Layout: {name}", (requirement, "UCP-R-021"), checks, draft.files(),
+        f"bad/layouts/{name}", f"Layout: {name}", (requirement, "UCP-R-017"), checks, draft.files(),
         mutates="good/layouts/replicated", mutation=f"Layout: {name}",
     )  # fmt: skip
 
@@ -360,7 +360,7 @@ def layout_cases() -> Iterator[Case]:
             params={"mesh": mesh_, "steps": steps, "shape": list(shape)},
         )
         yield Case(
-            f"bad/limits/layout-{name}", f"A layout with too many {name}", (requirement, "UCP-R-002"), [check],
+            f"bad/limits/layout-{name}", f"A layout with too many {name}", (requirement, "UCP-R-003"), [check],
             mutates="good/layouts/blocks-rule", mutation=name,
         )  # fmt: skip
     for name, (mesh_, steps, shape, requirement) in BAD.items():
@@ -383,7 +383,7 @@ def _within_limits() -> Iterator[Case]:
     }  # fmt: skip
     draft = Draft([AtomDraft("w", {"value": SlotDraft("uint8", (4096,), data)})])
     yield Case(
-        "good/limits/ranges-twice", "Many ranges of a dimension, and many of the flat tensor", ("UCP-D-091",),
+        "good/limits/ranges-twice", "Many ranges of a dimension, and many of the flat tensor", ("UCP-D-066",),
         [check], draft.files(), {"local.bin": local_bytes(data, 1, found)},
     )  # fmt: skip
     most, many = 2**53 - 1, 2**20
@@ -392,10 +392,10 @@ def _within_limits() -> Iterator[Case]:
     touching = {"offset": [0, 0], "shape": [1025, 1024], "local": 0, "strides": [1024, 1]}
     whole = {"offset": [0], "shape": [many], "local": 0, "strides": [1]}
     for name, title, requirement, steps, shape, local, piece in [
-        ("blocks-that-touch", "Blocks that touch are one range", "UCP-D-091", [ruled(0, 1025), ruled(1, 1024)], [1025, 1024], [1025, 1024], touching),
-        ("layout-blocks", "As many blocks as there may be", "UCP-D-090", [ruled(0, many)], [many], [many], whole),
-        ("layout-extent", "An extent as long as it may be", "UCP-D-162", [pad(0, to=most)], [1], [most], one),
-        ("layout-elements", "As many elements as a local tensor may have", "UCP-D-141", [pad(1, to=most)], [1, 1], [1, most], {"offset": [0, 0], "shape": [1, 1], "local": 0, "strides": [0, 0]}),
+        ("blocks-that-touch", "Blocks that touch are one range", "UCP-D-066", [ruled(0, 1025), ruled(1, 1024)], [1025, 1024], [1025, 1024], touching),
+        ("layout-blocks", "As many blocks as there may be", "UCP-D-059", [ruled(0, many)], [many], [many], whole),
+        ("layout-extent", "An extent as long as it may be", "UCP-D-064", [pad(0, to=most)], [1], [most], one),
+        ("layout-elements", "As many elements as a local tensor may have", "UCP-D-065", [pad(1, to=most)], [1, 1], [1, most], {"offset": [0, 0], "shape": [1, 1], "local": 0, "strides": [0, 0]}),
     ]:  # fmt: skip
         result = {"locals": [{"coordinate": [], "shape": local, "pieces": [piece]}]}
         check = {

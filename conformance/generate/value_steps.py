@@ -122,7 +122,7 @@ def _partial() -> Iterator[Case]:
     draft = Draft([AtomDraft("w", {"value": SlotDraft("float32", (3, 2), floats(6))})])
     result = lowered(both, steps, (3, 2))
     yield Case(
-        "good/layouts/partial", "Layout: partial", ("UCP-R-022", "UCP-R-024"),
+        "good/layouts/partial", "Layout: partial", ("UCP-R-021", "UCP-R-018"),
         [
             {"name": "lower", "role": "reader", "level": "reshard", "op": "lower", "params": params, "expect": {"file": "lower.json"}},
             refusal(
@@ -141,7 +141,7 @@ def _partial() -> Iterator[Case]:
         # The order is that of the coordinates, not that in which they come.
         ins = [([number, 0], raw) for number, raw in reversed(list(enumerate(contributions)))]
         yield _writing(
-            f"reduced-{name}", f"Reduction: {name}", ("UCP-D-103", "UCP-D-104"), slot, ins,
+            f"reduced-{name}", f"Reduction: {name}", ("UCP-D-078", "UCP-D-079"), slot, ins,
             reduced(contributions, dtype, reduce),
         )  # fmt: skip
     # Two partial axes: row-major in the order of the mesh, whatever the order of steps.
@@ -149,21 +149,21 @@ def _partial() -> Iterator[Case]:
     two = {"dtype": "float32", "shape": [2], "mesh": both, "steps": [partial("b"), partial("a")]}
     where = [[0, 0], [0, 1], [1, 0], [1, 1]]
     yield _writing(
-        "reduced-two-axes", "Reduction over two axes", ("UCP-D-102", "UCP-D-104"), two,
+        "reduced-two-axes", "Reduction over two axes", ("UCP-D-077", "UCP-D-079"), two,
         list(zip(where, parts, strict=True)), reduced(parts, "float32", "sum"),
     )  # fmt: skip
     overflow = [_ints("b", 100), _ints("b", 28)]
     yield _writing(
-        "reduced-int8-overflow", "A sum of integers that does not fit", ("UCP-D-109",),
+        "reduced-int8-overflow", "A sum of integers that does not fit", ("UCP-D-080",),
         {"dtype": "int8", "shape": [1], "mesh": mesh(a=2), "steps": [partial("a")]},
         [([number], raw) for number, raw in enumerate(overflow)], "UCP-E-INEXACT",
     )  # fmt: skip
-    yield bad_layout("partial-ragged", ragged("p", "t", 1, 2), [partial("t")], (4,), "UCP-D-101")
-    yield bad_layout("partial-two-reductions", both, [partial("a"), partial("b", "max")], (4,), "UCP-D-102")
-    yield bad_layout("partial-axis-used", both, [shard("a", 0), partial("a")], (4,), "UCP-D-063")
+    yield bad_layout("partial-ragged", ragged("p", "t", 1, 2), [partial("t")], (4,), "UCP-D-076")
+    yield bad_layout("partial-two-reductions", both, [partial("a"), partial("b", "max")], (4,), "UCP-D-077")
+    yield bad_layout("partial-axis-used", both, [shard("a", 0), partial("a")], (4,), "UCP-D-046")
     for dtype, reduce in (("bool", "max"), ("int4", "sum"), ("float8_e4m3fn", "mean"), ("complex64", "max")):
         yield _stored(
-            f"partial-{dtype}", "UCP-D-103", SlotDraft(dtype, (4,), bytes(4 * ITEM_BYTES[dtype]), layout=0),
+            f"partial-{dtype}", "UCP-D-078", SlotDraft(dtype, (4,), bytes(4 * ITEM_BYTES[dtype]), layout=0),
             {"mesh": 0, "steps": [partial("a", reduce)]},
         )  # fmt: skip
     layouts = [{"mesh": 0, "steps": [partial("b", "mean"), shard("a", 0)]}]
@@ -173,7 +173,7 @@ def _partial() -> Iterator[Case]:
     )
     checks, expected, _ = checks_of_good(draft)
     yield Case(
-        "good/layouts/stored-partial", "A slot that is a mean of copies", ("UCP-D-103",), checks, draft.files(), expected
+        "good/layouts/stored-partial", "A slot that is a mean of copies", ("UCP-D-078",), checks, draft.files(), expected
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _stored(
 ) -> Case:  # fmt: skip
     """A slot whose layout does not suit it: the place is either's."""
     draft = Draft([AtomDraft("w", {"value": slot})], root={"meshes": [mesh(a=2, b=2)], "layouts": [layout]})
-    requirements = (requirement, "UCP-V-009") if at.startswith("index") else (requirement,)
+    requirements = (requirement, "UCP-V-003") if at.startswith("index") else (requirement,)
     return Case(
         f"bad/layouts/stored-{name}".replace("_", "-"), f"A slot and its layout: {name}", requirements,
         [validation(["UCP-E-LAYOUT"], ["ucp.json#/layouts/0", f"{INDEX}#/atoms/0/slots/value"])], draft.files(),
@@ -192,7 +192,7 @@ def _stored(
 
 def _scale() -> Iterator[Case]:
     both = mesh(a=2, b=2)
-    named = ("UCP-D-105", "UCP-R-025")
+    named = ("UCP-D-081", "UCP-R-019")
     yield good_layout("scale", both, [shard("a", 0), scale(3)], (3, 2), requirements=named)
     yield good_layout("scale-down", both, [scale(-1), view(2, 3), shard("a", 0)], (6,), requirements=named)
     yield good_layout("scale-none", both, [scale(0)], (), requirements=named)
@@ -229,31 +229,31 @@ def _scale() -> Iterator[Case]:
         )
         params = {"atom": "alpha", "slot": "value", **target, "steps": [scale(exponent)]}
         yield Case(
-            f"bad/layouts/scale-{name}", f"A factor that is not exact: {name}", ("UCP-R-025",),
+            f"bad/layouts/scale-{name}", f"A factor that is not exact: {name}", ("UCP-R-019",),
             [refusal("read", ["UCP-E-INEXACT"], params=params, level="reshard")], draft.files(),
             mutates="good/layouts/scale", mutation=name,
         )  # fmt: skip
     # 80000 is beyond float16, and half of infinity is infinity; half of each first would be 40000.
     yield _writing(
-        "reduced-then-scaled", "A reduction whose factor is taken out of the sum", ("UCP-D-104", "UCP-W-037"),
+        "reduced-then-scaled", "A reduction whose factor is taken out of the sum", ("UCP-D-079", "UCP-W-023"),
         {"dtype": "float16", "shape": [1], "mesh": mesh(a=2), "steps": [partial("a"), scale(1)]},
         [([number], _halves(40000)) for number in range(2)], _halves(math.inf),
     )  # fmt: skip
     yield _writing(
-        "scale-write-inexact", "Local tensors that a factor does not divide", ("UCP-W-037",),
+        "scale-write-inexact", "Local tensors that a factor does not divide", ("UCP-W-023",),
         {"dtype": "float32", "shape": [1], "mesh": mesh(a=1), "steps": [scale(1)]},
         [([0], _singles(2.0**-149))], "UCP-E-INEXACT",
     )  # fmt: skip
-    yield bad_layout("scale-twice", both, [scale(1), scale(-1)], (4,), "UCP-D-105")
+    yield bad_layout("scale-twice", both, [scale(1), scale(-1)], (4,), "UCP-D-081")
     for dtype in ("int32", "bool", "float8_e5m2"):
         yield _stored(
-            f"scale-{dtype}", "UCP-D-108", SlotDraft(dtype, (4,), bytes(4 * ITEM_BYTES[dtype]), layout=0),
+            f"scale-{dtype}", "UCP-D-082", SlotDraft(dtype, (4,), bytes(4 * ITEM_BYTES[dtype]), layout=0),
             {"mesh": 0, "steps": [scale(1)]},
         )  # fmt: skip
     draft = Draft([AtomDraft("alpha", {"value": SlotDraft("int32", (1,), _ints("i", 1))})])
     params = {"atom": "alpha", "slot": "value", "mesh": both, "steps": [scale(1)]}
     yield Case(
-        "bad/layouts/scale-of-integers", "A factor for integers", ("UCP-D-108", "UCP-R-021"),
+        "bad/layouts/scale-of-integers", "A factor for integers", ("UCP-D-082", "UCP-R-017"),
         [refusal("read", ["UCP-E-LAYOUT"], params=params, level="reshard")], draft.files(),
         mutates="good/layouts/scale", mutation="A factor for integers",
     )  # fmt: skip
@@ -271,25 +271,25 @@ def _scaled_read(name: str, dtype: str, data: bytes, exponent: int) -> Case:
         },
     }  # fmt: skip
     return Case(
-        f"good/layouts/scale-{name}", f"A factor for elements: {name}", ("UCP-R-025", "UCP-D-108"), [check], draft.files(),
+        f"good/layouts/scale-{name}", f"A factor for elements: {name}", ("UCP-R-019", "UCP-D-082"), [check], draft.files(),
         {"local.bin": scaled(data, dtype, exponent)},
     )  # fmt: skip
 
 
 def _local() -> Iterator[Case]:
     both = mesh(a=2, b=3)
-    named = ("UCP-D-106", "UCP-D-107", "UCP-R-026")
+    named = ("UCP-D-083", "UCP-D-084", "UCP-R-020")
     yield good_layout("local", both, [local()], (6, 2), requirements=named)
     yield good_layout("local-scalar", mesh(), [local("keep")], (1,), requirements=named)
     yield good_layout("local-empty", mesh(a=2), [local("keep")], (2, 0, 3), requirements=named)
     yield good_layout("local-ragged", ragged("p", "t", 2, 1), [local()], (3, 1, 2), requirements=named)
     yield good_layout("local-ranks", {**mesh(a=2), "ranks": [1, 0]}, [local()], (2, 2), requirements=named)
-    yield bad_layout("local-beside", both, [local(), shard("a", 0)], (6, 2), "UCP-D-106")
-    yield bad_layout("local-behind", both, [scale(0), local()], (6, 2), "UCP-D-106")
-    yield bad_layout("local-count", both, [local()], (5, 2), "UCP-D-107")
-    yield bad_layout("local-dimensions", both, [local()], (), "UCP-D-107")
+    yield bad_layout("local-beside", both, [local(), shard("a", 0)], (6, 2), "UCP-D-083")
+    yield bad_layout("local-behind", both, [scale(0), local()], (6, 2), "UCP-D-083")
+    yield bad_layout("local-count", both, [local()], (5, 2), "UCP-D-084")
+    yield bad_layout("local-dimensions", both, [local()], (), "UCP-D-084")
     yield _stored(
-        "local-count", "UCP-D-107", SlotDraft("uint8", (3,), b"\1\2\3", layout=0), {"mesh": 0, "steps": [local()]},
+        "local-count", "UCP-D-084", SlotDraft("uint8", (3,), b"\1\2\3", layout=0), {"mesh": 0, "steps": [local()]},
         "ucp.json#/layouts/0",
     )  # fmt: skip
     for resize in ("refuse", "keep"):
@@ -325,5 +325,5 @@ def _local() -> Iterator[Case]:
         checks.append({**pending, "expect": {"error": {"codes": ["UCP-E-LAYOUT"]}}})
         yield Case(
             f"good/layouts/stored-local-{resize}", f"Entries of each coordinate's own: {resize}",
-            ("UCP-D-107", "UCP-R-026"), checks, draft.files(), expected,
+            ("UCP-D-084", "UCP-R-020"), checks, draft.files(), expected,
         )  # fmt: skip

@@ -252,7 +252,7 @@ class OracleDriver:
         return reduced(contributions, dtype, reduce)
 
     def check_place(self, path: Path) -> None:
-        """Refuse a place where anything is (UCP-W-004, UCP-W-030)."""
+        """Refuse a place where anything is (UCP-W-004, UCP-W-007)."""
         if path.exists() and any(path.iterdir()):
             raise RefusalError("UCP-E-EXISTS", "ucp.json")
 

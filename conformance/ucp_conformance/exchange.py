@@ -23,8 +23,8 @@ from ucp_conformance.workplace import Workplace
 __all__ = ["REQUIREMENTS", "Fault", "exchange", "level_of_plan", "local_of", "plan_data", "refusal_of"]
 
 REQUIREMENTS = (
-    "UCP-D-026", "UCP-D-031", "UCP-D-037", "UCP-D-039", "UCP-D-041", "UCP-D-044", "UCP-D-062", "UCP-D-063",
-    "UCP-D-064", "UCP-D-104", "UCP-R-003", "UCP-R-018", "UCP-R-022", "UCP-R-024", "UCP-R-026", "UCP-W-007",
+    "UCP-D-029", "UCP-D-036", "UCP-D-092", "UCP-D-093", "UCP-D-095", "UCP-D-101", "UCP-D-045", "UCP-D-046",
+    "UCP-D-051", "UCP-D-079", "UCP-R-004", "UCP-R-029", "UCP-R-021", "UCP-R-018", "UCP-R-020", "UCP-W-027",
 )  # fmt: skip
 """What exchanges hold."""
 
@@ -68,7 +68,7 @@ def _summed(source: Mapping[str, Any]) -> dict[str, int]:
 
 
 def refusal_of(plan: Mapping[str, Any]) -> str | None:
-    """The code with which a reader refuses to read under the target (UCP-R-024, UCP-R-026); None if it reads."""
+    """The code with which a reader refuses to read under the target (UCP-R-018, UCP-R-020); None if it reads."""
     source, target = plan["source"], plan["target"]
     if target is None:
         return None

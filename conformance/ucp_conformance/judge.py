@@ -249,7 +249,7 @@ def _locals(
 
 
 def _drafts(path: Path) -> Verdict | None:
-    """Whether a draft lies beside the root document that it became (UCP-W-038)."""
+    """Whether a draft lies beside the root document that it became (UCP-W-014)."""
     left = sorted(item.name for item in path.glob(".ucp.json.*"))
     return ("fail", f"the draft {left[0]} is still there") if left else None
 

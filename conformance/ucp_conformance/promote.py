@@ -60,7 +60,7 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
     case = {
         "id": f"good/promoted/{name}",
         "title": f"Promoted: {name}"[:75],
-        "requirements": ["UCP-R-022"] if plan["target"] is not None else ["UCP-D-037"],
+        "requirements": ["UCP-R-021"] if plan["target"] is not None else ["UCP-D-092"],
         "features": [],
         "checks": [with_profiles(check) for check in checks],
     }

@@ -17,7 +17,7 @@ from ucp_conformance.workplace import Workplace, snapshot
 __all__ = ["REQUIREMENTS", "run_stateful"]
 
 REQUIREMENTS = (
-    "UCP-R-010", "UCP-W-002", "UCP-W-003", "UCP-W-004", "UCP-W-005", "UCP-W-006", "UCP-W-007",
+    "UCP-R-011", "UCP-W-002", "UCP-W-003", "UCP-W-004", "UCP-W-005", "UCP-W-006", "UCP-W-027",
 )  # fmt: skip
 """What sequences hold: after a crash there is a whole checkpoint or none, and nobody changes a published one."""
 
@@ -99,7 +99,7 @@ class _Sequence:
         return None
 
     def refuses_debris(self, name: str, reply: Reply) -> bool:
-        """Whether an attempt refuses a place with debris in it, as one does that does not clear it (UCP-W-030)."""
+        """Whether an attempt refuses a place with debris in it, as one does that does not clear it (UCP-W-007)."""
         refused = reply.kind == "error" and reply.body["code"] == "UCP-E-EXISTS"
         return refused and name in self.debris
 

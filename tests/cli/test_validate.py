@@ -40,7 +40,7 @@ def test_a_good_checkpoint(ucp: Ucp, checkpoint: Path, level: str) -> None:
 
 @pytest.mark.parametrize(("level", "found"), [("structure", 0), ("semantics", 0), ("integrity", 1)])
 def test_damage_is_seen_at_the_level_that_looks(ucp: Ucp, checkpoint: Path, level: str, found: int) -> None:
-    """UCP-V-005: every problem with code and place."""
+    """UCP-V-004: every problem with code and place."""
     flip_data(checkpoint)
     result = ucp("validate", checkpoint, "--level", level)
     assert result.exit_code == found

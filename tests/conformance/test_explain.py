@@ -26,7 +26,7 @@ def test_every_case_can_be_explained() -> None:
 def test_an_explanation_says_what_is_held_asked_and_expected() -> None:
     done = CliRunner().invoke(main, ["explain", "bad/write/bool-two:write-plain"])
     assert done.exit_code == 0
-    assert "UCP-W-033  A writer MUST refuse a byte of a `bool`" in done.output
+    assert "UCP-W-026  A writer MUST refuse a byte of a `bool`" in done.output
     assert "expected: a refusal with UCP-E-PADDING" in done.output
     assert "bools.bin" in done.output
     assert "ucp-conformance run --only bad/write/bool-two --driver" in done.output

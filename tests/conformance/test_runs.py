@@ -62,7 +62,7 @@ def test_reports_are_whole(reference: Path) -> None:
     assert lines[-1]["footer"]["results"] == len(lines) - 2 == len(report["results"])
     assert "| reference |" in (reference / "summary.md").read_text()
     assert "generated/reference-to-reference" in (reference / "results.ndjson").read_text()
-    assert "UCP-D-037" in (reference / "index.html").read_text()
+    assert "UCP-D-092" in (reference / "index.html").read_text()
     assert set(json.loads((reference / "badge-reference.json").read_bytes())) == {
         "schemaVersion", "label", "message", "color",
     }  # fmt: skip

@@ -122,7 +122,7 @@ def test_parameter_and_optimizer_state_share_an_atom(converted: Converted, name:
 
 @pytest.mark.parametrize("name", [name for name in STATEFUL if name != "fsdp_2_model"])
 def test_options_belong_to_parameters(converted: Converted, name: str) -> None:
-    """UCP-D-035, UCP-D-036: groups name atoms, each once."""
+    """UCP-D-086, UCP-D-087: groups name atoms, each once."""
     with ucpformat.open(converted(name, "packed")) as checkpoint:
         assert list(checkpoint.state.optimizers) == ["optim"]
         groups = checkpoint.state.optimizers["optim"].groups
@@ -231,7 +231,7 @@ def test_what_is_expressible_is_not_opaque(converted: Converted) -> None:
 
 @pytest.mark.parametrize("foreign", ["refuse", "opaque"])
 def test_an_object_beyond_the_limits_is_refused(tmp_path: Path, foreign: str) -> None:
-    """UCP-S-003 for a source: what is too deep to be looked at is not carried unseen either."""
+    """UCP-S-002 for a source: what is too deep to be looked at is not carried unseen either."""
     deep: list[Any] = []
     for _ in range(400):
         deep = [deep]
@@ -255,7 +255,7 @@ class Attack:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_malicious_pickle_is_carried_and_never_run(tmp_path: Path, compress: bool) -> None:
-    """UCP-S-005: on the way in, out, validated, inspected and compared, nothing is executed."""
+    """UCP-S-004: on the way in, out, validated, inspected and compared, nothing is executed."""
     from click.testing import CliRunner
     from torch.distributed.checkpoint._extension import ZStandard
 

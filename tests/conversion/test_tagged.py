@@ -69,7 +69,7 @@ contents = st.recursive(
 
 @given(st.sampled_from(NAMES), contents)
 def test_any_content_is_taken_or_refused(name: str, content: Any) -> None:
-    """UCP-S-003, UCP-S-005: a number is not a length to allocate, a name is not a thing to import."""
+    """UCP-S-002, UCP-S-004: a number is not a length to allocate, a name is not a thing to import."""
     value: JsonValue = {"$object": {"type": name, "value": content}}
     found = result_or_refusal(lambda: revive(decode(value, at="x"), "x"))
     if isinstance(found, UcpError):

@@ -68,7 +68,7 @@ def test_saved_validated_and_loaded(url: str, storage: Storage) -> None:
 
 
 def test_of_eight_puts_at_once_one_creates(url: str) -> None:
-    """UCP-W-017: the server decides, whoever looks when."""
+    """UCP-W-016: the server decides, whoever looks when."""
     store = RemoteStore(url)
     puts = ConditionalPuts(store._filesystem, store._head)
 
@@ -89,7 +89,7 @@ def test_of_eight_puts_at_once_one_creates(url: str) -> None:
 
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_of_two_writers_one_commits(url: str, order: str) -> None:
-    """UCP-W-012."""
+    """UCP-W-010."""
     first, second = begin(url, "packed"), begin(url, "packed")
     writers = [first, second] if order == "first" else [second, first]
     assert [finish(writer) for writer in writers] == [True, False]
@@ -98,7 +98,7 @@ def test_of_two_writers_one_commits(url: str, order: str) -> None:
 
 
 def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
-    """UCP-W-018."""
+    """UCP-W-017."""
     first = begin(url, "plain")
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         begin(url, "plain")

@@ -1,4 +1,4 @@
-"""The canonical list of pieces (SPEC 13; UCP-R-022)."""
+"""The canonical list of pieces (SPEC 13; UCP-R-021)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_sound_layouts(steps: tuple[Step, ...]) -> None:
     ],
 )
 def test_malformed_layouts_are_refused_with_their_place(steps: tuple[Step, ...], at: str) -> None:
-    """UCP-D-062, UCP-D-063, UCP-D-065, UCP-D-066, UCP-D-086, UCP-D-087."""
+    """UCP-D-045, UCP-D-046, UCP-D-057, UCP-D-061, UCP-D-048, UCP-D-049."""
     with pytest.raises(LayoutError) as caught:
         Layout(MESH, steps)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)
@@ -152,7 +152,7 @@ RAGGED = Mesh((MeshAxis("pp", 2), RaggedAxis("dp", "pp", (3, 2))))
     ],
 )
 def test_what_a_ragged_axis_cannot_do_is_refused(steps: tuple[Step, ...], at: str) -> None:
-    """UCP-D-084, UCP-D-085, UCP-D-166."""
+    """UCP-D-047, UCP-D-054, UCP-D-063."""
     with pytest.raises(LayoutError) as caught:
         Layout(RAGGED, steps)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)

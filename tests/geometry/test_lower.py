@@ -221,7 +221,7 @@ def test_rows_of_a_flat_tensor_are_merged_across_its_blocks() -> None:
 def test_what_does_not_lower_is_refused_with_its_place(
     steps: tuple[Step, ...], shape: tuple[int, ...], at: str
 ) -> None:
-    """UCP-D-062, UCP-D-064, UCP-D-089, UCP-D-164, UCP-D-165."""
+    """UCP-D-045, UCP-D-051, UCP-D-060, UCP-D-052, UCP-D-055."""
     with pytest.raises(LayoutError) as caught:
         lower(Layout(DP_TP, steps), shape)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)
@@ -235,7 +235,7 @@ def test_what_is_no_shape_or_coordinate_is_refused() -> None:
 
 
 def test_layouts_of_too_many_pieces_are_refused_and_not_spelled_out() -> None:
-    """UCP-D-090, UCP-D-091."""
+    """UCP-D-059, UCP-D-066."""
     with pytest.raises(UcpError) as caught:
         Layout(TP, (Blocks(0, BlockRule("ceil", 2**53 - 1)),))
     assert (caught.value.code, caught.value.at) == ("UCP-E-LIMIT", "/steps/0/count")
@@ -267,6 +267,6 @@ def test_layouts_of_too_many_pieces_are_refused_and_not_spelled_out() -> None:
 def test_a_local_tensor_has_no_more_elements_than_a_double_counts(
     shape: tuple[int, ...], steps: tuple[Step, ...]
 ) -> None:
-    """UCP-D-141 at a coordinate, UCP-D-162 before any."""
+    """UCP-D-065 at a coordinate, UCP-D-064 before any."""
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         lower(Layout(TP, steps), shape).at((0,))

@@ -63,7 +63,7 @@ def test_places_off_the_mesh_are_refused() -> None:
 
 
 def test_a_mesh_is_limited() -> None:
-    """UCP-D-071."""
+    """UCP-D-041."""
     assert Mesh((MeshAxis("a", 1 << 10), MeshAxis("b", 1 << 10))).size == 1 << 20
     with pytest.raises(UcpError) as caught:
         Mesh((MeshAxis("a", 1 << 10), MeshAxis("b", (1 << 10) + 1)))
@@ -97,13 +97,13 @@ def test_stages_of_unequal_width() -> None:
     ],
 )
 def test_malformed_ragged_axes_are_refused(axes: tuple[MeshAxis | RaggedAxis, ...], at: str) -> None:
-    """UCP-D-082, UCP-D-083."""
+    """UCP-D-042, UCP-D-043."""
     with pytest.raises(LayoutError) as caught:
         Mesh(axes)
     assert (caught.value.code, caught.value.at) == ("UCP-E-LAYOUT", at)
 
 
 def test_a_ragged_mesh_is_limited_by_the_grid_around_it() -> None:
-    """UCP-D-071."""
+    """UCP-D-041."""
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         Mesh((MeshAxis("pp", 1 << 10), RaggedAxis("dp", "pp", ((1 << 10) + 1, *(1,) * ((1 << 10) - 1)))))

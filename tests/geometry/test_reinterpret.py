@@ -78,7 +78,7 @@ def test_empty_tensors_have_every_view_that_is_empty() -> None:
     ],
 )
 def test_views_that_do_not_fit_are_refused(steps: tuple[Step, ...], at: str | None) -> None:
-    """UCP-D-087, UCP-D-088."""
+    """UCP-D-049, UCP-D-050."""
     shape = (4, 3) if steps[0] == Permute((1, 0)) or len(steps) == 2 else (2, 2)
     if at is None:
         assert lower(Layout(TP, steps), shape).view == shape

@@ -37,7 +37,7 @@ def test_exactly_the_needed_features_are_declared(
     needed = needed_features(compressors(names))
     envelope = Envelope(read_features=read, write_features=write)
     problems = list(feature_set_problems(envelope, needed, at="ucp.json"))
-    # Whether a read feature that nobody has heard of is needed, nobody can say (UCP-V-011).
+    # Whether a read feature that nobody has heard of is needed, nobody can say (UCP-V-005).
     told = set(read) & {"blosc", "zstd"}
     assert (problems == []) == (told == needed and not write)
     assert {problem.code for problem in problems} <= {"UCP-E-FEATURE-SET"}
@@ -45,7 +45,7 @@ def test_exactly_the_needed_features_are_declared(
 
 
 def test_an_unknown_feature_is_refused_before_an_unknown_extension() -> None:
-    """UCP-R-007."""
+    """UCP-R-008."""
     with pytest.raises(UcpError) as caught:
         negotiate(
             ["zstd", "x"], {"e": {}}, features=frozenset({"zstd"}), known_extensions=frozenset(), at="u"

@@ -110,7 +110,7 @@ def test_other_factors_than_powers_of_two_are_not_stored(factor: Fraction) -> No
 
 
 def test_layouts_of_one_buffer_do_the_same_with_it() -> None:
-    """UCP-D-100."""
+    """UCP-D-075."""
     meshes = [MeshRecord((MeshAxis("a", 2), MeshAxis("b", 2)), None)] * 2
     buffer = (Flatten(), Concat("g"))
     layouts = [
@@ -128,7 +128,7 @@ def test_layouts_of_one_buffer_do_the_same_with_it() -> None:
 
 
 def test_every_problem_of_meshes_and_layouts_is_found() -> None:
-    """UCP-D-059, UCP-D-061, UCP-D-062, UCP-R-021."""
+    """UCP-D-039, UCP-D-044, UCP-D-045, UCP-R-017."""
     meshes = [MeshRecord((MeshAxis("a", 2), MeshAxis("a", 2)), None), MeshRecord((MeshAxis("a", 2),), None)]
     layouts = [
         LayoutRecord(0, ()),

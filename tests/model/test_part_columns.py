@@ -97,7 +97,7 @@ def test_what_is_no_atom_takes_a_closer_look(values: list[JsonValue]) -> None:
 
 
 def test_layouts_beyond_the_root_are_found_in_columns() -> None:
-    """UCP-D-028."""
+    """UCP-D-032."""
     slots: dict[str, JsonValue] = {"value": {"dtype": "int8", "shape": [], "layout": 2}}
     part = IndexPart.from_json({"atoms": [atom(slots=slots)]}, at=AT)
     assert isinstance(part.atoms, SoundAtoms)

@@ -31,7 +31,7 @@ def placed(offset: int, total: int = 16, name: str = "value", layout: Layout = B
 
 
 def test_a_place_goes_with_a_concat() -> None:
-    """UCP-D-092."""
+    """UCP-D-067."""
     alone = SpreadSlot("value", "float32", (4,), None, BufferPlace((0,), (4,)))
     beside = SpreadSlot("value", "float32", (4,), PLAIN, BufferPlace((0,), (4,)))
     without = SpreadSlot("value", "float32", (4,), BUFFER)
@@ -45,7 +45,7 @@ def test_a_place_goes_with_a_concat() -> None:
 
 
 def test_slots_of_one_name_share_a_buffer() -> None:
-    """UCP-D-097 to UCP-D-099."""
+    """UCP-D-072 to UCP-D-074."""
     assert faults(placed(0), placed(4), placed(0, name="exp_avg"), placed(12)) == []
     assert faults(placed(0), placed(3)) == [(1, False, "")]
     assert faults(placed(0), placed(4, 18)) == [(1, False, "")]

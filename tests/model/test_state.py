@@ -31,7 +31,7 @@ def test_tagged_values_are_listed_with_their_places() -> None:
 
 @pytest.mark.parametrize("name", ["values", "optimizers", "blobs"])
 def test_no_member_may_be_missing(name: str) -> None:
-    """UCP-D-034."""
+    """UCP-D-085."""
     value = STATE.to_json()
     del value[name]
     with pytest.raises(UcpError, match=name) as caught:
@@ -40,7 +40,7 @@ def test_no_member_may_be_missing(name: str) -> None:
 
 
 def test_an_atom_belongs_to_one_group_of_an_optimizer() -> None:
-    """UCP-D-036."""
+    """UCP-D-087."""
     value: Any = STATE.to_json()
     value["optimizers"]["other"] = value["optimizers"]["optim"]
     StateDocument.from_json(value, at="s")
@@ -54,7 +54,7 @@ def test_an_atom_belongs_to_one_group_of_an_optimizer() -> None:
 
 @pytest.mark.parametrize("key", ["blobs/", "blobs/a/../b", "index/t-0", "/blobs/t-0", "blobs/a\n"])
 def test_keys_of_blobs_stay_in_their_room(key: str) -> None:
-    """UCP-D-012, UCP-R-009."""
+    """UCP-D-014, UCP-R-010."""
     value: Any = STATE.to_json()
     value["blobs"]["extra/1"]["object"]["key"] = key
     with pytest.raises(UcpError) as caught:
@@ -69,7 +69,7 @@ def test_a_pack_list_survives_the_way_through_json() -> None:
 
 @pytest.mark.parametrize("key", ["packs/A", "packs/a", "index/b", "packs/%41"])
 def test_keys_of_packs_are_safe_and_unique(key: str) -> None:
-    """UCP-D-010 to UCP-D-012."""
+    """UCP-D-010, UCP-D-011 and UCP-D-014."""
     packs = PackList((Pack("packs/a", 64), Pack(key, 64)))
     with pytest.raises(UcpError) as caught:
         PackList.from_json(packs.to_json(), at="p")

@@ -40,7 +40,7 @@ def test_a_group_is_written_as_the_specification_says() -> None:
 
 
 def test_an_array_is_written_as_the_specification_says() -> None:
-    """UCP-D-040."""
+    """UCP-D-094."""
     slot = Slot(
         "value", "float32", (4097, 512), compressor=Compressor("zstd", {"level": 3, "checksum": False})
     )
@@ -67,7 +67,7 @@ def test_zarr_reads_and_writes_an_array_with_every_compressor(
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_zarr_reads_missing_chunks_of_every_data_type_as_zero(tmp_path: Path, dtype: str) -> None:
-    """UCP-D-040."""
+    """UCP-D-094."""
     (tmp_path / "zarr.json").write_bytes(slot_document(Slot("value", dtype, (3,)), (2,)))
     data = zarr.open_array(tmp_path, mode="r")[...]
     assert data.tobytes() == bytes(3 * DTYPES[dtype].item_bytes)  # type: ignore[union-attr]

@@ -171,7 +171,7 @@ def test_experts_and_layers_are_stacked_and_taken_apart() -> None:
 
 
 def test_what_is_the_same_is_one_and_is_checked() -> None:
-    """UCP-D-125: tied weights, and the step count of what is fused."""
+    """UCP-D-134: tied weights, and the step count of what is fused."""
     document = parsed_map({"left": {"kind": "same", "of": ["in", "out"]}, "right": "tied"})
     one = np.arange(6).reshape(2, 3)
     made = convert(document, {("in", "value"): one, ("out", "value"): one.copy()}, "right")
@@ -250,7 +250,7 @@ CONCAT = {
     ],
 )
 def test_atoms_that_do_not_fit_are_refused(shapes: Any, code: str, why: str) -> None:
-    """UCP-R-028, UCP-D-125."""
+    """UCP-R-032, UCP-D-134."""
     found = refusal(parsed_map(CONCAT), shapes)
     assert found.code == code
     assert why in found.message
@@ -273,7 +273,7 @@ def test_a_tensor_of_another_shape_is_refused_on_the_way_back() -> None:
 
 
 def test_a_slot_is_made_once() -> None:
-    """UCP-D-126."""
+    """UCP-D-135."""
     document = parsed_map({"left": "a", "right": "c"}, {"left": "b", "right": "c"})
     found = refusal(document, {"a": {"value": ()}, "b": {"value": ()}})
     assert (found.code, found.at) == ("UCP-E-NAME", "atom-map.json#/entries/1")
@@ -300,7 +300,7 @@ def test_a_slot_is_made_once() -> None:
 def test_a_side_that_does_not_fit_is_refused_where_it_stands(
     left: Any, shapes: Any, code: str, at: str
 ) -> None:
-    """UCP-R-029, UCP-D-123."""
+    """UCP-R-033, UCP-D-132."""
     found = refusal(
         parsed_map({"left": left, "right": "whole"}),
         {name: {"value": shape} for name, shape in shapes.items()},
@@ -309,7 +309,7 @@ def test_a_side_that_does_not_fit_is_refused_where_it_stands(
 
 
 def test_a_tensor_is_not_made_of_too_many_atoms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """UCP-D-124; the limit is lowered here, as a million atoms take their time."""
+    """UCP-D-133; the limit is lowered here, as a million atoms take their time."""
     assert atom_map_sides.MAX_PARTS == 2**20
     monkeypatch.setattr(atom_map_sides, "MAX_PARTS", 30)
     inner = {"kind": "stack", "dim": 0, "of": {"each": "f", "below": "=n", "item": "a.{e:int}.{f:int}"}}
@@ -347,7 +347,7 @@ def test_a_tensor_is_not_made_of_too_many_atoms(monkeypatch: pytest.MonkeyPatch)
     ],
 )  # fmt: skip
 def test_documents_are_refused_where_they_are_wrong(entry: Any, code: str, at: str) -> None:
-    """UCP-R-029, UCP-D-120 to UCP-D-122."""
+    """UCP-R-033, UCP-D-129 to UCP-D-131."""
     with pytest.raises(UcpError) as caught:
         parse_atom_map(json.dumps(atom_map(entry)).encode(), at="m.json")
     assert (caught.value.code, caught.value.at) == (code, f"m.json#/entries/0{at}")
@@ -365,14 +365,14 @@ def test_documents_are_refused_where_they_are_wrong(entry: Any, code: str, at: s
     ],
 )
 def test_structure_is_checked_before_content(side: Any, at: str) -> None:
-    """UCP-R-027: whatever else is wrong comes later."""
+    """UCP-R-022: whatever else is wrong comes later."""
     with pytest.raises(UcpError) as caught:
         parse_atom_map(json.dumps(atom_map({"left": "**", "right": side})).encode(), at="m.json")
     assert (caught.value.code, caught.value.at) == ("UCP-E-SCHEMA", f"m.json#/entries/0/right{at}")
 
 
 def test_a_name_that_does_not_lead_back_is_refused() -> None:
-    """UCP-D-120: the text that was captured would be captured otherwise."""
+    """UCP-D-129: the text that was captured would be captured otherwise."""
     document = parsed_map({"left": "{x}.{y}-z", "right": "{x}-{y}"})
     assert convert(document, {("a.b-z", "value"): np.array(1)}, "right").keys() == {("a-b", "value")}
     found = refusal(document, {"a-c.b-z": {"value": ()}})

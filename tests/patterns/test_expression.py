@@ -30,7 +30,7 @@ EXPRESSIONS = st.recursive(
 
 @given(EXPRESSIONS)
 def test_the_value_is_that_of_the_same_expression_in_python(text: str) -> None:
-    """UCP-D-112, UCP-D-117."""
+    """UCP-D-121, UCP-D-126."""
     names = {**VALUES, "min": min, "max": max, "__builtins__": {}, "shape": Items(VALUES["shape"])}
     try:
         expected = eval(text, names)
@@ -84,7 +84,7 @@ def test_examples(text: str, value: int | tuple[int, ...]) -> None:
      "tp,tp", "/ 2", "[0]", "1" * 100],
 )  # fmt: skip
 def test_what_is_no_expression_is_refused(text: str) -> None:
-    """UCP-D-112."""
+    """UCP-D-121."""
     with pytest.raises(UcpError) as caught:
         parse_expression(text, SCOPE)
     assert caught.value.code == "UCP-E-PATTERN"
@@ -105,14 +105,14 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
     ],
 )
 def test_an_expression_without_a_value_is_refused(text: str, why: str) -> None:
-    """UCP-D-117."""
+    """UCP-D-126."""
     with pytest.raises(UcpError, match=why) as caught:
         parse_expression(text, SCOPE).value(VALUES)
     assert caught.value.code == "UCP-E-PATTERN"
 
 
 def test_expressions_are_short_and_flat() -> None:
-    """UCP-D-113."""
+    """UCP-D-122."""
     assert parse_expression("(" * 32 + "1" + ")" * 32, SCOPE).value({}) == 1
     assert parse_expression("+".join(["1"] * 256), SCOPE).value({}) == 256
     for text in ("(" * 33 + "1" + ")" * 33, "shape[" * 33 + "0" + "]" * 33, "1+" * 256 + "1"):

@@ -58,7 +58,7 @@ def glob_or_none(text: str) -> Glob | None:
 
 @given(glob=GLOBS, name=NAMES)
 def test_a_glob_means_what_the_specification_says(glob: str, name: str) -> None:
-    """UCP-D-110."""
+    """UCP-D-119."""
     parsed = glob_or_none(glob)
     if parsed is not None:
         assert parsed.match(name) == by_regular_expression(glob, name)
@@ -132,7 +132,7 @@ def test_examples(glob: str, name: str, captures: dict[str, str | int] | None) -
      "{x:float}", "{a.b}", "{x}.{x}", "x\\", "\\a", "a.b\\.c", "a{x:path}", "{é}", "{x:}"],
 )  # fmt: skip
 def test_what_is_no_glob_is_refused(glob: str) -> None:
-    """UCP-D-110, UCP-D-114."""
+    """UCP-D-119, UCP-D-123."""
     with pytest.raises(UcpError) as caught:
         parse_glob(glob)
     assert caught.value.code == "UCP-E-PATTERN"
@@ -140,7 +140,7 @@ def test_what_is_no_glob_is_refused(glob: str) -> None:
 
 
 def test_a_glob_is_short() -> None:
-    """UCP-D-111."""
+    """UCP-D-120."""
     parse_glob("a" * 1024)
     with pytest.raises(UcpError, match="1024") as caught:
         parse_glob("a" * 1025)

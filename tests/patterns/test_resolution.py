@@ -124,7 +124,7 @@ def test_positions_of_a_tied_tensor_are_put_in_order() -> None:
 
 
 def test_an_unmatched_name_is_refused_with_the_nearest_rules() -> None:
-    """UCP-R-028."""
+    """UCP-R-032."""
     patterns = parsed(
         rule("model.layers.{i:int}.mlp.up.weight"),
         rule("model.layers.{i:int}.attn.*.weight", slots="step"),
@@ -179,7 +179,7 @@ def test_an_unmatched_name_is_refused_with_the_nearest_rules() -> None:
     ],
 )  # fmt: skip
 def test_documents_are_refused_where_they_are_wrong(changes: dict[str, Any], code: str, at: str) -> None:
-    """UCP-R-027, UCP-R-029, UCP-D-110 to UCP-D-115."""
+    """UCP-R-022, UCP-R-033, UCP-D-119 to UCP-D-124."""
     with pytest.raises(UcpError) as caught:
         parse_patterns(json.dumps(document(**changes)).encode(), at="p.json")
     assert (caught.value.code, caught.value.at) == (code, f"p.json#{at}")
@@ -196,7 +196,7 @@ def test_documents_are_refused_where_they_are_wrong(changes: dict[str, Any], cod
     ],
 )
 def test_structure_is_checked_before_content(changes: dict[str, Any], at: str) -> None:
-    """UCP-R-027: whatever else is wrong comes later."""
+    """UCP-R-022: whatever else is wrong comes later."""
     value = document(**{**changes, "parameters": [{"name": "min"}]})
     with pytest.raises(UcpError) as caught:
         parse_patterns(json.dumps(value).encode(), at="p.json")
@@ -204,7 +204,7 @@ def test_structure_is_checked_before_content(changes: dict[str, Any], at: str) -
 
 
 def test_bytes_are_strict_json() -> None:
-    """UCP-R-027."""
+    """UCP-R-022."""
     with pytest.raises(UcpError) as caught:
         parse_patterns(b'{"format": "ucp", "format": "ucp"}')
     assert caught.value.code == "UCP-E-JSON"
@@ -231,7 +231,7 @@ def test_bytes_are_strict_json() -> None:
     ],
 )  # fmt: skip
 def test_what_a_rule_makes_is_checked_where_it_stands(steps: list[Any], code: str, at: str) -> None:
-    """UCP-R-029, UCP-D-117 to UCP-D-119."""
+    """UCP-R-033, UCP-D-126 to UCP-D-128."""
     patterns = parsed(rule("b", *steps))
     if not code:
         assert len(resolve(patterns, {"b": {"value": (3, 1)}})) == 1
@@ -268,7 +268,7 @@ def test_what_was_not_given_is_said_where_it_does_not_fit() -> None:
     ],
 )
 def test_parameters_are_checked(parameters: dict[str, Any], at: str, why: str) -> None:
-    """UCP-D-116."""
+    """UCP-D-125."""
     patterns = parsed(
         rule("**"),
         parameters=[

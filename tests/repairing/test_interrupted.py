@@ -87,7 +87,7 @@ def damaged(tmp_path: Path, storage: Storage) -> tuple[Path, Path, dict[str, byt
     ("storage", "is_killed"), [("plain", True), ("packed", True), ("packed", False)], ids=str
 )
 def test_nothing_half_written_is_ever_seen(tmp_path: Path, storage: Storage, is_killed: bool) -> None:
-    """UCP-W-023."""
+    """UCP-W-022."""
     path, other, good = damaged(tmp_path, storage)
     pristine = tmp_path / "pristine"
     shutil.copytree(path, pristine)
@@ -117,7 +117,7 @@ def test_what_a_killed_repair_has_left_goes_with_the_next(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_checkpoint_that_is_removed_meanwhile_stays_removed(tmp_path: Path, storage: Storage) -> None:
-    """UCP-W-021, and what takes its path is not touched."""
+    """UCP-W-020, and what takes its path is not touched."""
     path, other, _ = damaged(tmp_path, storage)
     held = restoring._LocalRestorer._require_committed
 
@@ -170,7 +170,7 @@ def root_is_removed(path: Path) -> Callable[..., None]:
 
 
 def test_a_root_document_is_exchanged_or_left(tmp_path: Path) -> None:
-    """UCP-W-022: where the system cannot do it in one step, or somebody has removed it, nothing is done."""
+    """UCP-W-021: where the system cannot do it in one step, or somebody has removed it, nothing is done."""
     path = tmp_path / "c"
     save(path, STATE, workers=1)
     shutil.copytree(path, tmp_path / "other")

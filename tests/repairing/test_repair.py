@@ -38,7 +38,7 @@ def test_from_a_copy_everything_comes_back(
     damage: Damage,
     another: Damage,
 ) -> None:
-    """UCP-W-020: byte for byte, whatever the damage was; what was good is not touched."""
+    """UCP-W-019: byte for byte, whatever the damage was; what was good is not touched."""
     place = tmp_path_factory.mktemp("repair")
     path, other = place / "c", place / "other"
     save_with_state(path, state, storage, chunk_bytes)
@@ -166,7 +166,7 @@ def test_nothing_changes_in_a_dry_run(tmp_path: Path) -> None:
 def test_a_root_document_comes_back_where_it_is_known_which(
     tmp_path: Path, harm: Callable[[bytes], bytes]
 ) -> None:
-    """UCP-W-022: from a copy with the same root digest, in the place of one that is there."""
+    """UCP-W-021: from a copy with the same root digest, in the place of one that is there."""
     save(tmp_path / "a", model(1), workers=1)
     save(tmp_path / "other", model(1), workers=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -183,7 +183,7 @@ def test_a_root_document_comes_back_where_it_is_known_which(
 
 
 def test_a_root_document_that_is_gone_is_not_made(tmp_path: Path) -> None:
-    """UCP-W-021: without one nothing is committed."""
+    """UCP-W-020: without one nothing is committed."""
     save(tmp_path / "a", model(1), workers=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "a" / ROOT_KEY).unlink()

@@ -110,7 +110,7 @@ def parents_exist(value: Any, at: str) -> bool:
 @pytest.mark.parametrize("name", sorted(PARSERS))
 @given(data=st.data())
 def test_parser_refuses_what_the_schema_refuses(name: str, data: st.DataObject) -> None:
-    """UCP-R-005, UCP-R-013, UCP-D-006, UCP-D-018, UCP-D-020."""
+    """UCP-R-006, UCP-R-014, UCP-D-006, UCP-D-020, UCP-D-022."""
     value = as_read(data.draw(mutated(examples(name))))
     # Tagged values have a code and a parser of their own.
     problems = [found for found in schema.problems(name, value, AT) if found.code != "UCP-E-VALUE"]

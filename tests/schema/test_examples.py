@@ -29,7 +29,7 @@ def test_valid_example_is_accepted(path: Path) -> None:
 
 @pytest.mark.parametrize("path", INVALID, ids=name)
 def test_invalid_example_is_refused_where_and_why_it_says(path: Path) -> None:
-    """UCP-D-006, UCP-D-018, UCP-D-020, UCP-D-034, UCP-D-067."""
+    """UCP-D-006, UCP-D-020, UCP-D-022, UCP-D-085, UCP-D-035."""
     example = load(path)
     assert example.keys() == {"keyword", "at", "document"}
     faults = {

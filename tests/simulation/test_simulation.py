@@ -30,7 +30,7 @@ from ucpformat.storage.stores.store import Store
 
 @pytest.mark.parametrize("bounds", [Bounds(1, 0), Bounds(2, 0), Bounds(1, 1)], ids=str)
 def test_no_schedule_breaks_the_invariant(bounds: Bounds) -> None:
-    """UCP-W-011, UCP-W-012: the first schedules of every world; the first of all commits."""
+    """UCP-W-009, UCP-W-010: the first schedules of every world; the first of all commits."""
     for case in cases():
         case.explore(bounds, 12).require_whole()
 

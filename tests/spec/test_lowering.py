@@ -25,7 +25,7 @@ from ucpformat.model.place import place_from_json
 
 HEADER = "| step | of the layout alone | of the slot | at every coordinate | code |"
 ALONE, SLOT, COORDINATE, CODE = range(1, 5)
-OF_ELEMENTS = {"UCP-D-104", "UCP-D-109"}
+OF_ELEMENTS = {"UCP-D-079", "UCP-D-080"}
 
 Json = dict[str, Any]
 LOWERED = [
@@ -73,7 +73,7 @@ def test_a_rule_is_broken_when_the_table_says(case: Json, check: Json) -> None:
     """The mesh and the steps are looked at without a shape first, and then with one."""
     params = check["params"]
     when = {ALONE} if refused_alone(params) else {SLOT, COORDINATE}
-    (rule,) = set(case["requirements"]) - {"UCP-R-002", "UCP-R-021"}
+    (rule,) = set(case["requirements"]) - {"UCP-R-003", "UCP-R-017"}
     found = [(place, row[CODE]) for row in table(HEADER) for place in when if rule in identifiers(row[place])]
     assert found
     assert {code.strip("`") for _, code in found} <= set(check["expect"]["error"]["codes"])

@@ -109,7 +109,7 @@ def test_core_data_types_are_those_of_the_suite() -> None:
 
 
 def test_derived_documents_are_those_of_the_library() -> None:
-    """UCP-D-040."""
+    """UCP-D-094."""
     shown = [fence.text.replace("\n", "") for fence in fences() if '"zarr_format"' in fence.text]
     derived = slot_document(Slot("value", "float32", (4097, 512)), (2049, 512))
     assert shown == [GROUP_DOCUMENT.decode(), derived.decode()]

@@ -72,9 +72,15 @@ def test_identifiers_are_never_dropped_or_reused() -> None:
 
 
 def test_the_history_is_in_order() -> None:
-    """Numbers may be set aside for a part of the text that is being written; they come in order all the same."""
     assert list(history()) == sorted(history())
     assert len(history()) == len(HISTORY.read_text(encoding="utf-8").splitlines())
+
+
+def test_numbers_have_no_gaps() -> None:
+    """Withdrawn ones keep theirs; nothing is set aside."""
+    for letter in SUBJECTS:
+        numbers = [int(name[-3:]) for name in history() if name[4] == letter]
+        assert numbers == list(range(1, len(numbers) + 1)), letter
 
 
 def test_every_identifier_that_is_mentioned_exists() -> None:

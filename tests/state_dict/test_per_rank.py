@@ -58,7 +58,7 @@ def random_states(rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rule", ["refuse", "keep", "reseed"])
 def test_states_of_generators_come_back_to_their_ranks(tmp_path: Path, rule: OnResize) -> None:
-    """UCP-R-035."""
+    """UCP-R-024."""
     assert len(set(save(tmp_path / "a", 3, lambda rank: PerRank(random_states(rank), rule)))) == 1
     assert list(ucpformat.validate(tmp_path / "a")) == []
     for leaf in (None, PerRank(0)):
@@ -70,7 +70,7 @@ def test_states_of_generators_come_back_to_their_ranks(tmp_path: Path, rule: OnR
 
 
 def test_refuse_and_keep_never_give_an_entry_twice(tmp_path: Path) -> None:
-    """UCP-R-036."""
+    """UCP-R-025."""
     for rule in ("refuse", "keep"):
         save(tmp_path / rule, 3, lambda rank, rule=rule: PerRank(f"own {rank}", rule))
     for size in (1, 2, 4):
@@ -83,7 +83,7 @@ def test_refuse_and_keep_never_give_an_entry_twice(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 2**60), min_size=1, max_size=5), st.integers(1, 7))
 def test_counters_are_dealt_out_evenly_and_none_is_lost(counts: list[int], size: int) -> None:
-    """UCP-R-036: what a resplit gives."""
+    """UCP-R-025: what a resplit gives."""
     values = PerRankValues(tuple(counts), "resplit", "dp")
     got: Any = [values.at(position, size, []) for position in range(size)]
     assert sum(got) == sum(counts)
@@ -96,7 +96,7 @@ def test_counters_are_dealt_out_evenly_and_none_is_lost(counts: list[int], size:
 
 @given(st.lists(st.integers() | st.text() | st.floats(), min_size=1, max_size=4), st.integers(1, 40))
 def test_new_seeds_differ_from_position_to_position_and_size_to_size(entries: list[Any], size: int) -> None:
-    """UCP-R-036: what a reseed gives; half of the bits are drawn anew for another size or other entries."""
+    """UCP-R-025: what a reseed gives; half of the bits are drawn anew for another size or other entries."""
     values = PerRankValues(tuple(entries), "reseed")
     encoded = encode(list(entries), at="")
     if size == len(entries):
@@ -120,7 +120,7 @@ def test_a_seed_is_the_one_of_the_specification() -> None:
 
 
 def test_a_cursor_along_an_axis_is_one_for_all_that_share_it(tmp_path: Path) -> None:
-    """Two ranks of a tensor-parallel pair read the same samples, and count once (UCP-R-037)."""
+    """Two ranks of a tensor-parallel pair read the same samples, and count once (UCP-R-026)."""
 
     def along(rank: int) -> PerRank:
         return PerRank(100 + rank // 2, "resplit", axis="dp", position=rank // 2, size=2)

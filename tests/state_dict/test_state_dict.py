@@ -162,7 +162,7 @@ def test_eleven_arrays_in_a_list_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_big_endian_arrays_are_stored_little_endian(tmp_path: Path) -> None:
-    """UCP-D-031."""
+    """UCP-D-036."""
     ucpformat.save(tmp_path / "s", {"w": np.arange(3, dtype=">i4")})
     loaded = ucpformat.load(tmp_path / "s")["w"]
     assert loaded.dtype == np.dtype("<i4")
@@ -321,7 +321,7 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path, leaf: Any, cod
     ],
 )
 def test_names_that_cannot_be_kept_are_refused(tmp_path: Path, state: dict[str, Any], code: str) -> None:
-    """UCP-D-021, UCP-D-025."""
+    """UCP-D-023, UCP-D-028."""
     with pytest.raises(UcpError) as caught:
         ucpformat.save(tmp_path / "s", state)
     assert caught.value.code == code
@@ -373,7 +373,7 @@ SOURCE = "org.ucpformat.source"
     ],
 )
 def test_strange_annotations_are_as_good_as_none(tmp_path: Path, annotation: Any) -> None:
-    """UCP-R-020."""
+    """UCP-R-031."""
     ucpformat.save(tmp_path / "s", {"model": {"w": np.ones(1)}, "epoch": 1})
 
     def strange(index: Any) -> None:

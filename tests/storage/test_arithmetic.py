@@ -86,7 +86,7 @@ def contributions(draw: st.DrawFn, name: str) -> list[np.ndarray[Any, Any]]:
 def test_floats_are_added_in_order_and_rounded_as_fractions_say(
     name: str, reduce: Reduce, data: st.DataObject
 ) -> None:
-    """UCP-D-104."""
+    """UCP-D-079."""
     given_ = data.draw(contributions(name))
     found = reduced(given_, DTYPES[name], reduce)
     assert (found.dtype, found.shape) == (given_[0].dtype, given_[0].shape)
@@ -116,7 +116,7 @@ def test_the_largest_is_one_of_the_contributions_bit_by_bit(name: str, data: st.
 @pytest.mark.parametrize("name", INTEGERS)
 @given(data=st.data(), reduce=st.sampled_from(["sum", "mean", "max"]))
 def test_integers_are_exact(name: str, data: st.DataObject, reduce: Reduce) -> None:
-    """UCP-D-109."""
+    """UCP-D-080."""
     limits = np.iinfo(name)
     values = data.draw(
         st.lists(st.integers(int(limits.min), int(limits.max)) | st.integers(0, 4), min_size=1, max_size=5)
@@ -155,7 +155,7 @@ def test_shapes_without_dimensions_and_without_elements() -> None:
     ("name", "reduce"), [("bool", "max"), ("int4", "sum"), ("float8_e5m2", "mean"), ("complex64", "max")]
 )
 def test_other_types_are_not_reduced(name: str, reduce: Reduce) -> None:
-    """UCP-D-103."""
+    """UCP-D-078."""
     with pytest.raises(UcpError, match="UCP-E-LAYOUT"):
         reduced([np.zeros(2, DTYPES[name].numpy)], DTYPES[name], reduce)
 
@@ -163,7 +163,7 @@ def test_other_types_are_not_reduced(name: str, reduce: Reduce) -> None:
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @given(data=st.data())
 def test_factors_are_exact_or_refused(name: str, data: st.DataObject) -> None:
-    """UCP-R-025."""
+    """UCP-R-019."""
     item = DTYPES[name].item_bytes
     element = array([data.draw(st.integers(0, 256**item - 1))], name)
     exponent = data.draw(st.integers(-40, 40) | st.integers(-4096, 4096))
@@ -189,6 +189,6 @@ def test_strided_and_complex_memory_is_scaled() -> None:
 
 @pytest.mark.parametrize("name", ["bool", "int32", "float8_e4m3fn", "float8_e8m0fnu"])
 def test_other_types_have_no_factors(name: str) -> None:
-    """UCP-D-108."""
+    """UCP-D-082."""
     with pytest.raises(UcpError, match="UCP-E-LAYOUT"):
         scaled(np.zeros(2, DTYPES[name].numpy), DTYPES[name], 1)

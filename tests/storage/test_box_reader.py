@@ -87,7 +87,7 @@ def test_chunks_written_as_boxes_are_assembled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("position", [0.0, 0.5, 1.0])
 def test_a_flipped_bit_is_found(tmp_path: Path, storage: Storage, position: float) -> None:
-    """UCP-R-018, in the first, a middle and the last block of a slot of several calls."""
+    """UCP-R-029, in the first, a middle and the last block of a slot of several calls."""
     path, data = tmp_path / "damaged.ucp", floats(9 * MIB // 4)
     save(path, {("a", "value"): Tensor(data, "float32")}, storage=storage, chunk_bytes=16 * MIB)
     (target,) = [found for found in path.rglob("*") if found.is_file() and found.stat().st_size > 8 * MIB]

@@ -206,7 +206,7 @@ def test_small_parts_of_many_slots_are_one_call(tmp_path: Path, calls: Calls) ->
 def test_damage_is_found_where_it_lies(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, calls: Calls
 ) -> None:
-    """UCP-R-018: one bit of a block that is needed, among parts of many slots; one in other blocks stays unseen."""
+    """UCP-R-029: one bit of a block that is needed, among parts of many slots; one in other blocks stays unseen."""
     path = tmp_path_factory.mktemp("damaged") / "c"
     tensors = [Tensor(numbers((3 * MIB // 256, 256), "u1", number), "uint8") for number in range(2)]
     state = {(f"{number}", "value"): tensor for number, tensor in enumerate(tensors)}

@@ -126,7 +126,7 @@ def test_zero_cuts_are_those_of_zeros(size: int, start: int) -> None:
 
 @given(st.binary(max_size=150), st.data())
 def test_runs_in_any_order_make_one_digest(data: bytes, draw: st.DataObject) -> None:
-    """UCP-D-033."""
+    """UCP-D-038."""
     inner = draw.draw(st.lists(st.integers(1, max(1, len(data) - 1)), max_size=5))
     edges = sorted({0, len(data), *(edge for edge in inner if edge < len(data))})
     runs = list(pairwise(edges))

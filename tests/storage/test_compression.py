@@ -37,7 +37,7 @@ def test_equal_data_are_equal_bytes(compressor: Compressor) -> None:
 
 @given(compressors(), st.binary(min_size=1, max_size=300), st.sampled_from([-1, 1, 5, 10_000]))
 def test_another_size_is_refused(compressor: Compressor, data: bytes, off: int) -> None:
-    """UCP-R-016."""
+    """UCP-R-027."""
     size = max(0, len(data) + off)
     with pytest.raises(UcpError) as refusal:
         decompress(compressor, compress(compressor, memoryview(data)), size, at="x")
@@ -95,7 +95,7 @@ def gzip_of(level: int = 9) -> bytes:
     ],
 )
 def test_bombs_take_no_memory(compressor: Compressor, bomb: bytes) -> None:
-    """UCP-R-016, UCP-S-003: 64 MiB from a few bytes, where 100 are expected."""
+    """UCP-R-027, UCP-S-002: 64 MiB from a few bytes, where 100 are expected."""
     tracemalloc.start()
     with pytest.raises(UcpError) as refusal:
         decompress(compressor, bomb, 100, at="x")
@@ -106,7 +106,7 @@ def test_bombs_take_no_memory(compressor: Compressor, bomb: bytes) -> None:
 
 
 def test_a_blosc_header_that_lies_is_refused() -> None:
-    """UCP-R-016: the sizes in the header are compared with the chunk's before anything is decoded."""
+    """UCP-R-027: the sizes in the header are compared with the chunk's before anything is decoded."""
     encoded = bytearray(compress(BLOSC, memoryview(bytes(range(100)))))
     encoded[4:8] = (2**31 - 1).to_bytes(4, "little")
     with pytest.raises(UcpError, match="UCP-E-CODEC"):

@@ -141,7 +141,7 @@ def test_links_and_special_files_that_nothing_reaches_are_reported(tmp_path: Pat
 
 @pytest.mark.parametrize("key", ["../x", "a/../../x", "/x", "a//x", ".x", "a/.", "", "a\0b", "__x/y"])
 def test_the_store_itself_refuses_unsafe_keys(tmp_path: Path, key: str) -> None:
-    """UCP-R-009, once more where nothing can go round it."""
+    """UCP-R-010, once more where nothing can go round it."""
     store = LocalStore(tmp_path)
     actions: list[Callable[[], object]] = [
         lambda: store.size(key),
@@ -184,7 +184,7 @@ def test_vectored_reads_and_writes_in_pieces(
 
 
 def test_a_length_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
-    """UCP-S-003."""
+    """UCP-S-002."""
     store = LocalStore(tmp_path)
     store.create("index/x", [memoryview(b"abc")])
     with pytest.raises(UcpError) as refusal:

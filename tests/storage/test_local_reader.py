@@ -79,7 +79,7 @@ def test_padding_is_zero(path: Path, tp: int) -> None:
     "step", [Partial("tp", "sum"), Scale(Fraction(1, 2)), Scale(Fraction(1, 3)), LocalOnly()]
 )
 def test_layouts_that_are_not_for_this_slot_are_refused(path: Path, step: Step) -> None:
-    """UCP-R-024, UCP-D-107, UCP-D-108."""
+    """UCP-R-018, UCP-D-084, UCP-D-082."""
     with pytest.raises(LayoutError):
         read(path, step, tp=0)
 
@@ -92,7 +92,7 @@ def halves(tmp_path: Path) -> Path:
 
 
 def test_factors_are_applied_where_they_are_exact(halves: Path) -> None:
-    """UCP-R-025."""
+    """UCP-R-019."""
     assert read(halves, Scale(Fraction(4)), Shard("tp", 0), tp=0).tolist() == [[6.0, -8.0]]
     assert read(halves, Shard("tp", 0), Scale(Fraction(4)), Pad(1, to=3), tp=1).tolist() == [
         [2.0**-147, 0.0, 0.0]
@@ -105,7 +105,7 @@ def test_factors_are_applied_where_they_are_exact(halves: Path) -> None:
 
 @pytest.mark.parametrize("resize", ["refuse", "keep"])
 def test_entries_stay_with_their_coordinates(tmp_path: Path, resize: Resize) -> None:
-    """UCP-R-026."""
+    """UCP-R-020."""
     mesh = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 3)))
     spec = SlotSpec("int16", (6, 2), Layout(mesh, (LocalOnly(resize),)))
     data = np.arange(12, dtype=np.int16).reshape(6, 2)

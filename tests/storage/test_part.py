@@ -27,7 +27,7 @@ def slot_of(path: Path, storage: Storage, shape: tuple[int, ...]) -> StoredSlot:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_sizes_and_places(tmp_path: Path, storage: Storage) -> None:
-    """UCP-D-037, UCP-D-047, UCP-D-068: chunks of 2 rows and of 1, of 6 bytes a row."""
+    """UCP-D-092, UCP-D-104, UCP-D-098: chunks of 2 rows and of 1, of 6 bytes a row."""
     stored = slot_of(tmp_path / "c", storage, (5, 3))
     assert stored.grid.chunk_shape == (2, 3)
     assert (stored.nbytes, stored.whole_bytes()) == (30, 12)
@@ -83,7 +83,7 @@ def test_single_chunks_are_those_whose_segments_are_sound_and_one(
         with open_checkpoint(Path(directory, "c")) as checkpoint:
             (whole,) = checkpoint.parts()
     rows = whole.table.rows.copy()
-    # Whatever begins where it ends, because it is of the same slot, would be refused with it (UCP-D-050).
+    # Whatever begins where it ends, because it is of the same slot, would be refused with it (UCP-D-107).
     followed = {int(row["offset"]) for row in rows if row["offset"] % 64}
     ends = (rows["offset"] + rows["length"]).tolist()
     rows["length"][[number for number in shorter if number < rows.size and ends[number] not in followed]] -= 1

@@ -90,7 +90,7 @@ def test_packs_are_streams(url: str) -> None:
 
 @pytest.mark.parametrize("key", ["../x", "/x", "a//x", ""])
 def test_unsafe_keys_are_refused(url: str, key: str) -> None:
-    """UCP-R-009."""
+    """UCP-R-010."""
     store = RemoteStore(url)
     for action in (lambda: store.size(key), lambda: store.read(key, 0, 1), lambda: store.create(key, [])):
         found = result_or_refusal(action)
@@ -99,7 +99,7 @@ def test_unsafe_keys_are_refused(url: str, key: str) -> None:
 
 
 def test_debris_is_cleared_behind_the_commit_and_foreign_objects_are_not(url: str) -> None:
-    """UCP-W-012: what lies there may be another's who is alive, until there is a root document."""
+    """UCP-W-010: what lies there may be another's who is alive, until there is a root document."""
     memory = MemoryFileSystem()
     RemoteStore(url).create("index/debris", [memoryview(b"x")])
     store = RemoteStore(url)
@@ -115,7 +115,7 @@ def test_debris_is_cleared_behind_the_commit_and_foreign_objects_are_not(url: st
 
 
 def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
-    """UCP-W-018: its keys are those of any attempt."""
+    """UCP-W-017: its keys are those of any attempt."""
     first = RemoteStore(url)
     first.prepare("plain")
     for storage in STORAGES:
@@ -133,7 +133,7 @@ def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
 
 
 def test_two_that_claim_a_place_at_the_same_moment(url: str) -> None:
-    """UCP-W-018: both have listed nothing."""
+    """UCP-W-017: both have listed nothing."""
     stores = [RemoteStore(url), RemoteStore(url)]
     with patch.object(MemoryFileSystem, "find", return_value=[]):
         stores[0].prepare("plain")
@@ -147,7 +147,7 @@ def test_two_that_claim_a_place_at_the_same_moment(url: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_one_lost_answer_fails_nothing(url: str, storage: Storage) -> None:
-    """UCP-W-011: each put in turn is done, and the client repeats it or tells an error."""
+    """UCP-W-009: each put in turn is done, and the client repeats it or tells an error."""
     real = MemoryFileSystem.pipe_file
     save(f"{url}/known", STATE)  # whether the medium keeps to conditions is asked once
 
@@ -175,7 +175,7 @@ def test_one_lost_answer_fails_nothing(url: str, storage: Storage) -> None:
 
 
 def test_what_may_still_become_the_root_document_keeps_its_objects(url: str) -> None:
-    """UCP-W-011: a put without an answer may be done later."""
+    """UCP-W-009: a put without an answer may be done later."""
     store = RemoteStore(url)
     store.prepare()
     store.create("index/x", [memoryview(b"x")])
@@ -189,7 +189,7 @@ def test_what_may_still_become_the_root_document_keeps_its_objects(url: str) -> 
 
 
 def test_an_attempt_that_was_silent_for_long_gives_up(url: str) -> None:
-    """UCP-W-019: others remove what has not changed for a day."""
+    """UCP-W-018: others remove what has not changed for a day."""
     store = RemoteStore(url)
     store.prepare()
     store.create("index/x", [memoryview(b"x")])
@@ -220,7 +220,7 @@ def unimplemented(self: Any, path: str, value: bytes, mode: str = "overwrite") -
 
 @pytest.mark.parametrize("put", [unconditional, ignoring, unimplemented, AbstractFileSystem.pipe_file])
 def test_a_medium_without_conditional_writes_is_refused_at_once(url: str, put: Any) -> None:
-    """UCP-W-010: the last one looks and then writes, as fsspec does for media that have nothing better."""
+    """UCP-W-008: the last one looks and then writes, as fsspec does for media that have nothing better."""
     with (
         patch.object(MemoryFileSystem, "pipe_file", put),
         pytest.raises(UcpError, match=r"UCP-E-STORE.*under the condition"),
@@ -230,7 +230,7 @@ def test_a_medium_without_conditional_writes_is_refused_at_once(url: str, put: A
 
 
 def test_a_root_that_appears_in_between_wins(url: str) -> None:
-    """UCP-W-004, UCP-W-017: the conditional write decides, not the look before it."""
+    """UCP-W-004, UCP-W-016: the conditional write decides, not the look before it."""
     save(url, STATE)
     store = RemoteStore(url)
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):

@@ -85,7 +85,7 @@ def test_progress_tells_of_every_stored_byte_of_data(tmp_path: Path, storage: St
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    """UCP-V-005."""
+    """UCP-V-004."""
     path = tmp_path / "c"
     make(path, "packed")
     forged = Forgery(path)
@@ -114,7 +114,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["index", "table", "packs", "state"])
 @pytest.mark.parametrize("how", ["missing", "length", "digest"])
 def test_a_broken_document_does_not_hide_the_others(tmp_path: Path, name: str, how: str) -> None:
-    """UCP-D-019, UCP-R-012, UCP-V-005."""
+    """UCP-D-021, UCP-R-013, UCP-V-004."""
     forged = make(tmp_path / "c", "packed")
     reference = forged.reference(name)
     file = forged.path / reference["key"]
@@ -180,7 +180,7 @@ def in_second_part(change: Callable[[dict[str, Any]], object]) -> Callable[[Forg
 def test_what_only_the_whole_shows_is_found(
     tmp_path: Path, code: str, change: Callable[[Forgery], object]
 ) -> None:
-    """UCP-D-014, UCP-D-024, UCP-D-025."""
+    """UCP-D-017, UCP-D-027, UCP-D-028."""
     forged = parts(tmp_path / "c")
     assert validate(forged.sealed()) == []
     change(forged)
@@ -201,7 +201,7 @@ def test_a_recorded_layout_that_does_not_fit_is_found(tmp_path: Path) -> None:
 
 
 def test_a_root_that_was_changed_is_found(tmp_path: Path) -> None:
-    """UCP-D-016, UCP-R-011: however well it reads."""
+    """UCP-D-018, UCP-R-012: however well it reads."""
     forged = make(tmp_path / "c", "packed")
     text = (forged.path / "ucp.json").read_bytes()
     (forged.path / "ucp.json").write_bytes(text.replace(b"ucpformat", b"ucpforger"))
@@ -212,7 +212,7 @@ def test_a_root_that_was_changed_is_found(tmp_path: Path) -> None:
 
 
 def test_a_faulty_mesh_is_no_reason_to_stop(tmp_path: Path) -> None:
-    """UCP-V-005: layouts that cannot exist are left out, all else is looked at."""
+    """UCP-V-004: layouts that cannot exist are left out, all else is looked at."""
     forged = make(tmp_path / "c", "packed")
     forged.root["meshes"] = [{"axes": [{"name": "x", "size": 1}, {"name": "x", "size": 1}]}]
     forged.root["layouts"] = [{"mesh": 0, "steps": []}]
@@ -246,7 +246,7 @@ def check_frugal(path: Path, code: str, *, spare: int) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("compressor", [GZIP, BLOSC])
 def test_a_segment_of_a_tebibyte_takes_no_memory(tmp_path: Path, storage: Storage, compressor: Any) -> None:
-    """UCP-S-003: the length is compared with that of the object first."""
+    """UCP-S-002: the length is compared with that of the object first."""
     state: State = {("a", "value"): Tensor(np.ones(9, np.int8), "int8", compressor)}
     forged = forge(tmp_path / "c", state, storage=storage, workers=1)
 
@@ -261,7 +261,7 @@ def test_a_segment_of_a_tebibyte_takes_no_memory(tmp_path: Path, storage: Storag
 
 
 def test_a_chunk_of_a_gibibyte_in_boxes_takes_no_memory(tmp_path: Path) -> None:
-    """UCP-S-003."""
+    """UCP-S-002."""
     with CheckpointWriter(
         tmp_path / "c", [AtomSpec("a", {"value": SlotSpec("float32", (4, 2))})], chunk_bytes=2**30, workers=1
     ) as writer:
@@ -282,7 +282,7 @@ def test_a_chunk_of_a_gibibyte_in_boxes_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_zeros_without_end_take_no_memory(tmp_path: Path) -> None:
-    """UCP-S-003: 64 GiB of zero entries fit into a few hundred bytes, and have a content digest."""
+    """UCP-S-002: 64 GiB of zero entries fit into a few hundred bytes, and have a content digest."""
     forged = forge(tmp_path / "c", {("a", "value"): Tensor(np.zeros(9, np.int8), "int8")}, chunk_bytes=2**30)
     forged.edit("index", lambda index: index["atoms"][0]["slots"]["value"].update(shape=[2**36]))
     forged.edit_table(lambda table: table.counts.extend([0] * 63))
@@ -298,7 +298,7 @@ def test_zeros_without_end_take_no_memory(tmp_path: Path) -> None:
 def test_bytes_that_are_whole_but_not_of_the_recorded_content(
     tmp_path: Path, storage: Storage, count: int
 ) -> None:
-    """UCP-D-033: the checksums of the table are right, the content digest is another's."""
+    """UCP-D-038: the checksums of the table are right, the content digest is another's."""
     tensor = Tensor(np.ones(count, np.int8), "int8")
     forged = forge(tmp_path / "c", {("a", "value"): tensor, ("b", "value"): tensor}, storage=storage)
     forged.edit(
@@ -310,7 +310,7 @@ def test_bytes_that_are_whole_but_not_of_the_recorded_content(
 
 
 def test_a_document_over_its_limit_is_not_read(tmp_path: Path) -> None:
-    """UCP-R-002: a sparse file of 256 MiB and one byte."""
+    """UCP-R-003: a sparse file of 256 MiB and one byte."""
     forged = make(tmp_path / "c", "packed")
     with (forged.path / forged.reference("index")["key"]).open("r+b") as file:
         file.truncate(2**28 + 1)
@@ -333,7 +333,7 @@ def test_large_blobs_are_checked_piece_by_piece(tmp_path: Path) -> None:
 
 
 def test_pickles_in_blobs_are_never_loaded(tmp_path: Path) -> None:
-    """UCP-S-005."""
+    """UCP-S-004."""
     witness = tmp_path / "witness"
 
     class Payload:
@@ -376,7 +376,7 @@ def test_every_flipped_byte_of_large_data_is_found_where_it_is(storage: Storage,
 def test_references_that_share_a_key_are_problems_and_no_crash(
     tmp_path: Path, storage: Storage, level: Level
 ) -> None:
-    """UCP-D-140: a document that meets one schema is looked at by another one."""
+    """UCP-D-012: a document that meets one schema is looked at by another one."""
     places: list[tuple[str | int, ...]] = [("state",), ("parts", 0, "index"), ("parts", 0, "table")]
     if storage == "packed":
         places.append(("packs",))

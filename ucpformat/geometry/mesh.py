@@ -15,7 +15,7 @@ from ucpformat.geometry.box import is_extents, row_major_strides
 __all__ = ["MAX_COORDINATES", "Axis", "Coordinate", "Mesh", "MeshAxis", "RaggedAxis"]
 
 MAX_COORDINATES: Final = 1 << 20
-"""Largest mesh (SPEC UCP-D-071): lowering may have to visit every coordinate."""
+"""Largest mesh (SPEC UCP-D-041): lowering may have to visit every coordinate."""
 
 Coordinate = tuple[int, ...]
 

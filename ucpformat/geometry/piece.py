@@ -15,7 +15,7 @@ __all__ = ["MAX_PIECES", "Holdings", "LocalMap", "Piece", "Region", "Strided"]
 _ONE = Fraction(1)
 
 MAX_PIECES: Final = 1 << 20
-"""Most pieces of a map at one coordinate (SPEC UCP-D-091), and blocks by a rule (UCP-D-090)."""
+"""Most pieces of a map at one coordinate (SPEC UCP-D-066), and blocks by a rule (UCP-D-059)."""
 
 
 @dataclass(frozen=True, slots=True)

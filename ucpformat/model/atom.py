@@ -223,7 +223,7 @@ class Atom:
                 slots.append(Slot._read(slot_name, slot))  # its name is the place of a refusal
         except UcpError as refusal:
             raise relocated(refusal, pointer("#/slots", slot_name)) from None
-        # Not every language keeps the order of members: what counts is the names' (UCP-D-026).
+        # Not every language keeps the order of members: what counts is the names' (UCP-D-029).
         if len(slots) > 1:
             slots.sort(key=lambda slot: slot.name)
         if len(found) == 3:

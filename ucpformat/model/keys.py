@@ -28,7 +28,7 @@ def _findings(check: Callable[[str, str], None], text: str, at: str) -> Iterator
 
 
 def component_problems(text: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-KEY`` where ``text`` cannot be an atom's key or a slot's name (UCP-D-010, UCP-D-073)."""
+    """``UCP-E-KEY`` where ``text`` cannot be an atom's key or a slot's name (UCP-D-010, UCP-D-016)."""
     if not is_component(text):
         yield from _findings(check_component, text, at)
     if text.lower() in RESERVED_COMPONENTS:
@@ -36,12 +36,12 @@ def component_problems(text: str, at: str) -> Iterator[Problem]:
 
 
 def name_problems(text: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-NAME`` where ``text`` cannot name an atom (UCP-D-021)."""
+    """``UCP-E-NAME`` where ``text`` cannot name an atom (UCP-D-023)."""
     return _findings(check_name, text, at)
 
 
 def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-KEY`` where ``key`` is not a key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-012, UCP-D-163)."""
+    """``UCP-E-KEY`` where ``key`` is not a key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-014, UCP-D-013)."""
     yield from _findings(check_key, key, at)
     if not key.startswith(room):
         yield Problem("UCP-E-KEY", at, f"the key {key[:80]!r} must begin with {room!r}")
@@ -50,7 +50,7 @@ def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
 
 
 def case_problems(keys: Iterable[tuple[str, str]]) -> Iterator[Problem]:
-    """``UCP-E-KEY`` for ``(key, at)`` whose key is an earlier one, if in other case (UCP-D-011, UCP-D-140)."""
+    """``UCP-E-KEY`` for ``(key, at)`` whose key is an earlier one, if in other case (UCP-D-011, UCP-D-012)."""
     seen: dict[str, str] = {}
     for key, at in keys:
         other = seen.setdefault(key.lower(), at)

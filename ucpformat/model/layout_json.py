@@ -154,7 +154,7 @@ def resolve(meshes: Sequence[MeshRecord], layouts: Sequence[LayoutRecord], *, at
 
 
 def _buffer_problems(layouts: Sequence[tuple[int, int, Layout]], at: str) -> Iterator[Problem]:
-    """Layouts that put tensors into one buffer and do different things with it (UCP-D-100)."""
+    """Layouts that put tensors into one buffer and do different things with it (UCP-D-075)."""
     known: dict[tuple[int, str], tuple[Step, ...]] = {}
     for index, mesh, layout in layouts:
         tail = buffer_tail(layout)

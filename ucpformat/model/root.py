@@ -289,7 +289,7 @@ def _render(value: dict[str, JsonValue]) -> bytes:
 
 
 def root_digest(data: bytes, digest: str, *, at: str = ROOT_KEY) -> str:
-    """The root digest of ``data``, in which the 64 digits of ``digest`` count as zeros (UCP-D-016).
+    """The root digest of ``data``, in which the 64 digits of ``digest`` count as zeros (UCP-D-018).
 
     Raises ``UCP-E-DIGEST``: the digits do not occur exactly once, so that it is uncertain which to replace.
     """

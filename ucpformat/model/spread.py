@@ -149,13 +149,13 @@ def _check_dtype(layout: Layout, dtype: str) -> None:
 
 
 def check_partial_dtype(dtype: str, reduce: Reduce, *, at: str = "") -> None:
-    """Raise UCP-E-LAYOUT unless elements of the data type can be reduced so (UCP-D-103)."""
+    """Raise UCP-E-LAYOUT unless elements of the data type can be reduced so (UCP-D-078)."""
     if dtype not in (*_FLOATS, *_INTEGERS) and (reduce == "max" or dtype not in _COMPLEX):
         raise error("UCP-E-LAYOUT", f"no {reduce} of {dtype} is defined: reduce in a wider type", at=at)
 
 
 def check_scale_dtype(dtype: str, *, at: str = "") -> None:
-    """Raise UCP-E-LAYOUT unless elements of the data type have factors (UCP-D-108)."""
+    """Raise UCP-E-LAYOUT unless elements of the data type have factors (UCP-D-082)."""
     if dtype not in (*_FLOATS, *_COMPLEX):
         raise error("UCP-E-LAYOUT", f"elements of {dtype} have no factor: leave the step out", at=at)
 

@@ -20,7 +20,7 @@ _BASE: Final = ENVELOPE_MEMBERS | {"kind"}
 
 
 def parse_standalone(data: bytes, *, at: str) -> JsonValue:
-    """Parse a document that stands alone, up to its envelope (UCP-R-027); no feature or extension is known.
+    """Parse a document that stands alone, up to its envelope (UCP-R-022); no feature or extension is known.
 
     Raises, in this order, UCP-E-LIMIT, UCP-E-JSON, UCP-E-FORMAT, UCP-E-VERSION, UCP-E-FEATURE,
     UCP-E-EXTENSION.

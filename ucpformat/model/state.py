@@ -71,7 +71,7 @@ class Optimizer:
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-NAME`` for an atom that occurs twice (UCP-D-036)."""
+        """``UCP-E-NAME`` for an atom that occurs twice (UCP-D-087)."""
         seen: set[str] = set()
         for index, group in enumerate(self.groups):
             for place, name in enumerate(group.atoms):

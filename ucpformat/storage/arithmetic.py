@@ -33,8 +33,8 @@ def reduced(
     the sum, divided in that type; then the result is rounded once. Integers are exact; a mean rounds to even.
 
     Raises:
-        LayoutError: ``UCP-E-LAYOUT`` for a data type without such a reduction (UCP-D-103).
-        MismatchError: ``UCP-E-INEXACT`` where a sum of integers does not fit (UCP-D-109).
+        LayoutError: ``UCP-E-LAYOUT`` for a data type without such a reduction (UCP-D-078).
+        MismatchError: ``UCP-E-INEXACT`` where a sum of integers does not fit (UCP-D-080).
     """
     check_partial_dtype(kind.name, reduce, at=at)
     if kind.kind == "complex":
@@ -92,7 +92,7 @@ def scaled(data: NDArray[np.generic], kind: DType, exponent: int, *, at: str = "
     """Multiply by ``2**exponent``, exactly; infinities, zeros and NaN stay as they are, payloads included.
 
     Raises:
-        LayoutError: ``UCP-E-LAYOUT`` for a data type without factors (UCP-D-108).
+        LayoutError: ``UCP-E-LAYOUT`` for a data type without factors (UCP-D-082).
         MismatchError: ``UCP-E-INEXACT`` where the product is not of the type: it overflows, or loses digits.
     """
     check_scale_dtype(kind.name, at=at)

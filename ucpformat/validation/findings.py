@@ -28,7 +28,7 @@ class Findings:
         return iter(self._problems)
 
     def told(self) -> list[Problem]:
-        """Return the problems but those of the bytes of an object that has another length (UCP-V-011)."""
+        """Return the problems but those of the bytes of an object that has another length (UCP-V-005)."""
         other = {problem.at for problem in self._problems if problem.code == "UCP-E-LENGTH"}
         return [one for one in self._problems if one.at not in other or one.code not in _OF_BYTES]
 

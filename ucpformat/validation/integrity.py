@@ -146,7 +146,7 @@ class _Outcome:
             self.is_unreadable = True
 
     def settle(self) -> None:
-        """Leave out what is not reported beside another length of the chunk's own object (UCP-V-011)."""
+        """Leave out what is not reported beside another length of the chunk's own object (UCP-V-005)."""
         if any(problem.code == "UCP-E-LENGTH" for problem in self.problems):
             ruled_out = ("UCP-E-CHECKSUM", "UCP-E-CODEC", "UCP-E-PADDING")
             self.problems = [problem for problem in self.problems if problem.code not in ruled_out]
@@ -197,7 +197,7 @@ def _collect(outcomes: Iterable[_Outcome], findings: Findings, progress: Callabl
 
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
-    """The content digest (UCP-D-033); a chunk that was refused has been reported already."""
+    """The content digest (UCP-D-038); a chunk that was refused has been reported already."""
     recorded, found = stored.content, content.value()
     if recorded is not None and found is not None and recorded != found:
         at = pointer(stored.part.index_key, "atoms")
@@ -352,7 +352,7 @@ def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
 
 
 def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
-    """A pack's length, and zeros wherever no segment lies (UCP-D-043, UCP-D-051)."""
+    """A pack's length, and zeros wherever no segment lies (UCP-D-099, UCP-D-108)."""
     pack = (checked.packs or ())[number]
     with findings.collecting() as outcome:
         size = store.size(pack.key)

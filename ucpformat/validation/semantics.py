@@ -222,7 +222,7 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
 
 
 def _check_names(checked: CheckedCheckpoint, findings: Findings) -> set[str]:
-    """Names, aliases and keys are unique over the checkpoint (UCP-D-014, UCP-D-025); returns atoms' names."""
+    """Names, aliases and keys are unique over the checkpoint (UCP-D-017, UCP-D-028); returns atoms' names."""
     parts = checked.parts
     atoms = {name for part in parts for name in part.names}
     # Within one part the index's own check has spoken.
@@ -307,7 +307,7 @@ def _check_cover(lowering: Lowering) -> None:
 
 
 def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Findings) -> None:
-    """The metadata documents of storage plain have exactly the derived bytes (UCP-D-040)."""
+    """The metadata documents of storage plain have exactly the derived bytes (UCP-D-094)."""
     expected = {"atoms/zarr.json": GROUP_DOCUMENT}
     for stored in checked.slots():
         expected[f"atoms/{stored.atom.key}/zarr.json"] = GROUP_DOCUMENT
@@ -324,7 +324,7 @@ def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Fi
 
 
 def _check_overlaps(checked: CheckedCheckpoint, findings: Findings) -> None:
-    """Segments of a pack are disjoint or equal (UCP-D-049), and no pack is empty (UCP-D-069)."""
+    """Segments of a pack are disjoint or equal (UCP-D-106), and no pack is empty (UCP-D-118)."""
     for number, pack in enumerate(checked.packs or ()):
         ranges = pack_ranges(checked, number)
         if ranges.size == 0:

@@ -20,7 +20,7 @@ _INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16,
 
 
 def spread_dtype(dtype: str, kind: str, reduce: str = "") -> None:
-    """UCP-D-103 and UCP-D-108."""
+    """UCP-D-078 and UCP-D-082."""
     known = _NAN.keys() | _PARTS.keys() | (_INTEGERS if kind == "partial" else set())
     if dtype not in known or (reduce == "max" and dtype in _PARTS):
         raise RefusalError("UCP-E-LAYOUT", "", f"no {kind} of {dtype}")

@@ -20,7 +20,7 @@ def _behind(steps: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] |
 def check_place(
     mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], place: Mapping[str, Any] | None
 ) -> None:
-    """UCP-D-092, UCP-D-094 to UCP-D-096."""
+    """UCP-D-067, UCP-D-069 to UCP-D-071."""
     behind = _behind(steps)
     if (behind is None) != (place is None):
         raise wrong("a place without a concat, or a concat without a place")
@@ -65,7 +65,7 @@ Held = Mapping[tuple[int, ...], tuple[int, int, int] | None]
 
 
 def clashes(tensors: Sequence[Held]) -> Iterator[int]:
-    """Which tensors of a buffer break UCP-D-098 or UCP-D-099 beside earlier ones.
+    """Which tensors of a buffer break UCP-D-073 or UCP-D-074 beside earlier ones.
 
     Of each, what lies in the buffer at every coordinate: first element, elements, elements of the buffer.
     """

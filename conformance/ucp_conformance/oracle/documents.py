@@ -192,12 +192,12 @@ def _placed(at: str) -> Iterator[None]:
 
 
 def is_name(text: str) -> bool:
-    """UCP-D-021."""
+    """UCP-D-023."""
     return 1 <= len(text.encode()) <= 1024 and not _CONTROL.search(text)
 
 
 def fetch(store: Store, reference: dict[str, Any]) -> bytes:
-    """The bytes of a referenced document, checked (UCP-R-012)."""
+    """The bytes of a referenced document, checked (UCP-R-013)."""
     key = reference["key"]
     if not is_key(key):
         raise RefusalError("UCP-E-KEY", key)
@@ -249,7 +249,7 @@ def atom_problems(atoms: list[dict[str, Any]], layouts_count: int, at: str, foun
 
 
 def unique_names(parts: Iterable[tuple[str, list[dict[str, Any]]]], found: Collected) -> None:
-    """UCP-D-014 and UCP-D-025, over all parts."""
+    """UCP-D-017 and UCP-D-028, over all parts."""
     names: set[str] = set()
     keys: set[str] = set()
     for at, atoms in parts:

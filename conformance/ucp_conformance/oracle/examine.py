@@ -74,7 +74,7 @@ class Logical:
         return {"mesh": self.root["meshes"][found["mesh"]], "steps": found["steps"]}
 
     def kept(self) -> dict[str, Any]:
-        """What a rewriter keeps (UCP-W-007, UCP-W-034), comparable by `same`."""
+        """What a rewriter keeps (UCP-W-027, UCP-W-028), comparable by `same`."""
         seen = self.inspect()
         notes = {
             atom["name"]: [
@@ -290,7 +290,7 @@ class _Examiner:
         return atoms
 
     def check_rows(self, storage: str, table: Table, key: str, slots: list[SlotChunks]) -> None:
-        """UCP-D-048, UCP-D-050, UCP-D-056 to UCP-D-058."""
+        """UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117."""
         expected = 1
         for slot in slots:
             ends = {(one.container, one.offset + one.length) for segments in slot.rows for one in segments}
@@ -420,7 +420,7 @@ class _Examiner:
             self.found.add("UCP-W-UNREFERENCED", key)
 
     def check_pack(self, number: int, pack: dict[str, Any]) -> None:
-        """UCP-D-043, UCP-D-049, UCP-D-051, UCP-D-069."""
+        """UCP-D-099, UCP-D-106, UCP-D-108, UCP-D-118."""
         key = pack["key"]
         data = self.store.read(key)
         if len(data) != pack["length"]:

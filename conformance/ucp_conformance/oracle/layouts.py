@@ -88,7 +88,7 @@ def lower(
 
 
 def _check_padding(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
-    """UCP-D-162 of padding whose extent is known at once: what is too much is never lowered."""
+    """UCP-D-064 of padding whose extent is known at once: what is too much is never lowered."""
     extents = _extents(steps, shape)
     for step in steps:
         if step["kind"] in ("shard", "blocks", "flatten"):
@@ -114,7 +114,7 @@ def _buffer(tensor: _Tensor, offset: int, total: int) -> _Tensor:
 
 
 def _check_ranges(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
-    """UCP-D-091 before `flatten`, dimension by dimension: what is too much is never lowered."""
+    """UCP-D-066 before `flatten`, dimension by dimension: what is too much is never lowered."""
     kinds = [step["kind"] for step in steps]
     steps = steps[: kinds.index("flatten")] if "flatten" in kinds else steps
     names = [axis["name"] for axis in mesh["axes"]]

@@ -62,7 +62,7 @@ class SlotChunks:
         return found
 
     def check(self, number: int, position: tuple[int, ...], table: Table) -> None:
-        """UCP-D-044 to UCP-D-047, UCP-D-052 for one chunk."""
+        """UCP-D-101 to UCP-D-104, UCP-D-109 for one chunk."""
 
         def wrong(why: str) -> RefusalError:
             return RefusalError("UCP-E-SEGMENT", self.table_key, why)

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_nobody_takes_damage_for_data(tmp_path: Path, kind: str) -> None:
-    """UCP-R-011, UCP-R-018, UCP-V-005: by every way of reading."""
+    """UCP-R-012, UCP-R-029, UCP-V-004: by every way of reading."""
 
     def medium() -> Medium:
         name = f"damage-{next(_numbers)}.ucp"

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_malicious_source_is_refused_by_code_or_converted_and_sound(
     folder: Path, format_name: str, number: int
 ) -> None:
-    """UCP-S-001, UCP-S-003, UCP-S-005."""
+    """UCP-S-001, UCP-S-002, UCP-S-004."""
     (case,) = cases_of(format_name, seeds_of(format_name, folder / "seeds"), random.Random(number), 1)
     for name in ("in", "outside", "out"):
         shutil.rmtree(folder / name, ignore_errors=True)

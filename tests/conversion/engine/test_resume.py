@@ -248,7 +248,7 @@ def test_a_batch_that_two_workers_do_has_one_result(source: Path, tmp_path: Path
 def test_a_receipt_that_comes_when_its_pack_was_removed_is_not_believed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """UCP-W-012: a worker that was thought dead writes it behind the pack, which looked like nobody's."""
+    """UCP-W-010: a worker that was thought dead writes it behind the pack, which looked like nobody's."""
     out = tmp_path / "c"
     assert interrupted(source, out, "packed", 8, KeyboardInterrupt())
     receipt = min((out / "packs").glob("*.receipt"))

@@ -111,7 +111,7 @@ def content(path: Path) -> dict[str, object]:
 def test_everything_is_kept(
     tmp_path: Path, source: Storage, target: Storage, compressor: Compressor | None
 ) -> None:
-    """UCP-W-007: names, aliases, slots, values, optimizers, blobs, every logical byte; annotations too."""
+    """UCP-W-027: names, aliases, slots, values, optimizers, blobs, every logical byte; annotations too."""
     make(tmp_path / "source", source)
     rewrite(tmp_path / "source", tmp_path / "copy", target, compressor)
     assert ucpformat.validate(tmp_path / "copy") == []
@@ -129,7 +129,7 @@ def test_everything_is_kept(
 
 
 def test_extensions_that_are_safe_to_copy_are_kept_unchanged_and_others_dropped(tmp_path: Path) -> None:
-    """UCP-W-008, UCP-W-009."""
+    """UCP-W-031, UCP-W-032."""
     make(tmp_path / "source", "plain")
     rewrite(tmp_path / "source", tmp_path / "copy")
     with ucpformat.open(tmp_path / "copy") as checkpoint:
@@ -139,7 +139,7 @@ def test_extensions_that_are_safe_to_copy_are_kept_unchanged_and_others_dropped(
 
 
 def test_unknown_write_features_are_refused(tmp_path: Path) -> None:
-    """UCP-W-001, although a reader ignores them (UCP-R-008)."""
+    """UCP-W-001, although a reader ignores them (UCP-R-009)."""
     make(tmp_path / "source", "packed")
     Forgery(tmp_path / "source").edit("root", lambda root: root.update(write_features=["row-times"])).sealed()
     with ucpformat.open(tmp_path / "source") as checkpoint:
@@ -156,7 +156,7 @@ def test_unknown_write_features_are_refused(tmp_path: Path) -> None:
 def test_any_state_is_rewritten_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, state: State, source: Storage, target: Storage, chunk: int
 ) -> None:
-    """UCP-W-007 for every data type and compressor."""
+    """UCP-W-027 for every data type and compressor."""
     folder = tmp_path_factory.mktemp("rewrite")
     write(folder / "source", state, storage=source, chunk_bytes=chunk, durability="none")
     with ucpformat.open(folder / "source") as checkpoint:

@@ -115,7 +115,7 @@ def test_damage_is_found(url: str) -> None:
 
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_of_two_writers_one_commits(url: str, order: str) -> None:
-    """UCP-W-012: neither touches what is the other's; the first to commit has."""
+    """UCP-W-010: neither touches what is the other's; the first to commit has."""
     first, second = begin(url, "packed"), begin(url, "packed")
     writers = [first, second] if order == "first" else [second, first]
     assert [finish(writer) for writer in writers] == [True, False]
@@ -124,7 +124,7 @@ def test_of_two_writers_one_commits(url: str, order: str) -> None:
 
 
 def test_storage_plain_wants_a_place_of_its_own(url: str) -> None:
-    """UCP-W-018."""
+    """UCP-W-017."""
     first = begin(url, "plain")
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         begin(url, "plain")

@@ -18,7 +18,7 @@ RUNS = 40
 
 
 def test_no_fault_loses_a_checkpoint_or_fails_what_could_be_done(tmp_path: Path) -> None:
-    """UCP-W-011, UCP-W-017: requests fail once and for ever, before and after they are done."""
+    """UCP-W-009, UCP-W-016: requests fail once and for ever, before and after they are done."""
     with Campaign.begun(tmp_path) as campaign:
         for run in drawn([*campaign.runs()], RUNS):
             campaign.run(run)

@@ -1,4 +1,4 @@
-"""Tagged values: round trips, refusals, agreement with the JSON Schema (SPEC 15.1; UCP-D-072, UCP-R-023)."""
+"""Tagged values: round trips, refusals, agreement with the JSON Schema (SPEC 15.1; UCP-D-088, UCP-R-023)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def named(groups: list[dict[str, Any]]) -> list[str]:
 
 @given(st.lists(st.tuples(OPTIONS, PARAMS), max_size=3), st.booleans())
 def test_any_nested_groups_come_back(drawn: list[tuple[dict[str, Any], Any]], states: bool) -> None:
-    """UCP-D-035, UCP-D-036: only what names atoms, each once, becomes groups; the rest stays values."""
+    """UCP-D-086, UCP-D-087: only what names atoms, each once, becomes groups; the rest stays values."""
     groups = [{**options, "params": params} for options, params in drawn]
     optim: dict[str, Any] = {"param_groups": groups}
     if states:

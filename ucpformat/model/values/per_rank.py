@@ -47,7 +47,7 @@ class PerRankValues:
         """What ``position`` of ``size`` gets; ``encoded`` are the entries as they are stored.
 
         Raises:
-            MismatchError: ``UCP-E-MISMATCH`` where that is nothing (UCP-R-036).
+            MismatchError: ``UCP-E-MISMATCH`` where that is nothing (UCP-R-025).
 
         >>> ucp.PerRankValues(("a", "b"), "keep").at(1, 4, ["a", "b"])
         'b'

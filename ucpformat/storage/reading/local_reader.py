@@ -29,9 +29,9 @@ def require_readable(layout: Layout, source: Layout | None, kind: DType, *, at: 
     """Check a target layout against the layout that a slot was saved under; return the exponent of its factor.
 
     Raises:
-        LayoutError: ``UCP-E-LAYOUT`` for pending reductions (UCP-R-024), and factors that are no power of two or
+        LayoutError: ``UCP-E-LAYOUT`` for pending reductions (UCP-R-018), and factors that are no power of two or
             that the data type has none of.
-        MismatchError: ``UCP-E-MISMATCH`` where entries of each coordinate's own would change hands (UCP-R-026).
+        MismatchError: ``UCP-E-MISMATCH`` where entries of each coordinate's own would change hands (UCP-R-020).
     """
     exponent: int | None = 0
     for step in layout.steps:
@@ -68,7 +68,7 @@ def read_local(
     What no piece maps to is padding, and becomes zero; but in a buffer it may be another tensor, and stays.
 
     Raises:
-        UcpError: as procedure 17.3 says; ``UCP-E-INEXACT`` where a product would be rounded (UCP-R-025).
+        UcpError: as procedure 17.3 says; ``UCP-E-INEXACT`` where a product would be rounded (UCP-R-019).
     """
     memory, item = target.reshape(-1).view(np.uint8), stored.dtype.item_bytes
     in_buffer = any(isinstance(step, Concat) for step in lowering.layout.steps)

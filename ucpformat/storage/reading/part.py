@@ -155,7 +155,7 @@ class StoredSlot(NamedTuple):
         """The checked segments of a chunk; none is a zero entry.
 
         Raises:
-            InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-044 to UCP-D-050, UCP-D-056).
+            InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-101 to UCP-D-107, UCP-D-115).
         """
         segments = self.part.table.segments(self.first_row + chunk, len(self.grid.shape))
         if segments:

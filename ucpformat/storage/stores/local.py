@@ -172,7 +172,7 @@ class LocalStore:
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object."""
         with translated(key), self._reading(key) as descriptor:
-            # Before memory is taken for what may not be there (SPEC UCP-S-003).
+            # Before memory is taken for what may not be there (SPEC UCP-S-002).
             self._require_length(descriptor, stop, key)
             data = read_at(descriptor, min(stop - start, _ONE_CALL), start)
             if len(data) == stop - start:

@@ -147,7 +147,7 @@ class ChunkWriter(Protocol):
 
 
 def segment_alignment(length: int) -> int:
-    """Alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-050)."""
+    """Alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-107)."""
     return 4096 if length >= 65536 else 64
 
 

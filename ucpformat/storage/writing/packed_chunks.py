@@ -145,7 +145,7 @@ class PackedChunkWriter:
         """Append the bytes of a chunk or of a box of it.
 
         Raises:
-            StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-045).
+            StoreError: ``UCP-E-STORE`` for a box of a slot with a compressor (SPEC UCP-D-102).
         """
         return self.write_many([ChunkPiece(place, chunk, box, data)])[0]
 

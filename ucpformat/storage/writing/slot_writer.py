@@ -348,7 +348,7 @@ def _is_zero_chunk(one: SlotBox, chunk: int) -> bool:
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
     """The bytes in C order, with unused bits zero; a chunk in C order already is not copied.
 
-    Raises ``UCP-E-PADDING``: a bool that is neither 0 nor 1, which is damage (UCP-W-033).
+    Raises ``UCP-E-PADDING``: a bool that is neither 0 nor 1, which is damage (UCP-W-026).
     """
     raw = flat_bytes(data if data.flags.c_contiguous else np.ascontiguousarray(data))
     if kind.used_mask is None:

@@ -105,7 +105,7 @@ function copyRun(target, to, source, from, length) {
 const PRIME = (1n << 61n) - 1n;
 
 /**
- * Whether boxes tile a dense box at the origin: no overlap, no gap (UCP-D-044).
+ * Whether boxes tile a dense box at the origin: no overlap, no gap (UCP-D-101).
  *
  * Let f_i be any functions on coordinates. The sum over the boxes of the products over the
  * dimensions of f_i(stop) - f_i(start) is that of the whole, whatever the f_i, if and only if the

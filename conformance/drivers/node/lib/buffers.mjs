@@ -23,7 +23,7 @@ const shardsOf = (steps) => steps.flatMap((step) => [step, ...(step.steps ?? [])
   .filter(({kind}) => kind === 'shard');
 
 /**
- * Refuses a place that does not go with a layout (UCP-D-092, UCP-D-094 to UCP-D-096).
+ * Refuses a place that does not go with a layout (UCP-D-067, UCP-D-069 to UCP-D-071).
  * @param {Mesh} mesh
  * @param {Step[]} steps
  * @param {Place | null} place
@@ -52,7 +52,7 @@ export function checkPlace(mesh, steps, place, at) {
 }
 
 /**
- * Layouts of one mesh and one group that differ behind the `concat` (UCP-D-100).
+ * Layouts of one mesh and one group that differ behind the `concat` (UCP-D-075).
  * @param {{mesh: number, steps: Step[]}[]} layouts
  * @returns {number[]} indices of those that differ from the first of their group
  */
@@ -109,8 +109,8 @@ function* faults(tensors) {
 }
 
 /**
- * Slots that take what another takes of their buffer, or say another length of it (UCP-D-098,
- * UCP-D-099).
+ * Slots that take what another takes of their buffer, or say another length of it (UCP-D-073,
+ * UCP-D-074).
  * @param {{mesh: Mesh, buffer: string, steps: Step[], place: Place, shape: number[], at: string}[]} tensors
  *   in order of table rows, each with a sound layout and place; `buffer` is equal for those of one
  * @returns {{at: string, detail: string}[]} for each pair the later, once

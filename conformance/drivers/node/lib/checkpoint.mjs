@@ -105,7 +105,7 @@ export class Checkpoint {
   }
 
   /**
-   * The chunk table of a part, checked (UCP-R-017).
+   * The chunk table of a part, checked (UCP-R-028).
    * @param {number} i
    * @returns {ChunkTable}
    */

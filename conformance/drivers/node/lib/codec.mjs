@@ -7,7 +7,7 @@ import {UcpError} from './errors.mjs';
 import {crc32c} from './crc32c.mjs';
 import {ZARR_CRC} from './segments.mjs';
 
-/** Compressors that are implemented (UCP-R-004); a feature must be declared for others. */
+/** Compressors that are implemented (UCP-R-005); a feature must be declared for others. */
 export const COMPRESSORS = new Set(['gzip']);
 
 /**
@@ -25,7 +25,7 @@ export function compress(compressor, raw) {
 }
 
 /**
- * Decodes a compressed chunk; never produces more than `length` bytes (UCP-R-016).
+ * Decodes a compressed chunk; never produces more than `length` bytes (UCP-R-027).
  * @param {Map} compressor
  * @param {Buffer} stored
  * @param {number} length of the raw bytes

@@ -17,7 +17,7 @@ const PREFIX = 'sha256:';
 const UNSET = '0'.repeat(64);
 const DIGEST = /^sha256:[0-9a-f]{64}$/;
 
-/** Where the 64 digits stand, or -1 where they do not occur exactly once (UCP-D-017). */
+/** Where the 64 digits stand, or -1 where they do not occur exactly once (UCP-D-019). */
 function findDigits(bytes, digits) {
   const at = bytes.indexOf(digits, 0, 'latin1');
   return at >= 0 && bytes.indexOf(digits, at + 1, 'latin1') < 0 ? at : -1;
@@ -30,7 +30,7 @@ function digestWithout(bytes, at) {
 }
 
 /**
- * What is wrong with the root digest (UCP-D-016, UCP-D-017), or null.
+ * What is wrong with the root digest (UCP-D-018, UCP-D-019), or null.
  * @param {Buffer} bytes the root document
  * @param {unknown} digest its member `digest`
  */

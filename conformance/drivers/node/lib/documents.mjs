@@ -37,7 +37,7 @@ const MAX_NDIM = 32;
  *   slots: Slot[], at: string}} Atom */
 
 /**
- * Fetches an object that a reference names and checks length and digest (UCP-R-012).
+ * Fetches an object that a reference names and checks length and digest (UCP-R-013).
  * @param {import('./store.mjs').DirectoryStore} store
  * @param {import('./root.mjs').Reference} reference
  * @param {number} limit of its length
@@ -68,7 +68,7 @@ export function fetchDocument(store, reference, schema, problems, options) {
   return checkSchema(schema, document, reference.key, problems) ? document : null;
 }
 
-/** Whether a shape is possible (UCP-D-029, UCP-D-030). */
+/** Whether a shape is possible (UCP-D-033, UCP-D-034). */
 export function isPossibleShape(shape, itemSize) {
   // The product of doubles is exact up to 2^53, and beyond it never falls below again.
   return shape.length <= MAX_NDIM
@@ -119,10 +119,10 @@ function readAtom(members, at, key, root, problems) {
   if (!isAtomKey(members.get('key'))) report('UCP-E-KEY', '/key', 'not the key of an atom');
   const slots = [];
   const seen = new KeySet();
-  const sorted = [...members.get('slots')].sort(([a], [b]) => compareUtf8(a, b)); // UCP-D-026
+  const sorted = [...members.get('slots')].sort(([a], [b]) => compareUtf8(a, b)); // UCP-D-029
   for (const [slotName, slot] of sorted) {
     const slotAt = `${at}/slots${token(slotName)}`;
-    seen.add(slotName, place(key, slotAt), problems); // UCP-D-076
+    seen.add(slotName, place(key, slotAt), problems); // UCP-D-031
     slots.push(readSlot(slotName, slot, slotAt, key, root, problems));
   }
   if (slots.includes(null)) return null;
@@ -153,7 +153,7 @@ export function readAtoms(document, part, partAt, root, problems) {
     }
   });
   if (names.length !== part.atoms || names[0] !== part.first || names.at(-1) !== part.last) {
-    problems.add('UCP-E-NAME', partAt, 'first, last or atoms differ from the index part'); // UCP-D-023
+    problems.add('UCP-E-NAME', partAt, 'first, last or atoms differ from the index part'); // UCP-D-026
   }
   if (atoms.includes(null)) return null;
   let chunk = 0;
@@ -166,7 +166,7 @@ export function readAtoms(document, part, partAt, root, problems) {
   return atoms;
 }
 
-/** Checks names and keys over all parts (UCP-D-014, UCP-D-025). */
+/** Checks names and keys over all parts (UCP-D-017, UCP-D-028). */
 export class Names {
   #names = new Set();
   #keys = new Set();
@@ -233,7 +233,7 @@ export function checkState(document, key, atomNames, problems) {
       group.get('atoms').forEach((atom, j) => {
         const atomAt = place(key, `${at}/atoms/${j}`);
         if (atomNames && !atomNames.has(atom)) problems.add('UCP-E-REFERENCE', atomAt, 'not an atom');
-        if (seen.has(atom)) problems.add('UCP-E-NAME', atomAt, 'twice in the groups'); // UCP-D-036
+        if (seen.has(atom)) problems.add('UCP-E-NAME', atomAt, 'twice in the groups'); // UCP-D-087
         seen.add(atom);
       });
     });

@@ -7,7 +7,7 @@
  * @property {string} name
  * @property {number} size bytes of an element
  * @property {string} fill the fill value in Zarr metadata, as JSON text
- * @property {number} maxByte the largest byte of an element that leaves unused bits zero (UCP-D-032)
+ * @property {number} maxByte the largest byte of an element that leaves unused bits zero (UCP-D-037)
  */
 
 /** @type {Map<string, DataType>} */
@@ -32,7 +32,7 @@ define(['float8_e8m0fnu'], 1, {fill: '"0x00"'});
 define(['float4_e2m1fn', 'int4'], 1, {maxByte: 0x0f});
 
 /**
- * Whether bits that the data type does not use are zero in all elements (UCP-D-032).
+ * Whether bits that the data type does not use are zero in all elements (UCP-D-037).
  * @param {DataType} dtype
  * @param {Uint8Array} bytes
  */

@@ -1,5 +1,5 @@
 /**
- * The chunk grid (SPEC section 16.1). All quantities are at most 2^53-1 once UCP-D-030 holds, so
+ * The chunk grid (SPEC section 16.1). All quantities are at most 2^53-1 once UCP-D-034 holds, so
  * that numbers are exact.
  */
 

@@ -21,7 +21,7 @@ function* pieces(start, stop) {
   for (let at = start; at < stop; at += READ_SIZE) yield [at, Math.min(stop, at + READ_SIZE)];
 }
 
-/** Whether elements of a whole chunk beyond the shape are zero (UCP-D-041). */
+/** Whether elements of a whole chunk beyond the shape are zero (UCP-D-095). */
 function edgeIsZero(raw, grid, shape) {
   const beyond = Buffer.from(raw);
   copyBox({bytes: beyond, start: 0, strides: stridesOf(grid.chunk)},
@@ -56,7 +56,7 @@ class SlotCheck {
     }) ?? null;
   }
 
-  /** The end of a chunk's own object, which no checksum of the table covers (UCP-D-160). */
+  /** The end of a chunk's own object, which no checksum of the table covers (UCP-D-097). */
   checkZarrCrc(index, segment, covered) {
     const key = this.reader.containerKey(index, segment);
     if (!this.validation.store.read(key, covered.length, ZARR_CRC).equals(zarrCrc(covered))) {
@@ -108,13 +108,13 @@ class SlotCheck {
       if (bytes === null) content = null;
       content?.update(bytes);
     }
-    if (slot.content !== null && content && content.finish() !== slot.content) { // UCP-D-033
+    if (slot.content !== null && content && content.finish() !== slot.content) { // UCP-D-038
       problems.add('UCP-E-CONTENT', `${slot.at}/content`, `another content digest of ${slot.label}`);
     }
   }
 }
 
-/** Bytes of packs that belong to no segment (UCP-D-051). */
+/** Bytes of packs that belong to no segment (UCP-D-108). */
 function checkGaps({packs, use, soundPacks, store, problems}) {
   packs.forEach(({key}, i) => {
     if (!soundPacks[i]) return;

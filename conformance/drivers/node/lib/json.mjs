@@ -173,7 +173,7 @@ class Parser {
  * @param {string} at the key of the document
  * @param {{maxDepth?: number}} [options]
  * @returns {Json}
- * @throws {UcpError} UCP-E-JSON (UCP-R-001) or UCP-E-LIMIT (UCP-R-002)
+ * @throws {UcpError} UCP-E-JSON (UCP-R-002) or UCP-E-LIMIT (UCP-R-003)
  */
 export function parse(bytes, at, {maxDepth = MAX_DEPTH} = {}) {
   let text;

@@ -23,9 +23,9 @@ import {viewed} from './views.mjs';
  *   exponent?: number, resize?: string}} Step */
 /** @typedef {{offsets: number[], totals: number[], axes?: string[]}} Place */
 
-/** Most blocks of a rule (UCP-D-090). */
+/** Most blocks of a rule (UCP-D-059). */
 export const MAX_BLOCKS = 2 ** 20;
-/** Most ranges that a coordinate keeps (UCP-D-091). */
+/** Most ranges that a coordinate keeps (UCP-D-066). */
 export const MAX_RANGES = 2 ** 20;
 
 const refuse = (at, detail) => {
@@ -75,7 +75,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       refuse(at, `sizes are not one per position of ${step.axis}`);
     }
   };
-  /** Refuses the use of an axis after one whose size it decides (UCP-D-084). */
+  /** Refuses the use of an axis after one whose size it decides (UCP-D-047). */
   const checkOrder = (axis, earlier) => {
     for (const name of earlier) {
       if (axes.get(name).by === axis) refuse(at, `the axis ${axis} is used after ${name}`);
@@ -116,7 +116,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       checkShard(step);
       const own = open.get(step.dim);
       if (own?.all) refuse(at, `all blocks of dimension ${step.dim} have steps of their own`);
-      // UCP-D-063: what blocks used for themselves, the other blocks may use once.
+      // UCP-D-046: what blocks used for themselves, the other blocks may use once.
       if (own?.axes.delete(step.axis)) {
         checkOrder(step.axis, used);
         return;
@@ -202,7 +202,7 @@ export function entryOf(mesh, {axes = [], offsets, totals}) {
   };
 }
 
-/** Refuses steps that a data type does not go with (UCP-D-103, UCP-D-108). */
+/** Refuses steps that a data type does not go with (UCP-D-078, UCP-D-082). */
 export function checkDtype(steps, dtype, at) {
   for (const {kind, reduce} of steps) {
     if (kind === 'partial' && !canReduce(dtype.name, reduce)) refuse(at, `a ${reduce} of ${dtype.name}`);
@@ -228,7 +228,7 @@ function phasesOf(steps, ndim) {
   };
 }
 
-/** Refuses a local tensor whose elements cannot be counted (UCP-D-141). */
+/** Refuses a local tensor whose elements cannot be counted (UCP-D-065). */
 function checkCount(extents, at) {
   if (product(extents.map((extent) => Math.max(1, extent))) > Number.MAX_SAFE_INTEGER) {
     throw new UcpError('UCP-E-LIMIT', at, 'a local tensor has too many elements');
@@ -279,8 +279,8 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
   && !['blocks', 'view', 'permute', 'pad', 'concat', 'local'].includes(step.kind);
 
 /**
- * Refuses a layout that does not fit a shape at some coordinate (UCP-D-064, UCP-D-088, UCP-D-089, UCP-D-164, UCP-D-165),
- * or a buffer that does not fit a tensor (UCP-D-097); or that cuts it into too many ranges (UCP-D-091), or pads it too far (UCP-D-141).
+ * Refuses a layout that does not fit a shape at some coordinate (UCP-D-051, UCP-D-050, UCP-D-060, UCP-D-052, UCP-D-055),
+ * or a buffer that does not fit a tensor (UCP-D-072); or that cuts it into too many ranges (UCP-D-066), or pads it too far (UCP-D-065).
  *
  * A dimension depends only on the axes that its own steps name, and on those that decide their
  * sizes. Where no size is decided so, no axis acts on two dimensions, and it is enough to visit the

@@ -8,7 +8,7 @@ import {product} from './boxes.mjs';
 /** @typedef {{name: string, size?: number, by?: string, sizes?: number[]}} Axis size, or by and sizes */
 /** @typedef {{axes: Axis[], ranks?: number[]}} Mesh */
 
-/** Most coordinates of a mesh (UCP-D-071). */
+/** Most coordinates of a mesh (UCP-D-041). */
 export const MAX_COORDINATES = 2 ** 20;
 
 const refuse = (at, detail) => {
@@ -31,7 +31,7 @@ export function countCoordinates({axes}) {
   }));
 }
 
-/** Refuses a mesh that breaks UCP-D-059, UCP-D-060, UCP-D-071, UCP-D-082 or UCP-D-083. */
+/** Refuses a mesh that breaks UCP-D-039, UCP-D-040, UCP-D-041, UCP-D-042 or UCP-D-043. */
 export function checkMesh(mesh, at) {
   const names = mesh.axes.map((axis) => axis.name);
   if (names.includes('')) refuse(at, 'an axis has an empty name');

@@ -22,13 +22,13 @@ export const isKey = (text) => text.split('/').every(isComponent);
 /** The form under which keys must differ (UCP-D-011): keys are ASCII. */
 export const foldKey = (key) => key.toLowerCase();
 
-/** Whether a string may be the key of an atom (UCP-D-013, UCP-D-073). */
+/** Whether a string may be the key of an atom (UCP-D-015, UCP-D-016). */
 export const isAtomKey = (text) => isComponent(text) && foldKey(text) !== 'zarr.json';
 
-/** Whether a string may be the name of a slot (UCP-D-027, UCP-D-073). */
+/** Whether a string may be the name of a slot (UCP-D-030, UCP-D-016). */
 export const isSlotName = (text) => text.length <= 64 && isAtomKey(text);
 
-/** Whether a string may be a name (UCP-D-021). */
+/** Whether a string may be a name (UCP-D-023). */
 export function isName(text) {
   const length = Buffer.byteLength(text);
   return length >= 1 && length <= 1024 && !CONTROL.test(text);

@@ -17,10 +17,10 @@ const floatOf = (name) => ({complex64: 'float32', complex128: 'float64'}[name] ?
 
 const INTEGER = /^(u?)int(8|16|32|64)$/;
 
-/** Whether a slot of this type can have `scale` in its layout (UCP-D-108). */
+/** Whether a slot of this type can have `scale` in its layout (UCP-D-082). */
 export const canScale = (name) => floatOf(name) !== undefined;
 
-/** Whether a slot of this type can be a reduction (UCP-D-103). */
+/** Whether a slot of this type can be a reduction (UCP-D-078). */
 export const canReduce = (name, reduce) => INTEGER.test(name)
   || (floatOf(name) !== undefined && (reduce !== 'max' || FLOATS.has(name)));
 

@@ -33,7 +33,7 @@ export function checkForm({mesh, steps, place}) {
 }
 
 /**
- * Refuses a layout that breaks SPEC section 12 for a tensor of this shape (UCP-R-021).
+ * Refuses a layout that breaks SPEC section 12 for a tensor of this shape (UCP-R-017).
  * @throws {Unsupported} for what is defined there and not implemented
  */
 export function checkLayout(mesh, steps, shape, at = '', place = null, dtype = null) {

@@ -52,7 +52,7 @@ export class SlotReader {
   }
 
   /**
-   * Blocks [first, stop) of a segment, fetched and checked (UCP-R-018).
+   * Blocks [first, stop) of a segment, fetched and checked (UCP-R-029).
    * @returns {Buffer} their bytes
    */
   blocks(index, segment, first, stop) {
@@ -225,7 +225,7 @@ export function readBox(checkpoint, atom, slot, box) {
   return {dtype: dtype.name, shape: wanted.shape, bytes};
 }
 
-/** Refuses a layout that cannot get at entries of each coordinate's own (UCP-R-026). */
+/** Refuses a layout that cannot get at entries of each coordinate's own (UCP-R-020). */
 function checkEntries(stored, {mesh, steps}) {
   const own = stored?.steps.find(({kind}) => kind === 'local');
   if (!own) return;
@@ -251,7 +251,7 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null},
   const reader = readerOf(checkpoint, atom, slot);
   const {dtype} = reader.slot;
   checkForm({mesh, steps, place});
-  if (steps.some(({kind}) => kind === 'partial')) { // UCP-R-024
+  if (steps.some(({kind}) => kind === 'partial')) { // UCP-R-018
     throw new UcpError('UCP-E-LAYOUT', '', 'contributions cannot be had back');
   }
   checkEntries(checkpoint.layoutOf(reader.slot), {mesh, steps});

@@ -11,7 +11,7 @@ import {slotSource} from './sources.mjs';
 import {write} from './write.mjs';
 
 /**
- * Writes what a checkpoint holds again, in a storage of choice (UCP-W-007).
+ * Writes what a checkpoint holds again, in a storage of choice (UCP-W-027).
  * @param {string} from path of the source
  * @param {string} path of the target
  * @param {'plain' | 'packed'} storage
@@ -24,7 +24,7 @@ export function rewrite(from, path, storage) {
     if (root.writeFeatures.length > 0) { // UCP-W-001
       throw new UcpError('UCP-E-FEATURE', place(ROOT_KEY, '/write_features'), 'not implemented');
     }
-    const copied = [...root.document.get('extensions')] // UCP-W-008, UCP-W-009
+    const copied = [...root.document.get('extensions')] // UCP-W-031, UCP-W-032
       .filter(([, extension]) => extension.get('safe_to_copy') === true);
     const slotInput = (atom, slot) => ({
       dtype: slot.dtype.name,

@@ -56,7 +56,7 @@ function readRoot(store) {
 }
 
 /**
- * Step 6: read features (UCP-R-007) and extensions (UCP-R-019).
+ * Step 6: read features (UCP-R-008) and extensions (UCP-R-030).
  * @param {Set<string>} known features that are not refused
  */
 function checkNegotiation(document, known, problems) {
@@ -72,7 +72,7 @@ function checkNegotiation(document, known, problems) {
   }
 }
 
-/** Reports what is wrong with a key (UCP-R-009, UCP-D-010 to UCP-D-012, UCP-D-163). */
+/** Reports what is wrong with a key (UCP-R-010, UCP-D-010, UCP-D-011, UCP-D-013, UCP-D-014). */
 export function checkKey(key, prefix, at, problems) {
   if (!isKey(key)) problems.add('UCP-E-KEY', at, `${JSON.stringify(key).slice(0, 300)} is no safe key`);
   else if (!key.startsWith(prefix)) problems.add('UCP-E-KEY', at, `does not begin with ${prefix}`);
@@ -189,7 +189,7 @@ export function openRoot(store, problems, {collect = false, structure = false} =
     return !step.empty;
   };
   try {
-    checkSchema('envelope', document, ROOT_KEY, step, 'UCP-E-FORMAT'); // UCP-R-005
+    checkSchema('envelope', document, ROOT_KEY, step, 'UCP-E-FORMAT'); // UCP-R-006
     if (ends()) return null;
     if (document.get('format_version') !== FORMAT_VERSION) {
       step.add('UCP-E-VERSION', place(ROOT_KEY, '/format_version'), 'another version');

@@ -219,7 +219,7 @@ function compile(schema, base) {
 }
 
 /**
- * Checks a document against its schema (UCP-R-013).
+ * Checks a document against its schema (UCP-R-014).
  * @param {string} name `root`, `index`, ..., perhaps with the pointer to a definition in it
  * @param {import('./json.mjs').Json} value
  * @param {string} key of the document, for places

@@ -5,12 +5,12 @@
 import {fits, product, tiles} from './boxes.mjs';
 import {chunkBox} from './grid.mjs';
 
-/** Bytes that the Zarr codec `crc32c` appends (UCP-D-068). */
+/** Bytes that the Zarr codec `crc32c` appends (UCP-D-098). */
 export const ZARR_CRC = 4;
 
 const LARGE = 65536;
 
-/** Compares boxes by offset (UCP-D-046). */
+/** Compares boxes by offset (UCP-D-103). */
 function compareOffsets(a, b) {
   for (let i = 0; i < a.offset.length; i += 1) {
     if (a.offset[i] !== b.offset[i]) return a.offset[i] - b.offset[i];
@@ -19,7 +19,7 @@ function compareOffsets(a, b) {
 }
 
 /**
- * Checks the segments of one slot (UCP-D-044 to UCP-D-048, UCP-D-050, UCP-D-052, UCP-D-068).
+ * Checks the segments of one slot (UCP-D-098, UCP-D-101 to UCP-D-105, UCP-D-107, UCP-D-109).
  * @param {import('./table.mjs').ChunkTable} table checked
  * @param {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null,
  *   label: string}} slot
@@ -48,7 +48,7 @@ export function checkSegments(table, slot, packs, problems) {
 /** A byte of a pack. */
 const place = (container, at) => `${container}:${at}`;
 
-/** Where the segments of a slot end, all of them (UCP-D-050). */
+/** Where the segments of a slot end, all of them (UCP-D-107). */
 function endsOf(table, {grid, firstChunk}) {
   const ends = new Set();
   const stop = table.firstSegment[firstChunk + grid.total];
@@ -92,8 +92,8 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
 }
 
 /**
- * Byte ranges of packs that segments use, to find overlaps (UCP-D-049), packs without segments
- * (UCP-D-069), and bytes that belong to no segment (UCP-D-051).
+ * Byte ranges of packs that segments use, to find overlaps (UCP-D-106), packs without segments
+ * (UCP-D-118), and bytes that belong to no segment (UCP-D-108).
  */
 export class PackUse {
   /** @param {{key: string, length: number}[]} packs */

@@ -31,7 +31,7 @@ export class PlainSink {
     if (bytes === null || isZero(bytes)) return null;
     const {grid} = slot;
     let raw = bytes;
-    if (bytes.length !== grid.chunkBytes) { // UCP-D-041: an edge chunk, stored whole
+    if (bytes.length !== grid.chunkBytes) { // UCP-D-095: an edge chunk, stored whole
       raw = Buffer.alloc(grid.chunkBytes);
       copyBox({bytes: raw, start: 0, strides: stridesOf(grid.chunk)},
         {bytes, start: 0, strides: stridesOf(box.shape)}, box.shape, grid.itemSize);
@@ -83,7 +83,7 @@ export class PackedSink {
       this.#packs.push(this.#open);
     }
     const pack = this.#open;
-    const alignment = stored.length >= 65536 ? 4096 : 64; // UCP-D-050
+    const alignment = stored.length >= 65536 ? 4096 : 64; // UCP-D-107
     const padding = Buffer.alloc((alignment - (pack.length % alignment)) % alignment);
     const offset = pack.length + padding.length;
     this.writer.append(pack.key, pack.fd, padding);

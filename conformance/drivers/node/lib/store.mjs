@@ -157,7 +157,7 @@ export class DirectoryWriter {
     this.#begin();
   }
 
-  /** Makes the draft, the attempt's right to commit, and finds nothing beside it (UCP-W-013, UCP-W-030). */
+  /** Makes the draft, the attempt's right to commit, and finds nothing beside it (UCP-W-011, UCP-W-007). */
   #begin() {
     this.draft = `.${ROOT_KEY}.${randomBytes(8).toString('hex')}`;
     this.opened = attempt('', {}, () => statSync(this.path, {bigint: true}).ino);
@@ -269,7 +269,7 @@ export class DirectoryWriter {
     attempt(ROOT_KEY, codes, () => linkSync(join(this.path, this.draft), join(this.path, ROOT_KEY)));
     attempt(this.draft, {}, () => unlinkSync(join(this.path, this.draft)));
     this.#syncDirectory(this.path);
-    if (attempt('', {}, () => statSync(this.path, {bigint: true}).ino) !== this.opened) { // UCP-W-015
+    if (attempt('', {}, () => statSync(this.path, {bigint: true}).ino) !== this.opened) { // UCP-W-013
       throw new UcpError('UCP-E-EXISTS', '', 'the directory was moved away while it was written');
     }
   }

@@ -22,7 +22,7 @@ const wide = (view, at) => view.getUint32(at, true) + view.getUint32(at + 4, tru
  */
 export class ChunkTable {
   /**
-   * Parses a table and checks what can be checked without its part (UCP-D-053, UCP-D-055).
+   * Parses a table and checks what can be checked without its part (UCP-D-111, UCP-D-114).
    * @param {Buffer} bytes
    * @param {string} key
    */
@@ -96,7 +96,7 @@ export class ChunkTable {
   }
 
   /**
-   * Checks the table against its part (UCP-D-054, UCP-D-056 to UCP-D-058, UCP-D-081).
+   * Checks the table against its part (UCP-D-110, UCP-D-113, UCP-D-115 to UCP-D-117).
    * @param {{ndim: number, total: number}[]} grids of the slots of the part, in derived order
    * @param {'plain' | 'packed'} storage
    * @param {number} packs number of packs
@@ -124,7 +124,7 @@ export class ChunkTable {
             report(`segment ${s} is not a chunk's own object`);
           }
           if (this.boxes[s] < 0) continue;
-          if (ndim === 0) report(`segment ${s} has a box without dimensions`); // UCP-D-081
+          if (ndim === 0) report(`segment ${s} has a box without dimensions`); // UCP-D-110
           if (this.boxes[s] !== word) report(`the box of segment ${s} is out of order`);
           word += 2 * ndim;
         }

@@ -37,7 +37,7 @@ class Validation {
     this.store = new DirectoryStore(path);
     /** Objects that the root document reaches (UCP-V-002). */
     this.reached = new Set([ROOT_KEY]);
-    /** Objects that are reached, but must not exist (UCP-D-042), and the place of their table. */
+    /** Objects that are reached, but must not exist (UCP-D-096), and the place of their table. */
     this.forbidden = new Map();
     /** Whether a part of the checkpoint could not be read, so that what it reaches is unknown. */
     this.blind = false;
@@ -170,7 +170,7 @@ class Validation {
     }) ?? false;
   }
 
-  /** Derived metadata with exactly their bytes (UCP-D-040). */
+  /** Derived metadata with exactly their bytes (UCP-D-094). */
   metadata(key, bytes) {
     this.reached.add(key);
     this.guard(() => {

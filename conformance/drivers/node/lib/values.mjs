@@ -1,6 +1,6 @@
 /**
- * Tagged values (SPEC section 15.1): whether a value is the one canonical encoding (UCP-D-072). Nothing is decoded further than that takes, and nothing that a
- * type name refers to is looked at (UCP-S-005).
+ * Tagged values (SPEC section 15.1): whether a value is the one canonical encoding (UCP-D-088). Nothing is decoded further than that takes, and nothing that a
+ * type name refers to is looked at (UCP-S-004).
  */
 
 import {canonicalText, place, token} from './json.mjs';

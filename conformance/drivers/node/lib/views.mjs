@@ -35,7 +35,7 @@ function joined(dims) {
   return list;
 }
 
-/** The digits that each extent of a new shape takes (UCP-D-088). */
+/** The digits that each extent of a new shape takes (UCP-D-050). */
 function taken(list, shape, at) {
   return shape.map((extent) => {
     const digits = [];
@@ -76,7 +76,7 @@ function viewOf(shape, digits) {
 /**
  * What `view` and `permute` make of a shape.
  * @param {number[]} shape
- * @param {import('./layout.mjs').Step[]} steps checked but for UCP-D-088
+ * @param {import('./layout.mjs').Step[]} steps checked but for UCP-D-050
  * @param {string} at
  * @returns {Viewed}
  */

@@ -115,7 +115,7 @@ function atomDocument(atom, key, layouts) {
   });
 }
 
-/** Refuses slots that do not go together in their buffers (UCP-D-098 to UCP-D-100). */
+/** Refuses slots that do not go together in their buffers (UCP-D-073 to UCP-D-075). */
 function checkBuffers(parts, {meshes, layouts}) {
   if (unlikeInGroup(layouts).length > 0) {
     throw new UcpError('UCP-E-LAYOUT', '', 'layouts of one buffer differ behind the concat');
@@ -126,7 +126,7 @@ function checkBuffers(parts, {meshes, layouts}) {
   if (fault) throw new UcpError('UCP-E-LAYOUT', fault.at, fault.detail);
 }
 
-/** Refuses an input that would make documents that readers refuse (UCP-S-006). */
+/** Refuses an input that would make documents that readers refuse (UCP-S-005). */
 function prepare(input) {
   const problems = new Problems();
   const layouts = new Layouts();
@@ -222,7 +222,7 @@ function writePart({document, atoms, inputs}, sink) {
       try {
         const content = writeSlot(sink, table, atom, slot, source);
         const {content: expected = null} = inputs[i].slots.get(slot.name);
-        if (expected !== null && content !== expected) { // UCP-W-035
+        if (expected !== null && content !== expected) { // UCP-W-029
           throw new UcpError('UCP-E-CONTENT', slot.at, `the bytes of ${slot.label} have another digest than recorded`);
         }
         slots.get(slot.name).set('content', content);

@@ -26,7 +26,7 @@ function compressorText(compressor) {
 }
 
 /**
- * The metadata document of a slot's array (UCP-D-040).
+ * The metadata document of a slot's array (UCP-D-094).
  * @param {{dtype: import('./dtypes.mjs').DataType, grid: import('./grid.mjs').Grid,
  *   compressor: Map | null}} slot
  */

@@ -183,7 +183,7 @@ test('the end of a chunk object is checked against the bytes before it', (t) => 
   writeFileSync(file, bytes);
   assert.deepEqual(validate(path).map(({code, at}) => [code, at]), [['UCP-E-CODEC', key]]);
   const checkpoint = open(path);
-  read(checkpoint, 'a', 'value'); // binds validators (UCP-D-160)
+  read(checkpoint, 'a', 'value'); // binds validators (UCP-D-097)
   checkpoint.close();
 });
 
