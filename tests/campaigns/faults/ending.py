@@ -6,6 +6,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -52,16 +53,17 @@ def as_function(work: Callable[[], None], plan: Plan, said: Path) -> NoReturn:
 
 
 def _left_open(place: Path) -> list[str]:
-    """What is open below a directory; threads may take a moment to end."""
+    """What is open below a directory, when all threads have ended, which may take a moment."""
     until = time.monotonic() + _MOMENT
     while True:
+        is_alone = threading.active_count() == 1
         found = []
         for descriptor in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 path = os.readlink(f"/proc/self/fd/{descriptor}")
                 if path.startswith(f"{place}/"):
                     found.append(path)
-        if not found or time.monotonic() > until:
+        if not found or is_alone or time.monotonic() > until:
             return found
         time.sleep(0.01)
 
