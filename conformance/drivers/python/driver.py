@@ -57,7 +57,11 @@ def hello(params: Json) -> Json:
 
 
 def validate(params: Json) -> Json:
-    problems = ucp.validate(params["path"], params["level"], layout_work=1 << 62, expand=1 << 62)
+    # An option is refused at a level where it has no effect.
+    level = params["level"]
+    unbounded = {"layout_work": level != "structure", "expand": level == "integrity"}
+    bounds = {name: 1 << 62 for name, has_effect in unbounded.items() if has_effect}
+    problems = ucp.validate(params["path"], level, **bounds)
     return {"problems": [{"code": p.code, "at": p.at, "detail": p.message} for p in problems]}
 
 

@@ -32,6 +32,7 @@ __all__ = [
 
 _MOST = 1 << 20
 _MOST_ELEMENTS = 2**53 - 1
+_MOST_PADDING = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Local:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A local tensor on its way; ``blocks`` of a dimension are ``(extent, free, axes of own steps)``."""
+    """A local tensor on its way; ``blocks`` of a dimension are ``(extent, free, axes of own steps)``.
+
+    ``cells`` leave out padding behind all others that memory has no room for.
+    """
 
     shape: tuple[int, ...]
     cells: tuple[int, ...]
@@ -170,6 +174,8 @@ def _apply(
         others = (max(1, other) for at, other in enumerate(tensor.shape) if at != dim)
         if max(1, to) * math.prod(others) > _MOST_ELEMENTS:
             raise RefusalError("UCP-E-LIMIT", "", "a local tensor with too many elements")
+        if to - extent > _MOST_PADDING and math.prod(tensor.shape[:dim]) == 1:
+            return _Tensor((*tensor.shape[:dim], to, *tensor.shape[dim + 1 :]), tensor.cells)
         return _take(tensor, dim, [*range(extent), *[-1] * (to - extent)])
     if step["kind"] == "shard":
         blocks = tensor.blocks.get(dim, ((tensor.shape[dim], True),))
