@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 import ucpformat
 from tests.mistakes.making import STATE, mistake, run, ucp
 from ucpformat.storage.stores import restoring
+from ucpformat.storage.stores.local_io import opened
 from ucpformat.writer import CheckpointWriter
 
 
@@ -27,21 +28,15 @@ def flipped(path: Path) -> Path:
     return path
 
 
-class Refusing:
-    """The module ``os``, where files cannot be made."""
+def refusing(number: int) -> Callable[..., int]:
+    """Open files, and make none."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def call(path: str, flags: int, *, within: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, within=within)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(os, name)
-
-        def call(path: str, flags: int, *rest: Any, **options: Any) -> Any:
-            if flags & os.O_CREAT:
-                raise OSError(self._number, os.strerror(self._number))
-            return found(path, flags, *rest, **options)
-
-        return call if name == "open" else found
+    return call
 
 
 def register() -> None:
@@ -74,14 +69,14 @@ def register() -> None:
     def _(place: Path) -> str:
         ucpformat.save(place / "b.ucp", STATE)
         path = flipped(place / "a.ucp")
-        with patch.object(restoring, "os", Refusing(errno.EROFS)):
+        with patch.object(restoring, "opened", refusing(errno.EROFS)):
             return ucp("repair", path, "--from", place / "b.ucp")
 
     @mistake("a repair without the permission")
     def _(place: Path) -> str:
         ucpformat.save(place / "b.ucp", STATE)
         path = flipped(place / "a.ucp")
-        with patch.object(restoring, "os", Refusing(errno.EACCES)):
+        with patch.object(restoring, "opened", refusing(errno.EACCES)):
             return ucp("repair", path, "--from", place / "b.ucp")
 
     @mistake("a repair of a damaged root document, from another checkpoint")

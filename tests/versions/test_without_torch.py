@@ -132,7 +132,7 @@ def test_commands(tmp_path: Path) -> None:
     with ucp.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
         manager.save(3, saved)
     assert "3" in run_ucp("ls", tmp_path / "run")
-    assert "dcp" in run_ucp("kinds")
+    assert "dcp" in run_ucp("formats")
     assert all(command in run_ucp("--help") for command in ("convert", "plan", "gc"))
 
 
