@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -140,4 +141,25 @@ def test_metadata_that_nest_without_end_do_not_reach_tensorstore(tmp_path: Path,
     deep = b"[" * 100_000 + b"]" * 100_000
     tensorstore.KvStore.open(store).result().write(".zarray", deep).result()
     with pytest.raises(UcpError, match=r"UCP-E-LIMIT .*nests"):
+        import_orbax(tmp_path / "a", settings={})
+
+
+@pytest.mark.parametrize("zarr", ["2", "3"])
+def test_chunks_that_claim_their_own_size_do_not_reach_tensorstore(tmp_path: Path, zarr: str) -> None:
+    """A chunk of 20 bytes, whose header of Blosc claims 939 MB, ended the process where there was less."""
+    pytest.importorskip("tensorstore")
+    arrays = {"w": {"value": np.arange(6, dtype=np.float32)}}
+    settings = {"ocdbt": "false", "zarr": zarr}
+    carry_out(export_orbax(Content(job_of(arrays)), tmp_path / "a", settings=settings), tmp_path)
+    place = tmp_path / "a" / "model.w" / (".zarray" if zarr == "2" else "zarr.json")
+    document = json.loads(place.read_bytes())
+    if zarr == "2":
+        assert document["compressor"]["id"] == "zstd"
+        document["compressor"] = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1, "blocksize": 0}
+    else:
+        blosc = {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "typesize": 4}}
+        sharded = {"chunk_shape": [6], "codecs": [*document["codecs"], blosc], "index_codecs": ["bytes"]}
+        document["codecs"] = [{"name": "sharding_indexed", "configuration": sharded}]
+    place.write_text(json.dumps(document))
+    with pytest.raises(UcpError, match=r"UCP-E-SOURCE at model\.w: .*'blosc'"):
         import_orbax(tmp_path / "a", settings={})

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import MAX_DEPTH, deeper_than_limit
 from ucpformat.model.dtype import DTYPES
+from ucpformat.tensor_files.safetensors_header import parse_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,10 @@ __all__ = ["ArraySource", "Arrays", "array_spec", "tensorstore", "translated"]
 _MAX_CHUNK: Final = 64 << 20
 """What one chunk may have; more, where the array it is of has more."""
 _CACHE: Final = 256 << 20
+_COMPRESSORS: Final = frozenset({"bz2", "gzip", "zlib", "zstd"})
+"""Of Zarr 2. Decoders of these stop where the chunk is full; Blosc's takes the memory that the chunk claims first."""
+_CODECS: Final = frozenset({"bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd"})
+"""Of Zarr 3."""
 
 
 def tensorstore() -> Any:
@@ -76,6 +81,26 @@ def array_spec(folder: Path, name: str, *, use_ocdbt: bool, use_zarr3: bool) -> 
     return {"driver": "zarr3" if use_zarr3 else "zarr", "kvstore": kvstore}
 
 
+def _unbounded(document: Mapping[str, Any], *, is_zarr3: bool) -> Iterator[object]:
+    """Yield the codecs of an array that are none of those whose memory is bounded by the size of a chunk."""
+    if not is_zarr3:
+        compressor = document.get("compressor")
+        name = compressor.get("id") if isinstance(compressor, dict) else compressor
+        if name is not None and name not in _COMPRESSORS:
+            yield name
+        return
+    left = [document.get("codecs")]
+    while left:
+        codecs = left.pop()
+        for codec in codecs if isinstance(codecs, list) else ():
+            name = codec.get("name") if isinstance(codec, dict) else codec
+            if name not in _CODECS:
+                yield name
+            inside = codec.get("configuration") if isinstance(codec, dict) else None
+            if isinstance(inside, dict):
+                left += [inside.get("codecs"), inside.get("index_codecs")]
+
+
 @dataclass(frozen=True, slots=True)
 class ArraySource:
     """An open array as a source of boxes."""
@@ -112,7 +137,7 @@ class Arrays:
         self._context = self._store.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
 
     def _check_documents(self, specs: Mapping[str, dict[str, Any]]) -> None:
-        """Refuse metadata that nest without end: TensorStore's parser ends the process by them."""
+        """Refuse metadata that nest without end, and codecs without bounds: TensorStore ends the process by them."""
         key = "zarr.json" if self._use_zarr3 else ".zarray"
         reading = {}
         for name, spec in specs.items():
@@ -126,6 +151,18 @@ class Arrays:
                 data = bytes(future.result().value)
             if deeper_than_limit(data):
                 raise error("UCP-E-LIMIT", f"{key} nests deeper than {MAX_DEPTH} levels", at=at)
+            try:
+                document = parse_object(data, at)
+            except UcpError as refusal:
+                where = f"{key} (in OCDBT as manifest.ocdbt says)"
+                raise error("UCP-E-SOURCE", f"{where}: {refusal.message}", at=at) from None
+            for codec in _unbounded(document, is_zarr3=self._use_zarr3):
+                raise error(
+                    "UCP-E-SOURCE",
+                    f"its chunks are encoded by {codec!r:.40}, which Orbax never writes, and what decodes it takes "
+                    "as much memory as a chunk claims; save it again by Orbax, which uses zstd",
+                    at=at,
+                )
 
     def open(self, names: Mapping[str, object]) -> dict[str, ArraySource]:
         """Open arrays, all at once.

@@ -257,9 +257,11 @@ def _created(
     shape: tuple[int, ...],
     chunk: tuple[int, ...],
 ) -> Any:
+    # Without a word TensorStore compresses Zarr 2 by Blosc; Orbax does by zstd.
+    encoding = {"metadata": {"compressor": {"id": "zstd"}}} if spec["driver"] == "zarr" else {}
     with translated(name):
         return store.open(
-            {**spec, "store_data_equal_to_fill_value": True},
+            {**spec, **encoding, "store_data_equal_to_fill_value": True},
             create=True,
             open=False,
             dtype=store.dtype(kind),
