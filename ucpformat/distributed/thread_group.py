@@ -30,6 +30,7 @@ class _Shared:
         self._rounds: list[dict[int, bytes]] = []
         self._mail: dict[tuple[int, int], deque[bytes]] = defaultdict(deque)
         self._gone: set[int] = set()
+        self._at_work: set[int] = set()
         self._others: list[_Shared] = []
 
     def exchange(self, number: int, rank: int, data: bytes) -> list[bytes]:
@@ -68,6 +69,27 @@ class _Shared:
             others = list(self._others)
         for other in others:
             other.leave(rank)
+
+    def begin(self, rank: int) -> bool:
+        """Count a rank as at work, unless it is gone."""
+        with self._changed:
+            if rank in self._gone:
+                return False
+            self._at_work.add(rank)
+            return True
+
+    def end(self, rank: int) -> None:
+        """Count a rank as at work no more."""
+        with self._changed:
+            self._at_work.discard(rank)
+            self._changed.notify_all()
+
+    def dismiss(self) -> None:
+        """Let all ranks leave, and wait until those at work have ended."""
+        for rank in range(self.size):
+            self.leave(rank)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._at_work)
 
     def other(self, number: int) -> _Shared:
         """The group that was made of this one as the ``number``-th."""
@@ -132,16 +154,28 @@ class ThreadGroup:
 
 
 def run_threads(size: int, work: Callable[[ThreadGroup], _T]) -> list[_T | BaseException]:
-    """Run ``work`` in ``size`` threads that form a group; what each returned or raised, in order of rank."""
+    """Run ``work`` in ``size`` threads that form a group; what each returned or raised, in order of rank.
+
+    Where the calling thread is interrupted, threads that wait for one another get ``UCP-E-RANK``, and none is at work
+    when the interrupt goes on.
+    """
     shared = _Shared(size)
 
     def run(rank: int) -> _T | BaseException:
+        if not shared.begin(rank):
+            return error("UCP-E-RANK", "the group was interrupted")
         group = ThreadGroup(shared, rank)
         try:
             return work(group)
         except BaseException as failure:
             group.leave()
             return failure
+        finally:
+            shared.end(rank)
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
+        try:
+            return list(pool.map(run, range(size)))
+        finally:
+            # An interrupt may come while a thread starts, of which the pool does not know then.
+            shared.dismiss()

@@ -77,14 +77,15 @@ def _campaign(options: argparse.Namespace, directory: Path) -> int:
     chosen = drawn(runs, options.runs or len(runs))[number - 1 :: parts]
     begun = time.monotonic()
     for done, run in enumerate(chosen, 1):
+        before = len(campaign.wrong)
         campaign.run(run)
+        for wrong in campaign.wrong[before:]:
+            print(f"WRONG: {wrong}", flush=True)
         if done % 1000 == 0:
             seconds = time.monotonic() - begun
             print(f"{done:,} runs, {len(campaign.wrong)} wrong, {seconds:.0f} s", flush=True)
     for what, found in sorted(campaign.counts.items()):
         print(f"{found:>8,} {what}")
-    for wrong in campaign.wrong:
-        print(f"WRONG: {wrong}")
     print(f"{len(chosen):,} runs, {len(campaign.wrong)} wrong")
     return 1 if campaign.wrong else 0
 
