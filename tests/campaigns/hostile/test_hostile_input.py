@@ -153,13 +153,20 @@ def test_chunks_that_claim_their_own_size_do_not_reach_tensorstore(tmp_path: Pat
     carry_out(export_orbax(Content(job_of(arrays)), tmp_path / "a", settings=settings), tmp_path)
     place = tmp_path / "a" / "model.w" / (".zarray" if zarr == "2" else "zarr.json")
     document = json.loads(place.read_bytes())
+    blosc: dict[str, object] = {"configuration": {"cname": "lz4", "clevel": 5, "typesize": 4}}
     if zarr == "2":
         assert document["compressor"]["id"] == "zstd"
         document["compressor"] = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1, "blocksize": 0}
     else:
-        blosc = {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "typesize": 4}}
         sharded = {"chunk_shape": [6], "codecs": [*document["codecs"], blosc], "index_codecs": ["bytes"]}
         document["codecs"] = [{"name": "sharding_indexed", "configuration": sharded}]
-    place.write_text(json.dumps(document))
-    with pytest.raises(UcpError, match=r"UCP-E-SOURCE at model\.w: .*'blosc'"):
-        import_orbax(tmp_path / "a", settings={})
+    names: tuple[object, ...] = ("blosc", ["zstd"], {})
+    for name in names:
+        if zarr == "2":
+            document["compressor"]["id"] = name
+        else:
+            blosc["name"] = name
+        place.write_text(json.dumps(document))
+        with pytest.raises(UcpError, match=r"UCP-E-SOURCE at model\.w: its chunks are encoded by") as refusal:
+            import_orbax(tmp_path / "a", settings={})
+        assert repr(name) in refusal.value.message

@@ -86,7 +86,7 @@ def _unbounded(document: Mapping[str, Any], *, is_zarr3: bool) -> Iterator[objec
     if not is_zarr3:
         compressor = document.get("compressor")
         name = compressor.get("id") if isinstance(compressor, dict) else compressor
-        if name is not None and name not in _COMPRESSORS:
+        if name is not None and not (isinstance(name, str) and name in _COMPRESSORS):
             yield name
         return
     left = [document.get("codecs")]
@@ -94,7 +94,7 @@ def _unbounded(document: Mapping[str, Any], *, is_zarr3: bool) -> Iterator[objec
         codecs = left.pop()
         for codec in codecs if isinstance(codecs, list) else ():
             name = codec.get("name") if isinstance(codec, dict) else codec
-            if name not in _CODECS:
+            if not (isinstance(name, str) and name in _CODECS):
                 yield name
             inside = codec.get("configuration") if isinstance(codec, dict) else None
             if isinstance(inside, dict):
