@@ -28,6 +28,7 @@ _LATER: Final = {
     "growth": "benchmarks.growth.command",
     "open": "benchmarks.opening",
     "replicas": "benchmarks.replicas",
+    "revisions": "benchmarks.revisions",
     "objects": "benchmarks.objects",
     "together": "benchmarks.together",
     "validate": "benchmarks.validation",

@@ -197,7 +197,7 @@ class SlotView:
         >>> sorted(view.annotations)
         ['org.ucpformat.source']
         """
-        return self._stored.slot.annotations
+        return self._stored.annotations
 
     def __getitem__(self, selection: object) -> NDArray[np.generic]:
         """Read a part of the slot, selected as from a numpy array.

@@ -232,6 +232,18 @@ def test_room_is_ahead_within_bounds_and_given_back(stops: list[int]) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory")
+def test_in_memory_no_room_is_taken() -> None:
+    """It would be pages that are cleared: 1.1 GiB of them for a checkpoint of 384 MiB, at twice the time."""
+    with TemporaryDirectory(dir="/dev/shm") as directory, small():
+        descriptor = os.open(Path(directory, "x"), os.O_CREAT | os.O_WRONLY, 0o600)
+        room = FileRoom(descriptor)
+        room.reach(1 << 20)
+        assert os.fstat(descriptor).st_blocks == 0
+        assert not room.leave(0)
+        os.close(descriptor)
+
+
 def test_of_little_that_is_free_nothing_is_taken(tmp_path: Path) -> None:
     """Another writer may need it."""
     descriptor = os.open(tmp_path / "x", os.O_CREAT | os.O_WRONLY, 0o600)

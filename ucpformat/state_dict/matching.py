@@ -6,7 +6,7 @@ Nothing is read here but the index: a state is compared before any of it is touc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -56,7 +56,7 @@ def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
     def found() -> Iterator[tuple[StatePath, SlotView]]:
         for view in checkpoint.values():
             for name, slot in view.items():
-                yield slot_path(view.atom.name, name, slot.stored.slot.annotations), slot
+                yield slot_path(view.atom.name, name, slot.stored.annotations), slot
             for path in alias_paths(view.atom) if "value" in view else ():
                 yield path, view["value"]
 
@@ -125,7 +125,7 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
     stored = _Stored(
         {dotted(path): slot for path, slot in slots_by_path.items()},
         {dotted(path): value for path, value in values_by_path.items()},
-        _masters(checkpoint),
+        _masters(checkpoint, slots_by_path.values()),
     )
     restore = WITH_TORCH if "torch" in sys.modules else WITHOUT_TORCH
     match = Match(slots=frozenset(stored.slots), stored_values=frozenset(stored.values))
@@ -160,17 +160,18 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
     return match
 
 
-def _masters(checkpoint: Checkpoint) -> dict[str, tuple[str, SlotView]]:
+def _masters(checkpoint: Checkpoint, slots: Collection[SlotView]) -> dict[str, tuple[str, SlotView]]:
     """Of values that have a second copy of another data type, the optimizer's: that copy and its own name, by name."""
     found: dict[str, tuple[str, SlotView]] = {}
-    for view in checkpoint.values():
-        if _MASTER not in view or "value" not in view:
+    for atom in (slot.stored.atom.name for slot in slots if slot.stored.name == _MASTER):
+        view = checkpoint[atom]
+        if "value" not in view:
             continue
         value, master = view["value"], view[_MASTER]
         if master.shape != value.shape or master.dtype == value.dtype:
             continue
-        name = dotted(slot_path(view.atom.name, _MASTER, master.stored.slot.annotations))
-        own = slot_path(view.atom.name, "value", value.stored.slot.annotations)
+        name = dotted(slot_path(view.atom.name, _MASTER, master.stored.annotations))
+        own = slot_path(view.atom.name, "value", value.stored.annotations)
         found |= dict.fromkeys(map(dotted, (own, *alias_paths(view.atom))), (name, master))
     return found
 
@@ -257,15 +258,15 @@ def _match_tensor(
             continue
         if tensor.on_host:
             destination_of(tensor.local, at=part)
-        if tensor.dtype != slot.dtype.name and origin in stored.masters:
+        if tensor.dtype != slot.stored.dtype.name and origin in stored.masters:
             # The rounded copy is for whoever computes with its type; any other is given what it was rounded from.
             master_name, master = stored.masters[origin]
-            if options.cast or tensor.dtype == master.dtype.name:
+            if options.cast or tensor.dtype == master.stored.dtype.name:
                 slot = master
                 also.append(master_name)
         problem = _misfit(tensor, slot, cast=options.cast and not one.part)
         if problem is not None and _is_extra_state(path, tensor, slot):
-            match.values.append((path, to_torch(slot.read(), slot.dtype.name)))
+            match.values.append((path, to_torch(slot.read(), slot.stored.dtype.name)))
         elif problem is None:
             match.tensors.append((part, slot, tensor))
         else:
@@ -279,7 +280,7 @@ def _is_extra_state(path: StatePath, tensor: LocalTensor, slot: SlotView) -> boo
         str(path[-1]).endswith(_EXTRA_STATE)
         and not isinstance(tensor.local, np.ndarray)
         and tensor.layout is None
-        and tensor.dtype == slot.dtype.name == "uint8"
+        and tensor.dtype == slot.stored.dtype.name == "uint8"
         and len(tensor.shape) == len(slot.shape) == 1
     )
 
@@ -290,16 +291,15 @@ def _below(name: str, stored: _Stored) -> Iterator[str]:
 
 
 def _said(slot: SlotView) -> str:
-    return f"{slot.dtype.name}{list(slot.shape)}"
+    return f"{slot.stored.dtype.name}{list(slot.shape)}"
 
 
 def _misfit(tensor: LocalTensor, slot: SlotView, *, cast: bool) -> str | None:
-    if tensor.shape != slot.shape or (tensor.dtype != slot.dtype.name and not cast):
+    if tensor.shape != slot.shape or (tensor.dtype != slot.stored.dtype.name and not cast):
         remedy = "; cast=True converts" if tensor.shape == slot.shape else ""
         return f"is {tensor.dtype}{list(tensor.shape)}, the checkpoint has {_said(slot)}{remedy}"
-    if tensor.in_buffer and tensor.dtype != slot.dtype.name:
-        return f"is a part of a buffer of {tensor.dtype}, into which {slot.dtype.name} cannot be cast"
-    steps = () if tensor.layout is None else tensor.layout.steps
-    if any(isinstance(step, Partial | Scale) for step in steps):
+    if tensor.in_buffer and tensor.dtype != slot.stored.dtype.name:
+        return f"is a part of a buffer of {tensor.dtype}, into which {slot.stored.dtype.name} cannot be cast"
+    if tensor.layout is not None and any(isinstance(step, Partial | Scale) for step in tensor.layout.steps):
         return "its layout has a pending reduction or a factor, which nothing can be read into"
     return None

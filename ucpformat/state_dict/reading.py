@@ -139,7 +139,7 @@ class _Batch:
         self, name: str, slot: SlotView, tensor: LocalTensor, local_map: LocalMap
     ) -> NDArray[np.generic]:
         """Memory to read into, dense, of the type of the slot; what is padding in it is zero."""
-        memory = own_memory(tensor, slot.dtype.name, at=name)
+        memory = own_memory(tensor, slot.stored.dtype.name, at=name)
         if memory is None:
             return self._stage(tensor, slot)
         if local_map.mapped != local_map.size and not tensor.in_buffer:
@@ -156,7 +156,7 @@ class _Batch:
             memory = tensor.array().copy()
         else:
             memory = np.zeros(tensor.local.shape, slot.dtype)
-        self._staged[key] = (tensor.local, memory, slot.dtype.name)
+        self._staged[key] = (tensor.local, memory, slot.stored.dtype.name)
         self.nbytes += memory.nbytes
         return memory
 
@@ -249,7 +249,7 @@ class _Once:
         for (atom, key), (_, slot, tensor) in self._wanted.items():
             # The grid and the element are those of the slot, whatever the tensor is cast to.
             atoms.setdefault(atom, {})[key] = SlotSpec(
-                slot.dtype.name, slot.shape, tensor.layout, place=tensor.place
+                slot.stored.dtype.name, slot.shape, tensor.layout, place=tensor.place
             )
         return LocalState([AtomSpec(name, slots) for name, slots in atoms.items()], {})
 

@@ -19,11 +19,12 @@ from ucpformat.storage.reading.slot_form import slot_form, stored_bytes
 from ucpformat.storage.reading.tiles import sizes_of_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from ucpformat.geometry import ChunkGrid
+    from ucpformat.jsonio import JsonValue
     from ucpformat.model.atom import Atom, Slot
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
@@ -59,6 +60,11 @@ class StoredSlot(NamedTuple):
     def slot(self) -> Slot:
         """The slot as the index has it."""
         return self.atom.slot(self.name)
+
+    @property
+    def annotations(self) -> Mapping[str, JsonValue]:
+        """Notes about the slot, as the index has them."""
+        return self.part.annotations.get(self.number, {})
 
     @property
     def content(self) -> str | None:
@@ -239,6 +245,7 @@ class StoredPart:
         self.aliases = [*chain.from_iterable(columns.aliases.values())]
         self.spread = bool(columns.places) or columns.highest_layout >= 0
         self.contents = columns.contents
+        self.annotations = columns.annotations
         self.compressors = columns.compressors
         try:
             self.forms = [

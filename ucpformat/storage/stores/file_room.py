@@ -16,6 +16,10 @@ _FREE_PARTS: Final = 64
 
 # Not `os.posix_fallocate`: where the file system cannot, the C library writes a byte to every page instead.
 _fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None) if sys.platform == "linux" else None
+_fstatfs: Final = getattr(ctypes.CDLL(None), "fstatfs64", None) if sys.platform == "linux" else None
+
+_IN_MEMORY: Final = frozenset({0x01021994, 0x858458F6})
+"""tmpfs and ramfs (``linux/magic.h``): room there is pages of memory that are cleared, and no journal is kept."""
 
 
 class FileRoom:
@@ -28,7 +32,7 @@ class FileRoom:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._end = 0
-        self._is_possible = _fallocate is not None
+        self._is_possible = _fallocate is not None and not _is_in_memory(descriptor)
 
     def reach(self, stop: int) -> None:
         """Expect bytes up to ``stop``."""
@@ -65,3 +69,8 @@ class FileRoom:
         if end:
             os.ftruncate(self._descriptor, length)
         return bool(end)
+
+
+def _is_in_memory(descriptor: int) -> bool:
+    status = (ctypes.c_long * 64)()  # `struct statfs` has 120 bytes, and begins with the type
+    return _fstatfs is not None and not _fstatfs(ctypes.c_int(descriptor), status) and status[0] in _IN_MEMORY
