@@ -26,7 +26,7 @@ from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import Atom
 from ucpformat.model.dtype import dtype
 from ucpformat.model.layout_json import layout_to_json, mesh_to_json
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Part, Root
 from ucpformat.planning import Pairing, RankTotals, Survey, arrangement_side, pair, rank_detail, survey
 

@@ -24,7 +24,7 @@ from ucpformat.jsonio import loads
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.values import decode
 from ucpformat.storage.compression import decompress
-from ucpformat.storage.reading.decoding_room import DecodingRoom
+from ucpformat.storage.host_memory import DecodingRoom
 from ucpformat.validation import expansion, validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ucpformat.errors import error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.stores.fetch import read_root
-from ucpformat.storage.stores.store import PackFullError, open_target
+from ucpformat.storage.reading.documents import read_root
+from ucpformat.storage.stores.store import PackFullError
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import in_parallel
 from ucpformat.validation import validate_store
 

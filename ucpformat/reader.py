@@ -19,17 +19,17 @@ import numpy as np
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
-from ucpformat.model.features import READ_FEATURES
+from ucpformat.model.envelope import READ_FEATURES
 from ucpformat.model.names import fits_glob
 from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
 from ucpformat.storage.reading.box_reader import BoxReader, PartTargets
-from ucpformat.storage.reading.documents import StoredDocuments
+from ucpformat.storage.reading.documents import StoredDocuments, read_document, read_root
 from ucpformat.storage.reading.local_reader import read_local, require_readable
 from ucpformat.storage.reading.part import StoredPart, StoredSlot
 from ucpformat.storage.stores.counted import CountedReads
-from ucpformat.storage.stores.fetch import read_document, read_root
-from ucpformat.storage.stores.store import Store, open_store
+from ucpformat.storage.stores.store import Store
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import ForkedExecutor, worker_count
 from ucpformat.views import AtomView, SlotView, StateEntries, destination_of, is_destination
 

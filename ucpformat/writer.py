@@ -15,11 +15,9 @@ from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
-from ucpformat.model.envelope import Envelope, Extension
-from ucpformat.model.features import READ_FEATURES, needed_features
-from ucpformat.model.packs import Pack, PackList
+from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
 from ucpformat.model.part_text import atom_text, part_text, slot_text
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
     MAX_CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
@@ -34,7 +32,8 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.stores.store import Durability, open_target
+from ucpformat.storage.stores.store import Durability
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.ledger import SettledEntries
 from ucpformat.storage.writing.piece_writer import PieceWriter

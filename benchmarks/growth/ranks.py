@@ -26,7 +26,7 @@ from ucpformat.geometry import Layout, chunk_grid, lower, runs
 from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import Slot
 from ucpformat.model.dtype import dtype
-from ucpformat.model.packs import Pack
+from ucpformat.model.references import Pack
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.model.table import BLOCK_BYTES, Segment
 from ucpformat.reader import open_checkpoint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ucpformat.distributed import arena as module
 from ucpformat.distributed.arena import ALIGNMENT, Arena, extent
 from ucpformat.errors import UcpError
-from ucpformat.storage.scratch import ALIGNMENT as PAGE
+from ucpformat.storage.host_memory import ALIGNMENT as PAGE
 
 
 @given(st.lists(st.integers(1, 700) | st.none(), max_size=60), st.integers(12, 40))

@@ -9,9 +9,8 @@ from hypothesis import given
 
 from tests.distributed.test_save import TensorLayout, cases
 from ucpformat.distributed.description import Source
-from ucpformat.distributed.holdings import map_of, plain_holdings, united
 from ucpformat.distributed.local_state import SlotName
-from ucpformat.distributed.share import SlotToShare, portions
+from ucpformat.distributed.share import SlotToShare, map_of, plain_holdings, portions, united
 from ucpformat.geometry import (
     BufferPlace,
     Concat,

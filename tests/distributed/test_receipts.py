@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.geometry import Box
-from ucpformat.model.packs import Pack
+from ucpformat.model.references import Pack
 from ucpformat.model.table import OWN_OBJECT, Segment
 from ucpformat.storage.writing.chunk_writer import StoredChunk
 from ucpformat.storage.writing.stored_columns import StoredColumns

@@ -19,9 +19,8 @@ from ucpformat import open as open_checkpoint
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.local_state import LocalState, SlotName
-from ucpformat.distributed.parts import Part
 from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save, save_together
-from ucpformat.distributed.share import SlotToShare, held_by_all
+from ucpformat.distributed.share import Part, SlotToShare, held_by_all
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (

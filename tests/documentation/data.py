@@ -11,7 +11,7 @@ from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.envelope import Envelope, Extension
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.layout_json import LayoutRecord
-from ucpformat.model.packs import PackList
+from ucpformat.model.references import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
 from ucpformat.patterns import AtomMapDocument, Patterns

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
 from ucpformat.model.compressor import Compressor
-from ucpformat.model.envelope import Envelope
-from ucpformat.model.features import FEATURES, feature_set_problems, needed_features, negotiate
+from ucpformat.model.envelope import FEATURES, Envelope, feature_set_problems, needed_features, negotiate
 
 COMPRESSORS = {
     "gzip": Compressor("gzip", {"level": 5}),

@@ -17,7 +17,7 @@ from ucpformat import jsonio
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.envelope import Envelope, Extension
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import MAX_ROOT_BYTES, Part, Producer, Progress, Root, parse_root, root_digest
 
 MESH = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 2)), (3, 1, 0, 2))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ucpformat.errors import UcpError
-from ucpformat.model.packs import Pack, PackList
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 
 STATE = StateDocument(

@@ -16,7 +16,7 @@ from ucpformat.geometry.mesh import MAX_COORDINATES
 from ucpformat.jsonio import MAX_BYTES, MAX_DEPTH, MAX_INTEGER
 from ucpformat.model.atom import MAX_NDIM, Slot
 from ucpformat.model.dtype import DTYPES
-from ucpformat.model.features import FEATURES
+from ucpformat.model.envelope import FEATURES
 from ucpformat.model.layout_json import STEP_KINDS
 from ucpformat.model.root import (
     MAX_CHUNK_BYTES,

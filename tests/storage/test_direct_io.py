@@ -36,9 +36,9 @@ def data(size: int, shift: int, fill: int) -> memoryview:
 @contextmanager
 def small_limits() -> Iterator[None]:
     with (
-        patch("ucpformat.storage.stores.direct_io.LEAST_BYTES", 4096),
-        patch("ucpformat.storage.stores.direct_io._COPIED_BYTES", 8192),
-        patch("ucpformat.storage.stores.direct_io._CALL_BYTES", 16384),
+        patch("ucpformat.storage.stores.local_pack.LEAST_BYTES", 4096),
+        patch("ucpformat.storage.stores.local_pack._COPIED_BYTES", 8192),
+        patch("ucpformat.storage.stores.local_pack._CALL_BYTES", 16384),
     ):
         yield
 

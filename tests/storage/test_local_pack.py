@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage.stores import file_room, write_back
-from ucpformat.storage.stores.file_room import FileRoom
+from ucpformat.storage.stores import local_files, local_pack
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_io import sync
+from ucpformat.storage.stores.local_pack import FileRoom
 from ucpformat.storage.stores.store import Durability
 
 BLOCK = 16
@@ -45,10 +45,10 @@ def small(room: object = None) -> Iterator[None]:
     with (
         patch("ucpformat.storage.stores.local_pack.BLOCK_BYTES", BLOCK),
         patch("ucpformat.storage.stores.local_pack._HUGE_PAGE", PAGE),
-        patch("ucpformat.storage.stores.file_room._LEAST_BYTES", 64),
-        patch("ucpformat.storage.stores.file_room._MOST_BYTES", 4096),
-        patch("ucpformat.storage.stores.file_room._ALIGNMENT", 512),
-        patch("ucpformat.storage.stores.file_room._fallocate", room or file_room._fallocate),
+        patch("ucpformat.storage.stores.local_pack._LEAST_ROOM_BYTES", 64),
+        patch("ucpformat.storage.stores.local_pack._MOST_ROOM_BYTES", 4096),
+        patch("ucpformat.storage.stores.local_pack._ROOM_ALIGNMENT", 512),
+        patch("ucpformat.storage.stores.local_pack._fallocate", room or local_pack._fallocate),
     ):
         yield
 
@@ -183,7 +183,7 @@ def test_a_flush_comes_after_room_was_given_back(tmp_path: Path) -> None:
         events.append("sync")
         sync(path)
 
-    with small(), patch.object(write_back, "_STEP", 1), patch.object(write_back, "sync", synced):
+    with small(), patch.object(local_files, "_STEP", 1), patch.object(local_files, "sync", synced):
         store = LocalStore(tmp_path / "c")
         store.prepare()
         pack = store.create_pack("packs/a-0.pack")
@@ -214,7 +214,7 @@ def test_several_threads_append_to_one_pack(tmp_path: Path) -> None:
     assert length == len(found) == max(offset + len(data) for offset, data in placed)
 
 
-@pytest.mark.skipif(file_room._fallocate is None, reason="room is taken on Linux alone")
+@pytest.mark.skipif(local_pack._fallocate is None, reason="room is taken on Linux alone")
 @given(stops=st.lists(st.integers(0, 9000), max_size=8))
 def test_room_is_ahead_within_bounds_and_given_back(stops: list[int]) -> None:
     with TemporaryDirectory() as directory, small():
@@ -249,7 +249,7 @@ def test_of_little_that_is_free_nothing_is_taken(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "x", os.O_CREAT | os.O_WRONLY, 0o600)
     free = os.fstatvfs(descriptor)
     with small(), patch.object(os, "fstatvfs", lambda _: free):
-        with patch.object(file_room, "_FREE_PARTS", free.f_bavail * free.f_frsize):
+        with patch.object(local_pack, "_FREE_PARTS", free.f_bavail * free.f_frsize):
             room = FileRoom(descriptor)
             room.reach(10_000)
             room.reach(100_000)

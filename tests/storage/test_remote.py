@@ -24,7 +24,7 @@ from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.validation import validate
 
 STATE: State = {("a", "value"): Tensor(np.arange(1, 31, dtype=np.int8), "int8")}

@@ -14,7 +14,7 @@ from tests.builders import Tensor, fresh_url, save
 from ucpformat.geometry import Box, row_major_strides
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.storage.reading.stretch import stretches
+from ucpformat.storage.reading.byte_runs import stretches
 from ucpformat.storage.stores.store import Calls
 
 

@@ -18,8 +18,7 @@ from ucpformat.cli import main
 from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.store import open_store
-from ucpformat.storage.stores.urls import local_path, name_of, refuse_target
+from ucpformat.storage.stores.urls import local_path, name_of, open_store, refuse_target
 
 STATE: dict[str, Any] = {"w": np.arange(5000.0), "n": 7}
 

@@ -16,8 +16,7 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, open_run
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
-from ucpformat.storage.stores.store import open_store
-from ucpformat.storage.stores.urls import local_path
+from ucpformat.storage.stores.urls import local_path, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,8 +24,7 @@ from ucpformat.errors import error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.storage.stores.not_a_checkpoint import another_place
-from ucpformat.storage.stores.store import open_store
-from ucpformat.storage.stores.urls import local_path, refuse_swapped, refuse_target
+from ucpformat.storage.stores.urls import local_path, open_store, refuse_swapped, refuse_target
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.storage.scratch import ALIGNMENT as PAGE
-from ucpformat.storage.scratch import aligned
-from ucpformat.storage.stores.direct_io import LEAST_BYTES as LARGE
+from ucpformat.storage.host_memory import ALIGNMENT as PAGE
+from ucpformat.storage.host_memory import aligned
+from ucpformat.storage.stores.local_pack import LEAST_BYTES as LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.model.packs import Pack
+from ucpformat.model.references import Pack
 from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:

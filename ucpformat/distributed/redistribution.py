@@ -17,10 +17,10 @@ import numpy as np
 
 from ucpformat.distributed.description import Described, Source, agree, describe
 from ucpformat.distributed.group import Group, agreed
-from ucpformat.distributed.holdings import is_whole, united
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.parcels import TensorParcel
 from ucpformat.distributed.replicas import settle_replicas
+from ucpformat.distributed.share import is_whole, united
 from ucpformat.distributed.transport import LANES, MESSAGE_BYTES, Moved, transport
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import (

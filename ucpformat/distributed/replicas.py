@@ -20,7 +20,7 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.group import Group, agreed
-from ucpformat.distributed.parts import flat_memory, seen_part
+from ucpformat.distributed.share import flat_memory, seen_part
 from ucpformat.errors import error
 from ucpformat.geometry import lower, seen_in
 

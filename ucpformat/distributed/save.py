@@ -18,20 +18,26 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Described, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
-from ucpformat.distributed.opaque import OPAQUE_MEDIA, parted
-from ucpformat.distributed.own_values import Owners, announced, entry_of, owners_of, whole_of
-from ucpformat.distributed.parts import Part, flat_memory, seen_part
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
-from ucpformat.distributed.share import Portion, SlotToShare, portions
+from ucpformat.distributed.share import Part, Portion, SlotToShare, flat_memory, portions, seen_part
 from ucpformat.distributed.shared_chunks import ChunkAssembly
+from ucpformat.distributed.values import (
+    OPAQUE_MEDIA,
+    Owners,
+    announced,
+    entry_of,
+    owners_of,
+    parted,
+    whole_of,
+)
 from ucpformat.errors import UcpError, error
 from ucpformat.gc_pause import paused
 from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.reading.slot_form import slot_form
-from ucpformat.storage.stores.store import open_target
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter
 from ucpformat.storage.writing.stored_columns import StoredColumns

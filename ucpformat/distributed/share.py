@@ -12,33 +12,135 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ucpformat.distributed.holdings import map_of, plain_holdings
+import numpy as np
+
+from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import (
     Box,
     ChunkGrid,
+    ExplicitHoldings,
     HeldBox,
+    Holdings,
+    LocalMap,
+    Lowering,
     Piece,
+    Strided,
     held_boxes,
+    lower,
+    row_major_strides,
     seen_in,
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ucpformat.distributed.description import Source
     from ucpformat.distributed.local_state import SlotName
 
 __all__ = [
     "Assigned",
+    "Part",
     "Portion",
     "SlotToShare",
     "assignments",
+    "flat_memory",
     "held_by_all",
+    "is_whole",
     "largest_part",
+    "map_of",
     "pieces_of",
+    "plain_holdings",
     "portions",
+    "seen_part",
+    "united",
 ]
+
+
+def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdings:
+    """What the ranks of a source hold as it is to be stored.
+
+    Raises:
+        LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
+    """
+    if source.layout is None:
+        whole = LocalMap(shape, (Piece(Box.whole(shape), Strided(0, row_major_strides(shape))),))
+        return ExplicitHoldings(shape, tuple((rank, whole) for rank in sorted(source.ranks)))
+    lowering = lower(source.layout, shape, place=source.place)
+    if lowering.reduce is not None or lowering.scale != 1:
+        message = (
+            "a pending reduction or a factor is resolved before it is saved; redistribute the tensor first"
+        )
+        raise error("UCP-E-LAYOUT", message, at=at)
+    return lowering
+
+
+def map_of(holdings: Holdings, rank: int) -> LocalMap | None:
+    """What one rank holds; of a layout, without a look at what others do."""
+    if isinstance(holdings, Lowering):
+        coordinate = holdings.layout.mesh.find(rank)
+        return None if coordinate is None else holdings.at(coordinate)
+    return next((region.local_map for region in holdings.regions() if rank in region.holders), None)
+
+
+def is_whole(source: Source, lowering: Lowering) -> bool:
+    """Whether all ranks that hold something by the layout of a source are among its ranks."""
+    mesh = lowering.layout.mesh
+    if source.ranks.issuperset(mesh.rank_at(position) for position in range(mesh.size)):
+        return True
+    return all(source.ranks.issuperset(region.holders) for region in lowering.regions())
+
+
+def united(sources: Sequence[Source], shape: tuple[int, ...], *, at: str) -> Holdings:
+    """What ranks hold that say so in several ways; of a layout, only what is held by ranks that say it.
+
+    Raises:
+        LayoutError: as `plain_holdings`; ``UCP-E-LAYOUT`` for entries of each coordinate's own.
+    """
+    maps: dict[int, LocalMap] = {}
+    for source in sources:
+        holdings = plain_holdings(source, shape, at=at)
+        if holdings.own_axes is not None:
+            message = (
+                "entries that belong to each rank go together: all ranks of their mesh have to list them"
+            )
+            raise error("UCP-E-LAYOUT", message, at=at)
+        maps.update(_maps(holdings, source.ranks))
+    return ExplicitHoldings(shape, tuple(sorted(maps.items())))
+
+
+def _maps(holdings: Holdings, ranks: frozenset[int]) -> Iterable[tuple[int, LocalMap]]:
+    for region in holdings.regions():
+        local_map = region.local_map
+        seen = LocalMap(local_map.shape, seen_in(local_map.pieces, holdings.view, holdings.shape))
+        yield from ((rank, seen) for rank in region.holders if rank in ranks)
+
+
+class Part(NamedTuple):
+    """A box of a slot that this rank writes: where it lies, and its elements."""
+
+    name: SlotName
+    offset: tuple[int, ...]
+    data: NDArray[np.generic]
+
+
+def flat_memory(local: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The elements of a local tensor in C order; a copy only where they are not in that order."""
+    return np.ascontiguousarray(local).reshape(-1)
+
+
+def seen_part(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
+    """What a dense local tensor, flat, has of a box of the slot."""
+    local, shape = piece.local, piece.box.shape
+    last = local.offset + sum((extent - 1) * step for extent, step in zip(shape, local.strides, strict=True))
+    if last >= memory.size:
+        message = f"the local tensor has {memory.size} elements, its layout says that it has more"
+        raise error("UCP-E-MISMATCH", message, at=at)
+    item = memory.itemsize
+    steps = tuple(step * item for step in local.strides)
+    return np.ndarray(shape, memory.dtype, memory.view(np.uint8).data, local.offset * item, steps)
 
 
 @dataclass(frozen=True, slots=True)

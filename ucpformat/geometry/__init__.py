@@ -22,12 +22,12 @@ from ucpformat.geometry.box import (
     runs,
     strided_runs,
 )
-from ucpformat.geometry.box_index import BoxIndex
 from ucpformat.geometry.buffer import BufferPlace
 from ucpformat.geometry.buffer_check import PlacedTensor, buffer_faults, buffer_head, buffer_tail
 from ucpformat.geometry.canonical import canonical
 from ucpformat.geometry.clipped import clipped_move, source_boxes
 from ucpformat.geometry.cover import (
+    BoxIndex,
     CoverFault,
     check_cover,
     covers,

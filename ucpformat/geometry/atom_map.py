@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ucpformat.errors import error
 from ucpformat.geometry.box import Box, element_count, is_extents, row_major_strides
-from ucpformat.geometry.box_index import BoxIndex
-from ucpformat.geometry.cover import exact_cover
+from ucpformat.geometry.cover import BoxIndex, exact_cover
 from ucpformat.geometry.piece import LocalMap, Piece, Strided
 from ucpformat.geometry.refine import common_refinement, seen_in
 from ucpformat.geometry.transfer import Move

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ucpformat.geometry.box import Box
-from ucpformat.geometry.box_index import BoxIndex
-from ucpformat.geometry.cover import first_overlap
+from ucpformat.geometry.cover import BoxIndex, first_overlap
 from ucpformat.geometry.piece import Holdings, Piece
 from ucpformat.geometry.refine import seen_in
 

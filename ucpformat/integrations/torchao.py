@@ -13,9 +13,8 @@ from ucpformat.errors import error
 from ucpformat.geometry import Layout, Shard
 from ucpformat.state_dict.keys.paths import dotted, flatten
 from ucpformat.state_dict.stateful import state_to_save
-from ucpformat.state_dict.tensors.local_tensors import TensorLayout
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout, is_tensor
 from ucpformat.state_dict.tensors.torch_layouts import layout_of
-from ucpformat.state_dict.tensors.values import is_tensor
 
 __all__ = ["block_layouts"]
 

@@ -20,8 +20,7 @@ from ucpformat.manager.stop_request import StopRequest
 from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy
 from ucpformat.state_dict.save_load import load, save_state
 from ucpformat.state_dict.torch_group import group_of
-from ucpformat.storage.stores.store import is_remote
-from ucpformat.storage.stores.urls import refuse_target
+from ucpformat.storage.stores.urls import is_remote, refuse_target
 from ucpformat.validation import LEVELS, Level, validate
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 

@@ -15,8 +15,8 @@ from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.draft import is_staged
-from ucpformat.storage.stores.store import PREFIXES, open_store
-from ucpformat.storage.stores.urls import local_path
+from ucpformat.storage.stores.store import PREFIXES
+from ucpformat.storage.stores.urls import local_path, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

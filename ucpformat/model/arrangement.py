@@ -14,8 +14,8 @@ from ucpformat.jsonio import pointer
 from ucpformat.model.atom import Slot
 from ucpformat.model.envelope import Envelope
 from ucpformat.model.fields import array, below, members, object_, raise_first, relocated, string
-from ucpformat.model.keys import case_problems, name_problems
 from ucpformat.model.layout_json import LayoutRecord, MeshRecord, layout_to_json, mesh_to_json, resolve
+from ucpformat.model.names import case_problems, name_problems
 from ucpformat.model.standalone import parse_standalone, standalone_members
 
 if TYPE_CHECKING:

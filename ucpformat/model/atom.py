@@ -23,8 +23,14 @@ from ucpformat.model.fields import (
     relocated,
     string,
 )
-from ucpformat.model.keys import case_problems, component_problems, name_problems
-from ucpformat.model.names import MAX_NAME_BYTES, RESERVED_COMPONENTS, is_component
+from ucpformat.model.names import (
+    MAX_NAME_BYTES,
+    RESERVED_COMPONENTS,
+    case_problems,
+    component_problems,
+    is_component,
+    name_problems,
+)
 from ucpformat.model.place import place_from_json, place_to_json
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ from ucpformat import jsonio
 from ucpformat.errors import Problem, error
 from ucpformat.geometry import Layout, Mesh
 from ucpformat.jsonio import pointer
-from ucpformat.model.envelope import ENVELOPE_MEMBERS, FORMAT_VERSION, Envelope, check_envelope
-from ucpformat.model.features import negotiate
+from ucpformat.model.envelope import ENVELOPE_MEMBERS, FORMAT_VERSION, Envelope, check_envelope, negotiate
 from ucpformat.model.fields import array, choice, integer, members, raise_first, string
-from ucpformat.model.keys import case_problems, key_problems, name_problems
 from ucpformat.model.layout_json import LayoutRecord, MeshRecord, layout_to_json, mesh_to_json, resolve
-from ucpformat.model.reference import DocumentRef, sha256_string
+from ucpformat.model.names import case_problems, key_problems, name_problems
+from ucpformat.model.references import DocumentRef, sha256_string
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Final, cast
 from ucpformat import jsonio
 from ucpformat.errors import Problem, error
 from ucpformat.jsonio import pointer
-from ucpformat.model.envelope import ENVELOPE_MEMBERS, FORMAT_VERSION, Envelope, check_envelope
-from ucpformat.model.features import feature_set_problems, negotiate
+from ucpformat.model.envelope import (
+    ENVELOPE_MEMBERS,
+    FORMAT_VERSION,
+    Envelope,
+    check_envelope,
+    feature_set_problems,
+    negotiate,
+)
 from ucpformat.model.fields import members
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import Problem
 from ucpformat.jsonio import pointer
 from ucpformat.model.fields import array, members, object_, raise_first, string
-from ucpformat.model.keys import case_problems, key_problems
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.names import case_problems, key_problems
+from ucpformat.model.references import DocumentRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ucpformat.errors import Problem, UcpError, error, naming
 from ucpformat.jsonio import loads
-from ucpformat.model.features import READ_FEATURES
+from ucpformat.model.envelope import READ_FEATURES
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, MAX_TABLE_BYTES, ROOT_KEY, Root, parse_root, root_digest
 from ucpformat.model.table import OWN_OBJECT
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, slot_document
 from ucpformat.repairing.objects import ChunkObject, PackObject
 from ucpformat.repairing.overlay import Overlay
 from ucpformat.repairing.sources import Source
-from ucpformat.storage.stores.fetch import read_document, read_root
+from ucpformat.storage.reading.documents import read_document, read_root
 from ucpformat.storage.stores.restoring import restorer
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.validation import Examination, Survey, examine_store
 from ucpformat.validation.losses import surveyed
 
 if TYPE_CHECKING:
-    from ucpformat.model.reference import DocumentRef
+    from ucpformat.model.references import DocumentRef
     from ucpformat.storage.stores.restoring import Pieces, Restorer
     from ucpformat.storage.stores.store import Store
     from ucpformat.validation.damage import Damage, SegmentDamage

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError
-from ucpformat.model.reference import DocumentRef, sha256_digest
+from ucpformat.model.references import DocumentRef, sha256_digest
 from ucpformat.model.root import ROOT_KEY, root_digest
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.compression import compress
-from ucpformat.storage.stores.fetch import read_root
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.reading.documents import read_root
+from ucpformat.storage.stores.urls import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from ucpformat.distributed.opaque import OPAQUE_MEDIA, opaque_value
+from ucpformat.distributed.values import OPAQUE_MEDIA, opaque_value
 from ucpformat.errors import MismatchError, error
 from ucpformat.geometry import Partial, Scale
 from ucpformat.jsonio import equal
@@ -24,8 +24,13 @@ from ucpformat.state_dict.load_options import Fits, LoadOptions, Named, fits
 from ucpformat.state_dict.objects import WITH_TORCH, WITHOUT_TORCH, refusal_of
 from ucpformat.state_dict.per_rank import PerRank, own_value
 from ucpformat.state_dict.tensor_parts import DESCRIPTION, taken_apart, told
-from ucpformat.state_dict.tensors.local_tensors import LocalTensor, local_tensor
-from ucpformat.state_dict.tensors.values import destination_of, is_tensor, to_torch
+from ucpformat.state_dict.tensors.local_tensors import (
+    LocalTensor,
+    destination_of,
+    is_tensor,
+    local_tensor,
+    to_torch,
+)
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue

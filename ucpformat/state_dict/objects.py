@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ucpformat.distributed.opaque import OPAQUE_TYPE
+from ucpformat.distributed.values import OPAQUE_TYPE
 from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import dtype
 from ucpformat.model.values import NamedValue, TensorValue
-from ucpformat.state_dict.tensors.values import elements_of, tensor_dtype, to_torch
+from ucpformat.state_dict.tensors.local_tensors import elements_of, tensor_dtype, to_torch
 from ucpformat.tensor_files.revive import FACTORIES, revive
 from ucpformat.tensor_files.tagged import RESTORE, default_dict, has_own_name
 

@@ -26,8 +26,15 @@ from ucpformat.state_dict.keys.paths import (
     path_to_json,
 )
 from ucpformat.state_dict.tensors.destinations import copy_into, own_memory
-from ucpformat.state_dict.tensors.local_tensors import LocalTensor, TensorLayout, local_map_at, local_tensor
-from ucpformat.state_dict.tensors.values import destination_of, is_tensor, to_torch
+from ucpformat.state_dict.tensors.local_tensors import (
+    LocalTensor,
+    TensorLayout,
+    destination_of,
+    is_tensor,
+    local_map_at,
+    local_tensor,
+    to_torch,
+)
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.writer import AtomSpec, SlotSpec
 

@@ -24,10 +24,9 @@ from ucpformat.state_dict.reading import LoadReport
 from ucpformat.state_dict.state import live_state
 from ucpformat.state_dict.stateful import Unwrapped, as_state, state_to_save, unwrapped
 from ucpformat.state_dict.tensor_parts import allowed_types, put_together, restore_with
-from ucpformat.state_dict.tensors.local_tensors import TensorLayout
-from ucpformat.state_dict.tensors.values import to_torch
+from ucpformat.state_dict.tensors.local_tensors import TensorLayout, to_torch
 from ucpformat.state_dict.torch_group import group_of
-from ucpformat.storage.stores.store import is_remote
+from ucpformat.storage.stores.urls import is_remote
 from ucpformat.views import SlotView
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 

@@ -8,16 +8,14 @@ from ucpformat.distributed.local_state import LocalState, OwnValue
 from ucpformat.errors import error
 from ucpformat.model.compression_rule import compressor_of, require_compression
 from ucpformat.model.values import encode
-from ucpformat.state_dict.keys.documents import state_document
 from ucpformat.state_dict.keys.names import Assignment, recognise
-from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations
+from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations, state_document
 from ucpformat.state_dict.keys.paths import KeyPath, StatePath, dotted, flatten
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
 from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
 from ucpformat.state_dict.tensors.device_digests import digests_on_device
-from ucpformat.state_dict.tensors.local_tensors import LocalTensor, TensorLayout, local_tensor
-from ucpformat.state_dict.tensors.values import is_tensor
+from ucpformat.state_dict.tensors.local_tensors import LocalTensor, TensorLayout, is_tensor, local_tensor
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:

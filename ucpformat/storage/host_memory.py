@@ -1,11 +1,10 @@
-"""numpy views of other libraries' memory, so that bytes are read straight into a caller's tensor.
-
-Torch is never imported here: a caller who passes a torch tensor has imported it.
-"""
+"""Memory of this process: views of arrays, scratch of each thread, and how much may be decoded at once (SPEC 19)."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -13,11 +12,13 @@ import numpy as np
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ucpformat.model.dtype import DType
 
-__all__ = ["array_view", "flat_bytes"]
+__all__ = ["ALIGNMENT", "DECODED_BYTES", "DecodingRoom", "Scratch", "aligned", "array_view", "flat_bytes"]
 
 _CASTABLE: Final = frozenset("?bBhHiIlLqQfd")  # of what numpy has built in, those that memoryview can cast
 
@@ -62,3 +63,56 @@ def _torch_view(torch: Any, tensor: Any, expected: DType, at: str) -> NDArray[np
     # numpy does not know torch's narrow types, but it knows integers of their size.
     plain = tensor.view(bits) if bits is not None else tensor
     return cast("NDArray[np.generic]", plain.numpy().view(expected.numpy))
+
+
+ALIGNMENT: Final = 4096
+"""Bytes: what devices take data from without a copy."""
+_KEPT_BYTES: Final = 1 << 23
+
+
+def aligned(memory: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
+    """The first ``nbytes`` of a run of bytes that begin at a multiple of `ALIGNMENT`; it has as many more to spare."""
+    return memory[-memory.ctypes.data % ALIGNMENT :][:nbytes]
+
+
+class Scratch:
+    """Memory of each thread's own, aligned; up to ``kept_bytes`` of it are kept until the thread ends."""
+
+    def __init__(self, kept_bytes: int = _KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._own = threading.local()
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """At least so many bytes, with anything in them, until this thread asks again."""
+        found: NDArray[np.uint8] | None = getattr(self._own, "memory", None)
+        if found is None or found.nbytes < nbytes:
+            found = aligned(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes)
+            if nbytes <= self._kept_bytes:
+                self._own.memory = found
+        return found
+
+
+DECODED_BYTES: Final = 256 << 20
+"""Of all chunks together that are decoded at a time, unless one alone has more."""
+
+
+class DecodingRoom:
+    """Lets so many bytes be taken at a time, or any number of them by one taker alone."""
+
+    def __init__(self, nbytes: int = DECODED_BYTES) -> None:
+        self._nbytes = nbytes
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, nbytes: int) -> Iterator[None]:
+        """Have ``nbytes`` for as long as the context lasts; wait until they are there. Not to be nested."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + nbytes <= self._nbytes)
+            self._taken += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= nbytes
+                self._changed.notify_all()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zlib_ng import zlib_ng
 
 from ucpformat.errors import UcpError, error
-from ucpformat.storage.scratch import Scratch
+from ucpformat.storage.host_memory import Scratch
 from ucpformat.tensor_files.byte_source import ByteSource
 
 __all__ = ["ZipRecord", "check_crc", "crc_of", "read_record", "record_start", "require_crc", "zip_records"]

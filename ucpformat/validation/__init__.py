@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ucpformat.errors import Problem, StoreError, error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.repetition import is_not_repeated
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import worker_count
 from ucpformat.validation.damage import Damage
 from ucpformat.validation.documents import Documents

@@ -9,12 +9,12 @@ from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.model.envelope import FORMAT_VERSION, check_envelope
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.reference import DocumentRef
+from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import decode
 from ucpformat.schema import problems
-from ucpformat.storage.stores.fetch import read_root
+from ucpformat.storage.reading.documents import read_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES, Run, checksum_run, combine, differing_blocks
-from ucpformat.storage.reading.stretch import stretches
-from ucpformat.storage.scratch import Scratch
+from ucpformat.storage.host_memory import Scratch
+from ucpformat.storage.reading.byte_runs import stretches
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.validation.damage import as_runs, joined_runs
 

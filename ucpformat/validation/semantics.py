@@ -9,18 +9,18 @@ import numpy as np
 from ucpformat.errors import Problem, error
 from ucpformat.geometry import covers, distinct_boxes
 from ucpformat.jsonio import pointer
-from ucpformat.model.features import READ_FEATURES, feature_set_problems, needed_features, negotiate
+from ucpformat.model.envelope import READ_FEATURES, feature_set_problems, needed_features, negotiate
 from ucpformat.model.fields import relocated
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.packs import Pack, PackList
+from ucpformat.model.references import Pack, PackList
 from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, root_digest
 from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
 from ucpformat.model.values import decode
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, slot_document
+from ucpformat.storage.reading.documents import read_document
 from ucpformat.storage.reading.part import StoredPart
-from ucpformat.storage.stores.fetch import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ucpformat.storage.host_memory import Scratch
     from ucpformat.storage.reading.part import StoredPart
-    from ucpformat.storage.scratch import Scratch
     from ucpformat.storage.stores.store import Store
 
 __all__ = ["Near", "Sound", "near_slots", "sound_slots"]

@@ -25,7 +25,7 @@ from ucpformat.errors import UcpError
 from ucpformat.jsonio import loads
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.packs import PackList
+from ucpformat.model.references import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable

@@ -17,7 +17,7 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.state import StateDocument
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.writer import AtomSpec, SlotSpec
 
 CHUNK = 1 << 20

@@ -21,7 +21,7 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import is_staged
-from ucpformat.storage.stores.store import open_store
+from ucpformat.storage.stores.urls import open_store
 
 if TYPE_CHECKING:
     from ucpformat.conversion.engine.batches import Batch, Cut

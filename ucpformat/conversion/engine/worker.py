@@ -22,9 +22,9 @@ from ucpformat.conversion.engine.open_sources import Kept
 from ucpformat.conversion.engine.work_order import job_digest, require_same
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
-from ucpformat.model.packs import Pack
-from ucpformat.storage.scratch import Scratch
-from ucpformat.storage.stores.store import open_store
+from ucpformat.model.references import Pack
+from ucpformat.storage.host_memory import Scratch
+from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
 from ucpformat.storage.writing.slot_writer import raw_bytes

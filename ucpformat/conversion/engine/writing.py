@@ -23,7 +23,7 @@ from ucpformat.conversion.engine.work_order import Order, compressed, job_digest
 from ucpformat.conversion.engine.worker import Workshop, convert_batch, copy_batch
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
-from ucpformat.storage.stores.store import open_store, open_target
+from ucpformat.storage.stores.urls import open_store, open_target
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:

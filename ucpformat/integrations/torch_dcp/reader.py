@@ -32,7 +32,7 @@ from ucpformat.state_dict.keys.origins import key_path
 from ucpformat.state_dict.keys.paths import dotted
 from ucpformat.state_dict.matching import stored_slots, stored_values
 from ucpformat.state_dict.objects import WITH_TORCH
-from ucpformat.state_dict.tensors.values import destination_of, tensor_dtype, to_torch
+from ucpformat.state_dict.tensors.local_tensors import destination_of, tensor_dtype, to_torch
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
 
 if TYPE_CHECKING:

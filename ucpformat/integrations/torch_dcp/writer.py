@@ -22,11 +22,10 @@ from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
-from ucpformat.state_dict.keys.documents import state_document
 from ucpformat.state_dict.keys.names import recognise
-from ucpformat.state_dict.keys.origins import slot_annotations
+from ucpformat.state_dict.keys.origins import slot_annotations, state_document
 from ucpformat.state_dict.tensors.local_tensors import local_tensor
-from ucpformat.storage.stores.store import open_target
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter
 from ucpformat.storage.writing.stored_columns import StoredColumns

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ucpformat.state_dict.keys.groups import GroupOrigin
+from ucpformat.model.state import StateDocument
+from ucpformat.state_dict.keys.groups import GroupOrigin, gather_groups
 from ucpformat.state_dict.keys.paths import KeyPath, NumberKey, StatePath, path_from_json, path_to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.state import StateDocument
-    from ucpformat.state_dict.keys.names import Form
+    from ucpformat.state_dict.keys.names import Form, Names
 
     class _Named(Protocol):
         @property
@@ -34,6 +36,7 @@ __all__ = [
     "slot_annotations",
     "slot_path",
     "state_annotations",
+    "state_document",
     "value_paths",
 ]
 
@@ -109,3 +112,34 @@ def group_origin(state: StateDocument, name: str) -> GroupOrigin:
 def key_path(path: StatePath) -> KeyPath:
     """A path as DCP has it: an integer key of a mapping is a number."""
     return tuple(step.number if isinstance(step, NumberKey) else step for step in path)
+
+
+def state_document(
+    kind: str,
+    encoded: Mapping[str, JsonValue],
+    paths: Mapping[str, StatePath | None],
+    key_paths: Mapping[str, KeyPath | None],
+    names: Names,
+    atoms: frozenset[str],
+    *,
+    blobs: Collection[str] = (),
+) -> StateDocument:
+    """The document of encoded objects, by dotted name; ``kind`` says what they were taken from.
+
+    ``blobs`` are names of objects that are carried as bytes, whose paths are noted as well.
+    """
+    values = dict(encoded)
+    optimizers = {}
+    origins = {}
+    for optimizer in names.optimizers:
+        gathered = gather_groups(optimizer, values, key_paths, atoms)
+        if gathered is not None:
+            optimizers[optimizer.name] = gathered
+            origins[optimizer.name] = (optimizer.path, optimizer.form)
+            for group in optimizer.groups:
+                for _, key in group.options:
+                    del values[key]
+    annotations = state_annotations(
+        kind, origins, {name: path for name, path in paths.items() if name in values or name in blobs}
+    )
+    return StateDocument(values, optimizers, {}, annotations)

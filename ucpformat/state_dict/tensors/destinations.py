@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ucpformat.state_dict.tensors.values import destination_of, to_torch
+from ucpformat.state_dict.tensors.local_tensors import destination_of, to_torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,13 +6,15 @@ time, and copied from there. Runs that share checksum blocks become one, so that
 
 from __future__ import annotations
 
+import itertools
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ucpformat.geometry import Box, row_major_strides
+from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.host_memory import flat_bytes
-from ucpformat.storage.reading.stretch import stretches
 from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
@@ -20,10 +22,51 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import Box
     from ucpformat.model.table import Segment
 
-__all__ = ["CALL_BYTES", "ByteRun", "Destination", "byte_runs", "cut", "merged"]
+__all__ = ["CALL_BYTES", "ByteRun", "Destination", "Stretch", "byte_runs", "cut", "merged", "stretches"]
+
+
+class Stretch(NamedTuple):
+    """Bytes ``[start, stop)`` of a segment, which hold ``box``, in coordinates of the segment, and what lies between.
+
+    ``strides`` are in bytes.
+    """
+
+    box: Box
+    start: int
+    stop: int
+    strides: tuple[int, ...]
+
+    @property
+    def in_blocks(self) -> tuple[int, int]:
+        """The range widened to whole checksum blocks; the last one may be longer than the segment."""
+        return self.start // BLOCK_BYTES * BLOCK_BYTES, -(-self.stop // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def stretches(box: Box, shape: tuple[int, ...], item_bytes: int) -> Iterator[Stretch]:
+    """Cut a box of a dense tensor of ``shape``, not empty, where a whole checksum block or more lies between its bytes.
+
+    No two stretches share a block, so that each is read and verified once, and a block that is not needed is not read.
+    """
+    strides = tuple(stride * item_bytes for stride in row_major_strides(shape))
+    span, cut = item_bytes, 0  # bytes from the first to the last cell, in the dims that are not cut
+    # Outer gaps are at least as wide as inner ones: the first that is wide, from within, is the last to be cut at.
+    for dim in range(box.ndim - 1, -1, -1):
+        if box.shape[dim] > 1 and strides[dim] - span >= BLOCK_BYTES:
+            cut = dim + 1
+            break
+        span += (box.shape[dim] - 1) * strides[dim]
+    first = sum(map(int.__mul__, box.offset, strides))
+    if not cut:
+        yield Stretch(box, first, first + span, strides)
+        return
+    inner = (1,) * cut + box.shape[cut:]
+    for index in itertools.product(*map(range, box.shape[:cut])):
+        start = first + sum(map(int.__mul__, index, strides))
+        offset = (*map(int.__add__, box.offset, index), *box.offset[cut:])
+        yield Stretch(Box(offset, inner), start, start + span, strides)
+
 
 CALL_BYTES: Final = 1 << 22
 """Of a call that throws nothing away: a multiple of a block, small enough to be verified while in cache."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
     from ucpformat.model.index_part import IndexPart
-    from ucpformat.model.packs import Pack
     from ucpformat.model.part_columns import PartColumns
+    from ucpformat.model.references import Pack
     from ucpformat.model.table import ChunkTable, Segment
 
 __all__ = ["StoredPart", "StoredSlot"]

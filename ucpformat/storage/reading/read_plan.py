@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ucpformat.geometry import decompose_flat_range
-from ucpformat.storage.reading.stretch import stretches
+from ucpformat.storage.reading.byte_runs import stretches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,6 +16,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import is_staged, staged_name
 from ucpformat.storage.stores.joined_mapping import fit_pages, joined
+from ucpformat.storage.stores.local_files import KeptFiles, Mappings, OpenFile, WriteBack, populated
 from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
     MISSING,
@@ -30,10 +31,7 @@ from ucpformat.storage.stores.local_io import (
     write_all,
 )
 from ucpformat.storage.stores.local_pack import LocalPackFile
-from ucpformat.storage.stores.mappings import Mappings, populated
-from ucpformat.storage.stores.open_files import KeptFiles, OpenFile
 from ucpformat.storage.stores.store import Calls
-from ucpformat.storage.stores.write_back import WriteBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

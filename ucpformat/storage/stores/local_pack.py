@@ -1,25 +1,169 @@
-"""A pack of a local directory, as it is written (SPEC section 8)."""
+"""A pack of a local directory, as it is written: its room, and writes past the page cache (SPEC section 8)."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from ucpformat.errors import error
 from ucpformat.model.table import BLOCK_BYTES
-from ucpformat.storage.scratch import ALIGNMENT
-from ucpformat.storage.stores.direct_io import DirectWriter
-from ucpformat.storage.stores.file_room import FileRoom
-from ucpformat.storage.stores.local_io import translated, write_all
+from ucpformat.storage.host_memory import ALIGNMENT, Scratch
+from ucpformat.storage.stores.local_io import opened, translated, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ucpformat.storage.stores.store import Look
 
-__all__ = ["LocalPackFile"]
+__all__ = ["LEAST_BYTES", "DirectWriter", "FileRoom", "LocalPackFile"]
+
+LEAST_BYTES: Final = 1 << 20
+"""Less is gathered by the page cache."""
+_CALL_BYTES: Final = 1 << 26
+_COPIED_BYTES: Final = 1 << 22
+_NOT_HERE: Final = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP, errno.ENOSYS})
+
+_scratch: Final = Scratch()  # for data that are not aligned
+
+
+class DirectWriter:
+    """The same file as an open descriptor, without the page cache. Safe to use from several threads.
+
+    A page of the cache costs as much as what is copied into it, more where memory is full, and drives out data that
+    are needed; what has to be on the disk anyway is copied by the device, and not by the processor. ``O_DIRECT``
+    (open(2)) wants offsets, lengths and addresses aligned; what is not is left to the page cache. Where whole pages of
+    2 MiB can be written by one call, the page cache is quicker (`LocalPackFile`).
+    Where the file system or the memory does not let that happen, nothing is written, and nothing tried again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._own = -1
+        self._lock = threading.Lock()
+        self._is_possible = hasattr(os, "O_DIRECT")
+
+    def write(self, data: memoryview, offset: int) -> int:
+        """Write the first of ``data`` (bytes, contiguous) from byte ``offset`` of the file on; how many those are.
+
+        Raises:
+            OSError: what the medium reports, ``ENOSPC`` or ``EIO``.
+        """
+        done = 0
+        if data.nbytes < LEAST_BYTES or offset % ALIGNMENT or not self._is_possible:
+            return done
+        wanted = data.nbytes // ALIGNMENT * ALIGNMENT
+        source = np.frombuffer(data, np.uint8)
+        is_aligned = source.ctypes.data % ALIGNMENT == 0
+        descriptor = self._opened()
+        try:
+            while done < wanted and self._is_possible:
+                if is_aligned:
+                    part = source[done : min(wanted, done + _CALL_BYTES)]
+                else:
+                    part = _scratch.take(_COPIED_BYTES)[: min(wanted - done, _COPIED_BYTES)]
+                    part[:] = source[done : done + part.nbytes]
+                count = os.pwrite(descriptor, part.data, offset + done)
+                done += count // ALIGNMENT * ALIGNMENT
+                # An odd piece is no error, but nothing can follow it.
+                self._is_possible = count > 0 and count % ALIGNMENT == 0
+        except OSError as reason:
+            if reason.errno not in _NOT_HERE:
+                raise
+            self._is_possible = False
+        return done
+
+    def _opened(self) -> int:
+        with self._lock:
+            if self._own < 0 and self._is_possible:
+                flags = os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT
+                try:
+                    self._own = opened(f"/proc/self/fd/{self._descriptor}", flags)
+                except OSError:
+                    self._is_possible = False
+            return self._own
+
+    def close(self) -> None:
+        """Close what this has opened."""
+        with self._lock:
+            own, self._own = self._own, -1
+        self._is_possible = False
+        if own >= 0:
+            os.close(own)
+
+
+_LEAST_ROOM_BYTES: Final = 1 << 25
+_MOST_ROOM_BYTES: Final = 1 << 29
+_ROOM_ALIGNMENT: Final = 1 << 21
+_FREE_PARTS: Final = 64
+
+# Not `os.posix_fallocate`: where the file system cannot, the C library writes a byte to every page instead.
+_fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None) if sys.platform == "linux" else None
+_fstatfs: Final = getattr(ctypes.CDLL(None), "fstatfs64", None) if sys.platform == "linux" else None
+
+_IN_MEMORY: Final = frozenset({0x01021994, 0x858458F6})
+"""tmpfs and ramfs (``linux/magic.h``): room there is pages of memory that are cleared, and no journal is kept."""
+
+
+class FileRoom:
+    """Room behind the end of a file, once it is long enough. For one thread at a time.
+
+    It is taken seldom: each time may wait for the file system's journal, for as long as others keep that busy. Where
+    there is none to be had, the file grows as it is written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._end = 0
+        self._is_possible = _fallocate is not None and not _is_in_memory(descriptor)
+
+    def reach(self, stop: int) -> None:
+        """Expect bytes up to ``stop``."""
+        if stop <= max(self._end, _LEAST_ROOM_BYTES) or not self._is_possible or _fallocate is None:
+            return
+        spare = self._spare()
+        if spare < _LEAST_ROOM_BYTES:
+            self._is_possible = False
+            return
+        end = -(-(stop + spare) // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT
+        # Mode 0: the file has its length before its bytes, so that writes do not wait for one another to change it.
+        failed = _fallocate(
+            ctypes.c_int(self._descriptor),
+            ctypes.c_int(0),
+            ctypes.c_int64(self._end),
+            ctypes.c_int64(end - self._end),
+        )
+        if failed:
+            self._is_possible = False
+        else:
+            self._end = end
+
+    def _spare(self) -> int:
+        """How much is little of what is free: other writers must not run out of it meanwhile."""
+        try:
+            status = os.fstatvfs(self._descriptor)
+        except OSError:
+            return 0
+        return min(_MOST_ROOM_BYTES, status.f_bavail * status.f_frsize // _FREE_PARTS)
+
+    def leave(self, length: int) -> bool:
+        """Give back what lies behind ``length``; whether there was anything."""
+        end, self._end, self._is_possible = self._end, 0, False
+        if end:
+            os.ftruncate(self._descriptor, length)
+        return bool(end)
+
+
+def _is_in_memory(descriptor: int) -> bool:
+    status = (ctypes.c_long * 64)()  # `struct statfs` has 120 bytes, and begins with the type
+    return _fstatfs is not None and not _fstatfs(ctypes.c_int(descriptor), status) and status[0] in _IN_MEMORY
+
 
 _HUGE_PAGE: Final = 1 << 21
 

@@ -1,14 +1,11 @@
-"""What a checkpoint needs of a place to lie in (SPEC section 8), and the choice of one by URL."""
+"""What a checkpoint needs of a place to lie in (SPEC section 8)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from ucpformat.storage.stores.urls import local_path, refuse_target
-
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
@@ -23,9 +20,6 @@ __all__ = [
     "PackFullError",
     "Store",
     "StoredRange",
-    "is_remote",
-    "open_store",
-    "open_target",
 ]
 
 Durability = Literal["fsync", "none"]
@@ -253,36 +247,3 @@ class Store(Protocol):
     def close(self) -> None:
         """Release file handles."""
         ...
-
-
-def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """The store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
-
-    ``durability`` concerns local paths; what a remote store acknowledges is durable.
-
-    Raises:
-        StoreError: ``UCP-E-STORE`` for a URL whose protocol fsspec does not know.
-    """
-    path = local_path(url)
-    if path is not None:
-        from ucpformat.storage.stores.local import LocalStore
-
-        return LocalStore(path, durability=durability)
-    from ucpformat.storage.stores.remote import RemoteStore
-
-    return RemoteStore(str(url))
-
-
-def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """As `open_store`, to be written to.
-
-    Raises:
-        StoreError: ``UCP-E-STORE`` as well where the protocol cannot keep the promises of a save (`refuse_target`).
-    """
-    refuse_target(url)
-    return open_store(url, durability=durability)
-
-
-def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Whether what lies at ``url`` is reached through fsspec, and not as a local path."""
-    return local_path(url) is None

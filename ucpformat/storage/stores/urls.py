@@ -1,4 +1,4 @@
-"""What the text of a URL says of the place: a local path, or a file system of fsspec and whether it can take a save."""
+"""The URL of a checkpoint: a local path or a file system of fsspec, whether that can take a save, and its store."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 
-__all__ = ["local_path", "name_of", "refuse_swapped", "refuse_target"]
+if TYPE_CHECKING:
+    from ucpformat.storage.stores.store import Durability, Store
+
+__all__ = [
+    "is_remote",
+    "local_path",
+    "name_of",
+    "open_store",
+    "open_target",
+    "refuse_swapped",
+    "refuse_target",
+]
 
 _LOCAL: Final = ("file://", "local://")
 _IS_WINDOWS: Final = os.name == "nt"
@@ -103,3 +114,36 @@ def refuse_target(url: str | os.PathLike[str]) -> None:
                 "and put the result there",
                 at=os.fspath(url),
             )
+
+
+def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
+    """The store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
+
+    ``durability`` concerns local paths; what a remote store acknowledges is durable.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` for a URL whose protocol fsspec does not know.
+    """
+    path = local_path(url)
+    if path is not None:
+        from ucpformat.storage.stores.local import LocalStore
+
+        return LocalStore(path, durability=durability)
+    from ucpformat.storage.stores.remote import RemoteStore
+
+    return RemoteStore(str(url))
+
+
+def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
+    """As `open_store`, to be written to.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` as well where the protocol cannot keep the promises of a save (`refuse_target`).
+    """
+    refuse_target(url)
+    return open_store(url, durability=durability)
+
+
+def is_remote(url: str | os.PathLike[str]) -> bool:
+    """Whether what lies at ``url`` is reached through fsspec, and not as a local path."""
+    return local_path(url) is None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
-from ucpformat.model.packs import Pack
+from ucpformat.model.references import Pack
 from ucpformat.storage.writing.chunk_writer import ChunkWriter, PlainChunkWriter
 from ucpformat.storage.writing.ledger import Ledger
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter

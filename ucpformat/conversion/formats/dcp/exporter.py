@@ -16,7 +16,7 @@ from ucpformat.conversion.contract.master_copies import with_one_copy
 from ucpformat.conversion.dcp_files.files_out import ExportTensor, dcp_files
 from ucpformat.conversion.dcp_files.items import KeyPath
 from ucpformat.conversion.dcp_files.tensors import SlotReader
-from ucpformat.distributed.opaque import OPAQUE_MEDIA
+from ucpformat.distributed.values import OPAQUE_MEDIA
 from ucpformat.errors import error
 from ucpformat.state_dict.keys.groups import expand_groups
 from ucpformat.state_dict.keys.origins import alias_paths, group_origin, key_path, slot_path, value_paths

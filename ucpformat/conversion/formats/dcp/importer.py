@@ -10,11 +10,10 @@ from ucpformat.conversion.contract.foreign import PICKLE, ForeignObjects
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.conversion.dcp_files.directory import DcpDirectory
 from ucpformat.conversion.dcp_files.tensors import TensorSource, grid_layout
-from ucpformat.distributed.opaque import OPAQUE_MEDIA
+from ucpformat.distributed.values import OPAQUE_MEDIA
 from ucpformat.errors import UcpError, error
-from ucpformat.state_dict.keys.documents import state_document
 from ucpformat.state_dict.keys.names import recognise
-from ucpformat.state_dict.keys.origins import slot_annotations
+from ucpformat.state_dict.keys.origins import slot_annotations, state_document
 from ucpformat.tensor_files.streams import STREAM_GLOBALS, stream_content
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.writer import AtomSpec, SlotSpec

@@ -16,9 +16,14 @@ from ucpformat.conversion.formats.torch_save.numbering import (
     renamed_state,
 )
 from ucpformat.errors import UcpError, error
-from ucpformat.state_dict.keys.documents import state_document
 from ucpformat.state_dict.keys.names import recognise
-from ucpformat.state_dict.keys.origins import SOURCE, alias_annotations, key_path, slot_annotations
+from ucpformat.state_dict.keys.origins import (
+    SOURCE,
+    alias_annotations,
+    key_path,
+    slot_annotations,
+    state_document,
+)
 from ucpformat.state_dict.keys.paths import KeyPath, StatePath, dotted, flatten
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile

@@ -1,4 +1,7 @@
-"""Values that differ from rank to rank, put together to one (SPEC section 15.2)."""
+"""Values that differ from rank to rank, put together to one (SPEC section 15.2), and opaque bytes, stored as blobs.
+
+On their way from rank to rank opaque bytes are tagged values of the type `OPAQUE_TYPE`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,25 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
 from ucpformat.jsonio import dumps_canonical
+from ucpformat.model.values import NamedValue, decode, encode
 
 if TYPE_CHECKING:
     from ucpformat.distributed.group import Group
     from ucpformat.distributed.local_state import LocalState, OwnValue
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["PER_RANK", "Owners", "announced", "entry_of", "owners_of", "whole_of"]
+__all__ = [
+    "OPAQUE_MEDIA",
+    "OPAQUE_TYPE",
+    "PER_RANK",
+    "Owners",
+    "announced",
+    "entry_of",
+    "opaque_value",
+    "owners_of",
+    "parted",
+    "whole_of",
+]
 
 PER_RANK: Final = "ucp.PerRank"
 
@@ -95,3 +110,27 @@ def _place(own: OwnValue, group: Group) -> tuple[int, int]:
     if own.position is None or own.size is None:
         return list(group.ranks).index(group.rank), len(group.ranks)
     return own.position, own.size
+
+
+OPAQUE_TYPE: Final = "io.BytesIO"
+OPAQUE_MEDIA: Final = "application/octet-stream"
+
+
+def parted(values: Mapping[str, JsonValue]) -> tuple[dict[str, JsonValue], dict[str, bytes]]:
+    """The values that stay in the state document, and the bytes of those that become blobs."""
+    plain: dict[str, JsonValue] = {}
+    blobs: dict[str, bytes] = {}
+    for name, value in values.items():
+        body = value.get("$object") if isinstance(value, dict) else None
+        if isinstance(body, dict) and body.get("type") == OPAQUE_TYPE:
+            found = decode(body["value"], at=name)
+            if isinstance(found, bytes):
+                blobs[name] = found
+                continue
+        plain[name] = value
+    return plain, blobs
+
+
+def opaque_value(data: bytes) -> JsonValue:
+    """The tagged value that `parted` takes."""
+    return encode(NamedValue(OPAQUE_TYPE, data), at="")
