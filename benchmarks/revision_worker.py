@@ -1,4 +1,4 @@
-"""Saves, opens, loads and validates by whichever `ucpformat` is on the path: one side of `benchmarks revisions`.
+"""Works by whichever `ucpformat` is on the path: one side of `benchmarks revisions`.
 
 ``python revision_worker.py MEASURE``: one line of JSON for each line of JSON on standard input, ``{"do", "path"}``;
 the first has the state's shapes by name. It imports nothing of this folder but the module MEASURE, by its file, since
@@ -8,14 +8,18 @@ another revision's folder of this name may be on the path.
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 import ucpformat
 
@@ -68,6 +72,20 @@ class _State:
 
     def validate(self, path: str) -> None:
         assert not list(ucpformat.validate(path))
+
+    def prepare(self, path: str) -> None:
+        """Write the state as a safetensors file, for `convert`."""
+        save_file(self._state["model"], f"{path}.safetensors")
+
+    def convert(self, path: str) -> None:
+        """Convert that file by the command line, whose words have not changed."""
+        sys.argv = ["ucp", "convert", f"{path}.safetensors", f"{path}.converted"]
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
+            try:
+                runpy.run_module("ucpformat", run_name="__main__", alter_sys=True)
+            except SystemExit as ended:
+                if ended.code:
+                    raise RuntimeError(f"ucp convert ended with {ended.code}") from None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two revisions of the library: saves, opens, loads and validations in turn, each side in a process of its own."""
+"""Two revisions of the library: saves, opens, loads, validations and conversions in turn, each side in its process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Comparison", "Side", "command", "compare", "revision_at", "table"]
 _ROOT: Final = Path(__file__).parents[1]
 _WORKER: Final = Path(__file__).with_name("revision_worker.py")
 _MEASURE: Final = Path(__file__).with_name("measure.py")
-_OPERATIONS: Final = ("save", "open_and_slice", "load", "validate")
+_OPERATIONS: Final = ("save", "open_and_slice", "load", "validate", "convert")
 _SECONDS: Final[Callable[[Reading], float]] = operator.attrgetter("seconds")
 _CPU_SECONDS: Final[Callable[[Reading], float]] = operator.attrgetter("cpu_seconds")
 
@@ -139,6 +139,8 @@ def compare(base: Path, states: dict[str, int], repeats: int, directory: Path) -
                 "base": stack.enter_context(_side(base, shapes)),
                 "this": stack.enter_context(_side(_ROOT, shapes)),
             }
+            for name, side in sides.items():
+                side.do("prepare", room / f"{name}.ucp")
             for number in range(repeats + 1):
                 readings = _round(sides, number, room)
                 if number:
@@ -154,13 +156,14 @@ def _round(sides: dict[str, Side], number: int, room: Path) -> dict[str, dict[st
     names = list(sides) if number % 2 else list(reversed(sides))
     for operation in _OPERATIONS:
         for name in names:
-            if operation == "save":
+            if operation in ("save", "convert"):
                 os.sync()
             readings[name][operation] = sides[name].do(operation, room / f"{name}.ucp")
     for name in names:
         if not number:
             sides[name].do("check", room / f"{name}.ucp")
         shutil.rmtree(room / f"{name}.ucp")
+        shutil.rmtree(room / f"{name}.ucp.converted")
     return readings
 
 
@@ -216,7 +219,7 @@ def command(
     json_path: Path | None,
     markdown_path: Path | None,
 ) -> None:
-    """Save, open, load and validate by this tree and by REVISION, in turn."""
+    """Save, open, load, validate and convert by this tree and by REVISION, in turn."""
     facts = machine_facts(directory)
     with revision_at(revision, directory) as base:
         comparisons = compare(base, states, repeats, directory)

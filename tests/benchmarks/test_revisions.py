@@ -33,7 +33,7 @@ def test_the_command_measures_both_sides(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run.json").read_text())
     assert found["command"] == f"python -m benchmarks revisions HEAD --states {states} --repeats 1"
     done = {(one["state"], one["operation"]) for one in found["comparisons"]}
-    operations = {"save", "open_and_slice", "load", "validate"}
+    operations = {"save", "open_and_slice", "load", "validate", "convert"}
     assert done == {(state, operation) for state in ("gpt", "single", "small") for operation in operations}
     assert all(len(one["base"]) == len(one["this"]) == 1 for one in found["comparisons"])
     assert (tmp_path / "run.md").read_text().count("| open and slice |") == 3
