@@ -3,8 +3,8 @@
 For each walk it counts calls, distinct functions and modules of the library, and calls that go upward: from a module
 to one of a layer above it, by the import contracts of pyproject.toml. All threads are followed. Each operation is done
 once before, so that imports and what is remembered are left out. Comprehensions count with the function that they are
-in, and methods that `dataclasses` makes do not count. ``--upward`` names the calls upward, ``--modules`` and
-``--functions`` what was entered.
+in; methods that `dataclasses` makes do not count, nor those that the interpreter calls of objects which it frees.
+``--upward`` names the calls upward, ``--modules`` and ``--functions`` what was entered.
 """
 
 from __future__ import annotations
@@ -116,15 +116,18 @@ class _Tracer:
 def _function(frame: FrameType) -> _Function | None:
     module = frame.f_globals.get("__name__", "")
     is_ours = module == "ucpformat" or module.startswith("ucpformat.")
-    if not is_ours or frame.f_code.co_filename == "<string>":
+    if not is_ours or frame.f_code.co_filename == "<string>" or frame.f_code.co_name == "__del__":
         return None
     return module, frame.f_code.co_qualname
 
 
 def _caller(frame: FrameType) -> _Function | None:
-    """Return the nearest function of the library that a frame was called from, by others if need be."""
+    """Return the nearest function of the library that a frame was called from, by others if need be.
+
+    None within `__del__`, which interrupts any other function.
+    """
     back = frame.f_back
-    while back is not None:
+    while back is not None and back.f_code.co_name != "__del__":
         function = _function(back)
         if function is not None:
             return function
@@ -132,22 +135,36 @@ def _caller(frame: FrameType) -> _Function | None:
     return None
 
 
-def _state() -> dict[str, Any]:
-    """Return what a training script saves: a model of torch, its optimizer after a step, and a number."""
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is saved, read and converted."""
+
+    state: dict[str, Any]
+    checkpoint: Path
+    safetensors: Path
+
+
+def _prepared(directory: Path) -> Inputs:
+    """Return what a training script saves (a model of torch, its optimizer after a step, and a number), and files."""
     import torch
+    from safetensors.numpy import save_file
 
     model = torch.nn.Linear(16, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(4, 16)).sum().backward()
     optimizer.step()
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    inputs = Inputs(state, directory / "run.ucp", directory / "model.safetensors")
+    ucp.save(inputs.checkpoint, state)
+    save_file({"w": np.ones((64, 8), np.float32)}, inputs.safetensors)
+    return inputs
 
 
-def _save(path: Path) -> None:
-    ucp.save(path / "saved.ucp", _STATE[0])
+def _save(inputs: Inputs, out: Path) -> None:
+    ucp.save(out / "saved.ucp", inputs.state)
 
 
-def _save_together(path: Path) -> None:
+def _save_together(_: Inputs, out: Path) -> None:
     from ucpformat.distributed.save import SaveOptions
     from ucpformat.distributed.thread_group import ThreadGroup, run_threads
     from ucpformat.state_dict.save_load import save_state
@@ -157,52 +174,40 @@ def _save_together(path: Path) -> None:
 
     def work(group: ThreadGroup) -> None:
         held = {"model": {"w": np.ones((32, 8), np.float32)}, "step": 3}
-        save_state(
-            path / "together.ucp", held, SaveOptions("packed", 1 << 24, None), group=group, layouts=layouts
-        )
+        options = SaveOptions("packed", 1 << 24, None)
+        save_state(out / "together.ucp", held, options, group=group, layouts=layouts)
 
     for failure in run_threads(2, work):
         if isinstance(failure, BaseException):
             raise failure
 
 
-def _slice(path: Path) -> None:
-    with ucp.open(path / "run.ucp") as checkpoint:
+def _slice(inputs: Inputs, _: Path) -> None:
+    with ucp.open(inputs.checkpoint) as checkpoint:
         checkpoint["weight"]["value"][0:4]
 
 
-def _validate(path: Path) -> None:
-    assert not ucp.validate(path / "run.ucp")
+def _validate(inputs: Inputs, _: Path) -> None:
+    assert not ucp.validate(inputs.checkpoint)
 
 
-def _convert(path: Path) -> None:
+def _convert(inputs: Inputs, out: Path) -> None:
     from ucpformat.conversion.contract.registry import UCP
     from ucpformat.conversion.convert import convert_checkpoint
 
     convert_checkpoint(
-        path / "model.safetensors",
-        path / "converted.ucp",
-        source_format="safetensors",
-        destination_format=UCP,
+        inputs.safetensors, out / "converted.ucp", source_format="safetensors", destination_format=UCP
     )
 
 
-def _prepare(path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    _STATE[:] = [_state()]
-    ucp.save(path / "run.ucp", _STATE[0])
-    save_file({"w": np.ones((64, 8), np.float32)}, path / "model.safetensors")
-
-
-_STATE: list[dict[str, Any]] = []
-WALKS: Final[Mapping[str, Callable[[Path], None]]] = {
+WALKS: Final[Mapping[str, Callable[[Inputs, Path], None]]] = {
     "save, one process": _save,
     "save, two ranks": _save_together,
     "open and slice": _slice,
     "validate": _validate,
     "convert safetensors to ucp": _convert,
 }
+"""What is done with the inputs and an empty directory."""
 
 
 def walked() -> dict[str, Walk]:
@@ -210,16 +215,16 @@ def walked() -> dict[str, Walk]:
     with (_ROOT / "pyproject.toml").open("rb") as file:
         layers = _Layers(tomllib.load(file)["tool"]["importlinter"]["contracts"])
     walks = {}
-    for name, operation in WALKS.items():
-        for is_followed in (False, True):
-            with tempfile.TemporaryDirectory() as directory:
-                _prepare(Path(directory))
-                if not is_followed:
-                    operation(Path(directory))
-                    continue
-                with _Tracer(layers) as tracer:
-                    operation(Path(directory))
-                walks[name] = tracer.walk
+    with tempfile.TemporaryDirectory() as directory:
+        inputs = _prepared(Path(directory))
+        for number, (name, operation) in enumerate(WALKS.items()):
+            first, second = (Path(directory, f"{number}-{turn}") for turn in (1, 2))
+            first.mkdir()
+            second.mkdir()
+            operation(inputs, first)
+            with _Tracer(layers) as tracer:
+                operation(inputs, second)
+            walks[name] = tracer.walk
     return walks
 
 
