@@ -121,7 +121,7 @@ def document_sizes(arrangement: Arrangement) -> DocumentSizes:
     return DocumentSizes(
         len(arrangement.layouts),
         layout_table,
-        len(root.seal()),
+        len(root.seal()[0]),
         len(groups),
         index,
         tables + 64 * len(groups),

@@ -88,6 +88,11 @@ class Declared(Mapping[str, AtomSpec]):
             ]
             raise_first(IndexPart(tuple(found)).problems(at="atoms"))
         self._check_spread()
+        self.layouts: dict[Layout, int] = {}
+        """Each layout of any slot once, with its number, in the order of table rows."""
+        for _, _, slot in self._slots:
+            if slot.layout is not None:
+                self.layouts.setdefault(slot.layout, len(self.layouts))
 
     def __getitem__(self, name: str) -> AtomSpec:
         return self._atoms[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Self, get_args
@@ -21,6 +21,7 @@ from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
     MAX_CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
+    MAX_TABLE_BYTES,
     MIN_CHUNK_BYTES,
     Part,
     Producer,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import ChunkGrid, Layout
+    from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.ledger import Settlement
@@ -81,7 +82,9 @@ class CheckpointWriter:
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
-        UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE`` for what is declared.
+        UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``, ``UCP-E-LAYOUT`` for what is
+            declared; ``UCP-E-LIMIT``, ``UCP-E-JSON``, ``UCP-E-SCHEMA`` for annotations, extensions or a step that no
+            reader takes.
 
     >>> atoms = [ucp.AtomSpec("w", {"value": ucp.SlotSpec("float32", (3, 2))})]
     >>> with ucp.CheckpointWriter("run.ucp", atoms) as writer:
@@ -106,11 +109,6 @@ class CheckpointWriter:
         durability: Durability = "fsync",
         prepared: Store | None = None,
     ) -> None:
-        self._storage: Storage = storage
-        self._chunk_bytes = chunk_bytes
-        self._step = step
-        self._annotations = dict(annotations or {})
-        self._extensions = dict(extensions or {})
         self._attempt = attempt or secrets.token_hex(4)
         self.state_annotations: dict[str, JsonValue] = {}
         self._values: dict[str, JsonValue] = {}
@@ -129,6 +127,7 @@ class CheckpointWriter:
         with paused():
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
+        self._root = self._begun(storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {}))
         self._store = open_target(path, durability=durability) if prepared is None else prepared
         if prepared is None:
             self._store.prepare(storage)
@@ -151,6 +150,36 @@ class CheckpointWriter:
         except BaseException:
             self.abort()
             raise
+
+    def _begun(
+        self,
+        storage: Storage,
+        chunk_bytes: int,
+        step: int | None,
+        annotations: dict[str, JsonValue],
+        extensions: dict[str, Extension],
+    ) -> Root:
+        """The root document as far as it is known before anything is written, without its parts."""
+        layouts = self._atoms.layouts
+        empty = DocumentRef.to(f"index/{self._attempt}-packs.json", b"")
+        root = Root(
+            envelope=Envelope(
+                read_features=tuple(sorted(needed_features(self._atoms.compressors()))),
+                extensions=extensions,
+                annotations=annotations,
+            ),
+            storage=storage,
+            chunk_bytes=chunk_bytes,
+            meshes=tuple(dict.fromkeys(layout.mesh for layout in layouts)),
+            layouts=tuple(layouts),
+            packs=empty if storage == "packed" else None,
+            producer=Producer("ucpformat", _version()),
+            progress=Progress(step) if step is not None else None,
+        )
+        # A reader would refuse nothing but what callers give; all else is checked where it is made.
+        if annotations or extensions or layouts or step is not None:
+            parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
+        return root
 
     def __enter__(self) -> Self:
         return self
@@ -326,10 +355,7 @@ class CheckpointWriter:
         self._document_bytes += len(data)
         return DocumentRef.to(key, data)
 
-    def _json_document(self, key: str, value: JsonValue) -> DocumentRef:
-        return self._checked_document(key, dumps_canonical(value), is_ours=False)
-
-    def _checked_document(self, key: str, data: bytes, *, is_ours: bool) -> DocumentRef:
+    def _json_document(self, key: str, data: bytes, *, is_ours: bool) -> DocumentRef:
         # What callers give may nest too deep, or hold numbers that no reader takes; no reader takes what is too
         # long, either.
         if not is_ours or len(data) > MAX_DOCUMENT_BYTES:
@@ -350,10 +376,8 @@ class CheckpointWriter:
         try:
             packs = self._finished()
             with paused():
-                root = self._root(packs)
-            data = root.seal()
-            # What a reader would refuse is not published.
-            digest = parse_root(data, features=READ_FEATURES, extensions=frozenset(self._extensions)).digest
+                root = self._finished_root(packs)
+            data, digest = root.seal()
             self._store.flush([pack.key for pack in packs])
             self._store.publish(data)
         except BaseException:
@@ -366,34 +390,26 @@ class CheckpointWriter:
         self._store.close()
         return digest
 
-    def _root(self, packs: list[Pack]) -> Root:
-        layouts: dict[Layout, int] = {}
+    def _finished_root(self, packs: list[Pack]) -> Root:
         parts: list[Part] = []
         specs = list(self._atoms.values())
         written = self._settlement()
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]
-            parts.append(self._part(len(parts), some, written, layouts))
-        meshes = dict.fromkeys(layout.mesh for layout in layouts)
+            parts.append(self._part(len(parts), some, written))
         state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
         prefix = f"index/{self._attempt}"
-        return Root(
-            envelope=Envelope(
-                read_features=tuple(sorted(needed_features(self._atoms.compressors()))),
-                extensions=self._extensions,
-                annotations=self._annotations,
-            ),
-            storage=self._storage,
-            chunk_bytes=self._chunk_bytes,
-            meshes=tuple(meshes),
-            layouts=tuple(layouts),
-            packs=self._json_document(f"{prefix}-packs.json", PackList(tuple(packs)).to_json())
-            if self._storage == "packed"
+        return replace(
+            self._root,
+            packs=self._json_document(
+                f"{prefix}-packs.json", dumps_canonical(PackList(tuple(packs)).to_json()), is_ours=True
+            )
+            if self._root.storage == "packed"
             else None,
-            state=self._json_document(f"{prefix}-state.json", state.to_json()),
+            state=self._json_document(
+                f"{prefix}-state.json", dumps_canonical(state.to_json()), is_ours=False
+            ),
             parts=tuple(parts),
-            producer=Producer("ucpformat", _version()),
-            progress=Progress(self._step) if self._step is not None else None,
         )
 
     def _settlement(self) -> Settlement:
@@ -408,9 +424,9 @@ class CheckpointWriter:
         number: int,
         specs: Sequence[AtomSpec],
         written: Settlement,
-        layouts: dict[Layout, int],
     ) -> Part:
         table = TableBuilder()
+        layouts = self._atoms.layouts
         contents = iter(
             written.settle([(spec.name, name) for spec in specs for name, _ in slots_of(spec)], table)
         )
@@ -420,7 +436,7 @@ class CheckpointWriter:
             slots = []
             for name, slot in slots_of(spec):
                 has_notes = has_notes or bool(slot.annotations or slot.compressor)
-                layout = None if slot.layout is None else layouts.setdefault(slot.layout, len(layouts))
+                layout = None if slot.layout is None else layouts[slot.layout]
                 content = next(contents)
                 expected = self._expected.get((spec.name, name))
                 if None not in (expected, content) and content != expected:
@@ -443,12 +459,15 @@ class CheckpointWriter:
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
         self._data_bytes += table.nbytes
         prefix = f"index/{self._attempt}-{number}"
+        rows = table.build()
+        if len(rows) > MAX_TABLE_BYTES:
+            raise error("UCP-E-LIMIT", f"a table would have {len(rows)} bytes: make larger chunks", at=prefix)
         return Part(
             specs[0].name,
             specs[-1].name,
             len(specs),
-            self._checked_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=not has_notes),
-            self._document(f"{prefix}.bin", table.build()),
+            self._json_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=not has_notes),
+            self._document(f"{prefix}.bin", rows),
         )
 
     def leave(self) -> None:

@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (362, 56),
-    "save, two ranks": (483, 71),
-    "open and slice": (208, 33),
+    "save, one process": (331, 54),
+    "save, two ranks": (478, 71),
+    "open and slice": (206, 33),
     "validate": (194, 39),
-    "convert safetensors to ucp": (343, 63),
+    "convert safetensors to ucp": (312, 61),
 }
 """Functions and modules."""
 CALLBACKS = {

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.documentation.markdown import Block
 from ucpformat import jsonio, schema
 from ucpformat.model.arrangement import Arrangement
-from ucpformat.model.envelope import Envelope, Extension
+from ucpformat.model.envelope import Extension, check_envelope
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.layout_json import LayoutRecord
 from ucpformat.model.references import PackList
@@ -19,7 +19,7 @@ from ucpformat.patterns import AtomMapDocument, Patterns
 _PARSERS: Final[dict[str, Any]] = {
     "arrangement": Arrangement.from_json,
     "atom-map": AtomMapDocument.from_json,
-    "envelope": Envelope.from_json,
+    "envelope": check_envelope,
     "index": IndexPart.from_json,
     "layout": LayoutRecord.from_json,
     "packs": PackList.from_json,

@@ -41,7 +41,7 @@ ROOT = Root(
     producer=Producer("test", "1"),
     progress=Progress(7),
 )
-SEALED = ROOT.seal()
+SEALED, _ = ROOT.seal()
 UNDERSTOOD = frozenset({"zstd"})
 
 
@@ -70,7 +70,7 @@ def refusal(data: bytes) -> UcpError:
 def test_what_was_sealed_is_parsed() -> None:
     root = parse(SEALED)
     assert replace(root, digest=ROOT.digest) == ROOT
-    assert root.seal() == SEALED
+    assert root.seal() == (SEALED, root.digest)
     assert root.digest == root_digest(SEALED, root.digest)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Extension",
     "Feature",
     "check_envelope",
+    "check_version",
     "feature_set_problems",
     "needed_features",
     "negotiate",
@@ -76,12 +77,10 @@ class Envelope:
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> Envelope:
-        """Read the envelope out of a root document of any version; other members are passed over.
+        """Read the envelope of a document that `check_envelope` has let pass; other members are passed over.
 
-        Raises ``UCP-E-FORMAT`` for the six members (UCP-D-006) and ``UCP-E-SCHEMA`` for what an extension
-        object says.
+        Raises ``UCP-E-SCHEMA`` for what an extension object says.
         """
-        check_envelope(value, at=at)
         found: dict[str, JsonValue] = value  # type: ignore[assignment]  # check_envelope has seen to the types
         extensions = object_(found["extensions"], pointer(at, "extensions"))
         return cls(
@@ -146,6 +145,19 @@ def check_envelope(value: JsonValue, *, at: str) -> None:
     for member in ("extensions", "annotations"):
         if type(value[member]) is not dict:
             raise error("UCP-E-FORMAT", f"{member!r} must be an object", at=pointer(at, member))
+
+
+def check_version(value: JsonValue, *, at: str) -> dict[str, JsonValue]:
+    """Return a document with a sound envelope (`check_envelope`), or raise ``UCP-E-VERSION`` for another version."""
+    check_envelope(value, at=at)
+    found: dict[str, JsonValue] = value  # type: ignore[assignment]  # check_envelope has seen to the types
+    if found["format_version"] != FORMAT_VERSION:
+        message = (
+            f"this software reads version {FORMAT_VERSION} of the format, not {found['format_version']}: "
+            "use one that does"
+        )
+        raise error("UCP-E-VERSION", message, at=pointer(at, "format_version"))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ucpformat import jsonio
 from ucpformat.errors import Problem, error
 from ucpformat.geometry import Layout, Mesh
 from ucpformat.jsonio import pointer
-from ucpformat.model.envelope import ENVELOPE_MEMBERS, FORMAT_VERSION, Envelope, check_envelope, negotiate
+from ucpformat.model.envelope import ENVELOPE_MEMBERS, Envelope, check_version, negotiate
 from ucpformat.model.fields import array, choice, integer, members, raise_first, string
 from ucpformat.model.layout_json import LayoutRecord, MeshRecord, layout_to_json, mesh_to_json, resolve
 from ucpformat.model.names import case_problems, key_problems, name_problems
@@ -157,8 +157,10 @@ class Root:
         Meshes and layouts with problems are left out of the root. Raises ``UCP-E-FORMAT``, ``UCP-E-VERSION``,
         ``UCP-E-SCHEMA``.
         """
-        check_envelope(value, at=at)
-        _check_version(value, at)
+        return cls._checked(check_version(value, at=at), at)
+
+    @classmethod
+    def _checked(cls, value: dict[str, JsonValue], at: str) -> tuple[Root, tuple[Problem, ...]]:
         found = members(value, _ROOT_REQUIRED, _ROOT_OPTIONAL, at)
         storage = cast("Storage", choice(found["storage"], _STORAGES, pointer(at, "storage")))
         if (storage == "packed") != ("packs" in found):
@@ -256,8 +258,8 @@ class Root:
         value["parts"] = [part.to_json() for part in self.parts]
         return value
 
-    def seal(self) -> bytes:
-        """The content of the root document, with its root digest.
+    def seal(self) -> tuple[bytes, str]:
+        """The content of the root document, and the root digest in it.
 
         Raises ``UCP-E-LIMIT``: it would be over 4 MiB: make fewer and larger parts.
         """
@@ -271,7 +273,7 @@ class Root:
                 f"the root document would have {len(data)} bytes, over 4 MiB: make fewer and larger parts"
             )
             raise error("UCP-E-LIMIT", message, at=ROOT_KEY)
-        return data
+        return data, digest
 
 
 def _render(value: dict[str, JsonValue]) -> bytes:
@@ -306,16 +308,6 @@ def root_digest(data: bytes, digest: str, *, at: str = ROOT_KEY) -> str:
     return "sha256:" + blank.hexdigest()
 
 
-def _check_version(value: JsonValue, at: str) -> None:
-    version = cast("dict[str, JsonValue]", value)["format_version"]
-    if version != FORMAT_VERSION:
-        raise error(
-            "UCP-E-VERSION",
-            f"this software reads version {FORMAT_VERSION} of the format, not {version}: use one that does",
-            at=pointer(at, "format_version"),
-        )
-
-
 def _check_digest(data: bytes, value: dict[str, JsonValue], at: str) -> None:
     here = pointer(at, "digest")
     recorded = value.get("digest")
@@ -340,9 +332,7 @@ def parse_root(data: bytes, *, features: frozenset[str], extensions: frozenset[s
     """
     at = ROOT_KEY
     value = jsonio.loads(data, at=at, limit=MAX_ROOT_BYTES)
-    check_envelope(value, at=at)
-    _check_version(value, at)
-    found = cast("dict[str, JsonValue]", value)
+    found = check_version(value, at=at)
     _check_digest(data, found, at)
     negotiate(
         cast("list[str]", found["read_features"]),
@@ -351,4 +341,6 @@ def parse_root(data: bytes, *, features: frozenset[str], extensions: frozenset[s
         known_extensions=extensions,
         at=at,
     )
-    return Root.from_json(value, at=at)
+    root, problems = Root._checked(found, at)
+    raise_first(problems)
+    return root

@@ -9,9 +9,8 @@ from ucpformat.errors import Problem, error
 from ucpformat.jsonio import pointer
 from ucpformat.model.envelope import (
     ENVELOPE_MEMBERS,
-    FORMAT_VERSION,
     Envelope,
-    check_envelope,
+    check_version,
     feature_set_problems,
     negotiate,
 )
@@ -32,8 +31,7 @@ def parse_standalone(data: bytes, *, at: str) -> JsonValue:
     UCP-E-EXTENSION.
     """
     value = jsonio.loads(data, at=at)
-    _check_version(value, at=at)
-    found = cast("dict[str, JsonValue]", value)
+    found = check_version(value, at=at)
     negotiate(
         cast("list[str]", found["read_features"]),
         cast("dict[str, JsonValue]", found["extensions"]),
@@ -58,20 +56,10 @@ def standalone_members(
     Raises UCP-E-FORMAT, UCP-E-VERSION, UCP-E-SCHEMA; declared features, which none of them needs, go to
     ``faults``.
     """
-    _check_version(value, at=at)
+    check_version(value, at=at)
     found = members(value, _BASE | required, optional, at)
     if found["kind"] != kind:
         message = f"this is a document of another kind than {kind!r}"
         raise error("UCP-E-SCHEMA", message, at=pointer(at, "kind"))
     faults += feature_set_problems(Envelope.from_json(value, at=at), frozenset(), at=at)
     return found
-
-
-def _check_version(value: JsonValue, *, at: str) -> None:
-    check_envelope(value, at=at)
-    version = cast("dict[str, JsonValue]", value)["format_version"]
-    if version != FORMAT_VERSION:
-        message = (
-            f"this software reads version {FORMAT_VERSION} of the format, not {version}: use one that does"
-        )
-        raise error("UCP-E-VERSION", message, at=pointer(at, "format_version"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
-from ucpformat.model.envelope import FORMAT_VERSION, check_envelope
+from ucpformat.model.envelope import check_version
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
@@ -52,15 +52,7 @@ class Documents:
         self.root_data = read_root(self._store)
         self.nbytes += len(self.root_data)
         value = loads(self.root_data, at=ROOT_KEY)
-        check_envelope(value, at=ROOT_KEY)
-        root = cast("dict[str, JsonValue]", value)
-        if root["format_version"] != FORMAT_VERSION:
-            raise error(
-                "UCP-E-VERSION",
-                f"this software validates version {FORMAT_VERSION}, not {root['format_version']}",
-                at=f"{ROOT_KEY}#/format_version",
-            )
-        self.envelope = root
+        root = self.envelope = check_version(value, at=ROOT_KEY)
         found = list(problems("root", value, ROOT_KEY))
         self._findings.extend(found)
         if found:
