@@ -43,7 +43,7 @@ def test_atoms_are_refused_when_and_only_when_their_index_would_be(specs: list[A
         return
     atoms = [
         declared.atom(spec, [Slot(name, slot.dtype, slot.shape) for name, slot in spec.slots.items()])
-        for spec in declared.values()
+        for spec in declared.specs
     ]
     assert list(IndexPart(tuple(atoms)).problems(at="")) == []
 

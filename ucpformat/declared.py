@@ -65,8 +65,8 @@ class AtomSpec:
     annotations: Mapping[str, JsonValue] = field(default_factory=_no_annotations)
 
 
-class Declared(Mapping[str, AtomSpec]):
-    """Atoms by name, in order of name, each with its store key.
+class Declared:
+    """Atoms in order of name, ``specs``, each with its store key: ``keys_of`` has these by name.
 
     Raises:
         UcpError: ``UCP-E-NAME``, ``UCP-E-KEY``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``, ``UCP-E-LAYOUT``: what no reader
@@ -74,9 +74,8 @@ class Declared(Mapping[str, AtomSpec]):
     """
 
     def __init__(self, atoms: Iterable[AtomSpec]) -> None:
-        specs = sorted(atoms, key=attrgetter("name"))
+        self.specs = specs = sorted(atoms, key=attrgetter("name"))
         self.keys_of = assign_keys(spec.name for spec in specs)
-        self._atoms = {spec.name: spec for spec in specs}
         self._slots = [(spec.name, *item) for spec in specs for item in slots_of(spec)]
         for atom, name, slot in self._slots:
             if slot.compressor is not None:
@@ -93,15 +92,6 @@ class Declared(Mapping[str, AtomSpec]):
         for _, _, slot in self._slots:
             if slot.layout is not None:
                 self.layouts.setdefault(slot.layout, len(self.layouts))
-
-    def __getitem__(self, name: str) -> AtomSpec:
-        return self._atoms[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._atoms)
-
-    def __len__(self) -> int:
-        return len(self._atoms)
 
     def atom(self, spec: AtomSpec, slots: Iterable[Slot]) -> Atom:
         """The atom of the index that ``spec`` becomes, with these slots."""
@@ -122,7 +112,7 @@ class Declared(Mapping[str, AtomSpec]):
 
     def _is_sound(self) -> bool:
         """Whether nothing can be wrong with atoms whose names have been given keys, as with most."""
-        for spec in self._atoms.values():
+        for spec in self.specs:
             if spec.aliases or (len(spec.slots) > 1 and len({*map(str.lower, spec.slots)}) < len(spec.slots)):
                 return False
         # The slots of a model repeat few names, types and shapes.

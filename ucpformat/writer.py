@@ -327,7 +327,7 @@ class CheckpointWriter:
         seen: set[str] = set()
         for index, (atoms, options) in enumerate(groups):
             for atom in atoms:
-                if atom not in self._atoms:
+                if atom not in self._atoms.keys_of:
                     raise error("UCP-E-REFERENCE", f"{atom!r} is not an atom", at=f"{name}/groups/{index}")
                 if atom in seen:
                     raise error("UCP-E-NAME", f"{atom!r} is in two groups", at=f"{name}/groups/{index}")
@@ -392,7 +392,7 @@ class CheckpointWriter:
 
     def _finished_root(self, packs: list[Pack]) -> Root:
         parts: list[Part] = []
-        specs = list(self._atoms.values())
+        specs = self._atoms.specs
         written = self._settlement()
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]

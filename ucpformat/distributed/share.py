@@ -66,7 +66,7 @@ def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdin
         LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
     """
     if source.layout is None:
-        whole = LocalMap(shape, (Piece(Box.whole(shape), Strided(0, row_major_strides(shape))),))
+        whole = LocalMap(shape, (_whole(shape),))
         return ExplicitHoldings(shape, tuple((rank, whole) for rank in sorted(source.ranks)))
     lowering = lower(source.layout, shape, place=source.place)
     if lowering.reduce is not None or lowering.scale != 1:
@@ -75,6 +75,11 @@ def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdin
         )
         raise error("UCP-E-LAYOUT", message, at=at)
     return lowering
+
+
+def _whole(shape: tuple[int, ...]) -> Piece:
+    """A dense tensor of ``shape`` as one piece."""
+    return Piece(Box.whole(shape), Strided(0, row_major_strides(shape)))
 
 
 def map_of(holdings: Holdings, rank: int) -> LocalMap | None:
@@ -274,13 +279,15 @@ def held_by_all(slot: SlotToShare, only: int | None = None) -> list[HeldBox]:
 
     Raises as `portions`.
     """
-    sources = [
-        (plain_holdings(source, slot.grid.shape, at="/".join(slot.name)), source.ranks)
-        for source in slot.sources
-    ]
-    return [
-        one for one in held_boxes(sources) if not one.box.is_empty and (only is None or only in one.holders)
-    ]
+    shape = slot.grid.shape
+    held: Sequence[HeldBox]
+    if all(source.layout is None for source in slot.sources):
+        holders = frozenset[int]().union(*(source.ranks for source in slot.sources))
+        held = (HeldBox(Box.whole(shape), tuple(sorted(holders))),)
+    else:
+        at = "/".join(slot.name)
+        held = held_boxes((plain_holdings(source, shape, at=at), source.ranks) for source in slot.sources)
+    return [one for one in held if not one.box.is_empty and (only is None or only in one.holders)]
 
 
 def pieces_of(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
@@ -288,7 +295,11 @@ def pieces_of(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
     shape = slot.grid.shape
     pieces: tuple[Piece, ...] = ()
     for source in slot.sources:
-        if rank in source.ranks:
+        if rank not in source.ranks:
+            continue
+        if source.layout is None:
+            pieces = (_whole(shape),)
+        else:
             holdings = plain_holdings(source, shape, at="/".join(slot.name))
             own = map_of(holdings, rank)
             if own is not None:
