@@ -36,8 +36,7 @@ from ucpformat.model.values import Extend, encode
 from ucpformat.storage.stores.store import Durability
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
-from ucpformat.storage.writing.ledger import SettledEntries
-from ucpformat.storage.writing.piece_writer import PieceWriter
+from ucpformat.storage.writing.piece_writer import PieceWriter, SettledEntries
 from ucpformat.storage.writing.settled_columns import SettledColumns
 from ucpformat.storage.writing.stored_columns import StoredColumns
 
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.stores.store import Store
-    from ucpformat.storage.writing.ledger import Settlement
+    from ucpformat.storage.writing.piece_writer import Settlement
 
 __all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
 

@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (331, 54),
-    "save, two ranks": (478, 71),
-    "open and slice": (206, 33),
-    "validate": (194, 39),
-    "convert safetensors to ucp": (312, 61),
+    "save, one process": (314, 49),
+    "save, two ranks": (476, 70),
+    "open and slice": (206, 31),
+    "validate": (194, 37),
+    "convert safetensors to ucp": (309, 60),
 }
 """Functions and modules."""
 CALLBACKS = {

@@ -16,7 +16,7 @@ from ucpformat.model.table import OWN_OBJECT, Segment, TableBuilder
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.writing import settled_columns
 from ucpformat.storage.writing.chunk_writer import SlotPlace, StoredChunk
-from ucpformat.storage.writing.ledger import Entry, Ledger, SettledEntries, Settlement
+from ucpformat.storage.writing.piece_writer import Entry, Ledger, SettledEntries, Settlement
 from ucpformat.storage.writing.settled_columns import SettledColumns
 from ucpformat.storage.writing.stored_columns import StoredColumns
 

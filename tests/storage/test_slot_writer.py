@@ -20,7 +20,7 @@ from ucpformat.geometry import Box
 from ucpformat.model.dtype import DTYPES
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter, StoredChunk
-from ucpformat.storage.writing.ledger import Ledger
+from ucpformat.storage.writing.piece_writer import Ledger
 from ucpformat.storage.writing.slot_writer import SlotBox, SlotWriter
 from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter

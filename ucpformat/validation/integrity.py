@@ -21,9 +21,17 @@ from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
 from ucpformat.validation.damage import SegmentDamage
-from ucpformat.validation.passing import ABSENT, CODEC_MESSAGE, Passed, pass_by, passes, pieces_of
+from ucpformat.validation.passing import (
+    ABSENT,
+    CODEC_MESSAGE,
+    Passed,
+    near_slots,
+    pass_by,
+    passes,
+    pieces_of,
+    sound_slots,
+)
 from ucpformat.validation.semantics import pack_ranges
-from ucpformat.validation.single_chunks import near_slots, sound_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -20,10 +20,9 @@ from ucpformat.geometry import runs as contiguous_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes
-from ucpformat.storage.reading.byte_runs import ByteRun, byte_runs
+from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
-from ucpformat.storage.reading.read_calls import Blocks, as_reads
-from ucpformat.storage.reading.single_chunks import NO_SINGLE_CHUNKS
+from ucpformat.storage.reading.slot_form import NO_SINGLE_CHUNKS
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.table import Segment
+    from ucpformat.storage.reading.byte_runs import Call, Reads
     from ucpformat.storage.reading.held_boxes import HeldBox
     from ucpformat.storage.reading.part import StoredPart, StoredSlot
-    from ucpformat.storage.reading.read_calls import Call, Reads
     from ucpformat.storage.stores.counted import Readable
     from ucpformat.storage.stores.store import Calls
 

@@ -14,8 +14,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
 from ucpformat.model.table import OWN_OBJECT
-from ucpformat.storage.reading.single_chunks import SingleChunks, single_chunks
-from ucpformat.storage.reading.slot_form import slot_form, stored_bytes
+from ucpformat.storage.reading.slot_form import SingleChunks, single_chunks, slot_form, stored_bytes
 from ucpformat.storage.reading.tiles import sizes_of_tiles
 
 if TYPE_CHECKING:

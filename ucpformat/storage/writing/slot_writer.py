@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
     from ucpformat.storage.writing.chunk_writer import ChunkWriter, Room, SlotPlace
-    from ucpformat.storage.writing.ledger import Ledger
+    from ucpformat.storage.writing.piece_writer import Ledger
 
 __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 

@@ -16,7 +16,7 @@ from ucpformat.storage.writing.chunk_writer import StoredChunk
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ucpformat.storage.writing.ledger import Entry
+    from ucpformat.storage.writing.piece_writer import Entry
 
 __all__ = [
     "CHUNK",
