@@ -48,6 +48,14 @@ class DocumentRef:
         """The reference to ``data`` stored at ``key``."""
         return cls(key, len(data), sha256_digest(data))
 
+    def require(self, stored: DocumentRef) -> None:
+        """Raise ``UCP-E-LENGTH`` or ``UCP-E-DIGEST`` where an object is not the one that is referred to."""
+        if stored.length != self.length:
+            message = f"the object has {stored.length} bytes, recorded are {self.length}"
+            raise error("UCP-E-LENGTH", message, at=self.key)
+        if stored.digest != self.digest:
+            raise error("UCP-E-DIGEST", "the object does not match its recorded SHA-256", at=self.key)
+
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> DocumentRef:
         """Read a document reference; raises ``UCP-E-SCHEMA``. The key is checked where its room is known."""

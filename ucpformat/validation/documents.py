@@ -9,12 +9,13 @@ from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.model.envelope import check_version
 from ucpformat.model.index_part import IndexPart
+from ucpformat.model.names import check_key
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import decode
 from ucpformat.schema import problems
-from ucpformat.storage.reading.documents import read_root
+from ucpformat.storage.reading.documents import read_document, read_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,8 @@ class Documents:
     def __init__(self, store: Store, findings: Findings) -> None:
         self._store = store
         self._findings = findings
+        self._stored: dict[str, DocumentRef] = {}
+        """What was read of each document, as a reference to it should say."""
         self.root_data: bytes = b""
         self.envelope: dict[str, JsonValue] | None = None
         self.root: dict[str, JsonValue] | None = None
@@ -72,8 +75,6 @@ class Documents:
             yield "index", DocumentRef.from_json(part["index"], at=f"{ROOT_KEY}#/parts/{number}/index")
 
     def _read_document(self, schema: str, reference: DocumentRef) -> None:
-        from ucpformat.model.names import check_key
-
         check_key(reference.key, ROOT_KEY)
         size = self._store.size(reference.key)
         if size is None:
@@ -81,7 +82,9 @@ class Documents:
         if size > MAX_DOCUMENT_BYTES:
             raise error("UCP-E-LIMIT", f"{size} bytes exceed {MAX_DOCUMENT_BYTES}", at=reference.key)
         self.nbytes += size
-        value = loads(self._store.read(reference.key, 0, size), at=reference.key)
+        data = self._store.read(reference.key, 0, size)
+        self._stored[reference.key] = DocumentRef.to(reference.key, data)
+        value = loads(data, at=reference.key)
         # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
         # times as long: it is asked where there is something to say.
         is_sound = False
@@ -97,8 +100,16 @@ class Documents:
         if not found:
             self.values[schema, reference.key] = value
 
-    def is_sound(self, schema: str, reference: DocumentRef) -> bool:
-        """Whether the document was read and meets the schema that it is referred to by."""
+    def check(self, schema: str, reference: DocumentRef) -> bool:
+        """Collect what is wrong with length and digest; whether the document meets the schema it is referred to by."""
+        with self._findings.collecting() as outcome:
+            stored = self._stored.get(reference.key)
+            if stored is None or reference.length > MAX_DOCUMENT_BYTES:
+                read_document(self._store, reference)  # raises what it was not read for
+            else:
+                reference.require(stored)
+        if outcome.has_refused:
+            self._findings.damage.documents[reference.key] = None
         return (schema, reference.key) in self.values
 
 

@@ -88,8 +88,8 @@ def check_semantics(
     findings.extend(problems)
     checked = CheckedCheckpoint(root, len(value["layouts"]))  # type: ignore[arg-type]
     checked.indexes = documents.parts
-    _read_state(store, documents, findings, checked)
-    if _read_packs(store, documents, findings, checked):
+    _read_state(documents, findings, checked)
+    if _read_packs(documents, findings, checked):
         _read_parts(store, documents, findings, checked)
     names = _check_names(checked, findings)
     if checked.complete:
@@ -121,16 +121,12 @@ def _negotiate(envelope: Mapping[str, JsonValue], findings: Findings) -> None:
             negotiate(wanted, announced, features=READ_FEATURES, known_extensions=frozenset(), at=ROOT_KEY)
 
 
-def _read_packs(store: Store, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> bool:
+def _read_packs(documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> bool:
     """Whether segments can be looked at: storage plain, or a sound pack list."""
     reference = checked.root.packs
     if reference is None:
         return True
-    with findings.collecting() as outcome:
-        read_document(store, reference)
-    if outcome.has_refused:
-        findings.damage.documents[reference.key] = None
-    if not documents.is_sound("packs", reference):
+    if not documents.check("packs", reference):
         checked.complete = False
         return False
     packs = PackList.structure(documents.values["packs", reference.key], at=reference.key)
@@ -144,15 +140,11 @@ def _read_packs(store: Store, documents: Documents, findings: Findings, checked:
     return True
 
 
-def _read_state(store: Store, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
+def _read_state(documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
     reference = checked.root.state
     if reference is None:
         return
-    with findings.collecting() as outcome:
-        read_document(store, reference)
-    if outcome.has_refused:
-        findings.damage.documents[reference.key] = None
-    if not documents.is_sound("state", reference):
+    if not documents.check("state", reference):
         checked.state = None
         return
     if reference.key in documents.states:
@@ -171,11 +163,7 @@ def _read_state(store: Store, documents: Documents, findings: Findings, checked:
 def _read_parts(store: Store, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
     root = checked.root
     for number, entry in enumerate(root.parts):
-        with findings.collecting() as outcome:
-            read_document(store, entry.index)
-        if outcome.has_refused:
-            findings.damage.documents[entry.index.key] = None
-        if not documents.is_sound("index", entry.index):
+        if not documents.check("index", entry.index):
             checked.complete = False
             continue
         index = documents.parts.get(entry.index.key)

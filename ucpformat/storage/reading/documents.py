@@ -6,6 +6,7 @@ import bisect
 import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from ucpformat.gc_pause import paused
 from ucpformat.jsonio import loads
 from ucpformat.model.fields import raise_first
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.references import DocumentRef, Pack, PackList, sha256_digest
+from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, MAX_ROOT_BYTES, MAX_TABLE_BYTES, ROOT_KEY, Root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
@@ -60,8 +61,7 @@ def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCU
     if data is None or len(data) != reference.length:
         _check_length(store, reference)
         raise error("UCP-E-LENGTH", "the object changes while it is read", at=reference.key)
-    if sha256_digest(data) != reference.digest:
-        raise error("UCP-E-DIGEST", "the object does not match its recorded SHA-256", at=reference.key)
+    reference.require(DocumentRef.to(reference.key, data))
     return data
 
 
@@ -76,18 +76,14 @@ def check_object(store: Store, reference: DocumentRef) -> None:
     digest = hashlib.sha256()
     for start in range(0, reference.length, _PIECE_BYTES):
         digest.update(store.read(reference.key, start, min(start + _PIECE_BYTES, reference.length)))
-    if f"sha256:{digest.hexdigest()}" != reference.digest:
-        raise error("UCP-E-DIGEST", "the object does not match its recorded SHA-256", at=reference.key)
+    reference.require(replace(reference, digest=f"sha256:{digest.hexdigest()}"))
 
 
 def _check_length(store: Store, reference: DocumentRef) -> None:
     size = store.size(reference.key)
     if size is None:
         raise error("UCP-E-MISSING", MISSING, at=reference.key)
-    if size != reference.length:
-        raise error(
-            "UCP-E-LENGTH", f"the object has {size} bytes, recorded are {reference.length}", at=reference.key
-        )
+    reference.require(replace(reference, length=size))
 
 
 _PARTS_AHEAD: Final = 4
