@@ -10,8 +10,8 @@ from tests.documentation.markdown import ROOT
 MOST = {
     "save, one process": (314, 49),
     "save, two ranks": (476, 70),
-    "open and slice": (206, 31),
-    "validate": (194, 37),
+    "open and slice": (207, 31),
+    "validate": (196, 37),
     "convert safetensors to ucp": (309, 60),
 }
 """Functions and modules."""

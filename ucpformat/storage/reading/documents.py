@@ -15,7 +15,7 @@ from ucpformat.gc_pause import paused
 from ucpformat.jsonio import loads
 from ucpformat.model.fields import raise_first
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.references import DocumentRef, Pack, PackList
+from ucpformat.model.references import DocumentRef, Pack, PackList, sha256_digest
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, MAX_ROOT_BYTES, MAX_TABLE_BYTES, ROOT_KEY, Root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
@@ -61,7 +61,7 @@ def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCU
     if data is None or len(data) != reference.length:
         _check_length(store, reference)
         raise error("UCP-E-LENGTH", "the object changes while it is read", at=reference.key)
-    reference.require(DocumentRef.to(reference.key, data))
+    reference.require(replace(reference, digest=sha256_digest(data)))
     return data
 
 
