@@ -17,7 +17,7 @@ from typing import Any, Final
 from benchmarks.giant import Grid, Size, arranged
 from benchmarks.growth.curves import Point, best_of
 from ucpformat.distributed.chunk_owners import whole_chunks
-from ucpformat.distributed.description import Described, describe, merged
+from ucpformat.distributed.description import Described, Description, describe, merged
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.share import Assigned, SlotToShare, assignments, portions
@@ -112,7 +112,12 @@ class Job:
 
     def descriptions(self) -> list[tuple[bytes, list[int]]]:
         """What all ranks say: one description for those who say the same."""
-        return [(describe(self.local(ranks[0]), {}), ranks) for ranks in self.kinds.values()]
+        return [(describe(self.local(ranks[0]), {}).pack(), ranks) for ranks in self.kinds.values()]
+
+
+def _merged(descriptions: list[tuple[bytes, list[int]]]) -> Described:
+    known: dict[Layout, Layout] = {}
+    return merged((Description.unpack(data, known), ranks) for data, ranks in descriptions)
 
 
 def _to_share(whole: Described, name: SlotName) -> SlotToShare:
@@ -211,7 +216,7 @@ def at_ranks(job: Job, target: Job, repeats: int, *, commits: bool = True) -> Po
     rank = job.grid.ranks // 3
     local, described = best_of(repeats, partial(_description, job, rank))
     descriptions = job.descriptions()
-    whole, merging = best_of(repeats, lambda: merged(descriptions))
+    whole, merging = best_of(repeats, lambda: _merged(descriptions))
     names = sorted(whole.sources)
     mine = [_to_share(whole, name) for name in names if name in local.arrays]
     found, sharing = best_of(repeats, lambda: portions(mine, rank))
@@ -257,5 +262,5 @@ def at_ranks(job: Job, target: Job, repeats: int, *, commits: bool = True) -> Po
 
 def _description(job: Job, rank: int) -> LocalState:
     local = job.local(rank)
-    describe(local, {})
+    describe(local, {}).pack()
     return local

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Described", "Source", "agree", "describe", "merged"]
+__all__ = ["Described", "Description", "Source", "agree", "describe", "merged"]
 
 _DIGEST_BYTES: Final = 32
 
@@ -54,74 +55,134 @@ class Described:
     annotations: dict[str, JsonValue] = field(default_factory=dict)
 
 
-def describe(local: LocalState, options: Mapping[str, JsonValue]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What one process has to save, as far as the others have to know it.
+
+    ``atoms`` are in order of name; ``values`` has digests, and ``options`` what all processes have to give alike.
+    """
+
+    options: Mapping[str, JsonValue]
+    atoms: Sequence[AtomSpec]
+    values: Mapping[str, str]
+    optimizers: Mapping[str, Optimizer]
+    annotations: Mapping[str, JsonValue]
+
+    def pack(self) -> bytes:
+        """The bytes that `unpack` reads: those of equal descriptions are equal."""
+        layouts: dict[Layout, int] = {}
+
+        def slot(spec: SlotSpec) -> JsonValue:
+            return [
+                spec.dtype,
+                list(spec.shape),
+                None if spec.layout is None else layouts.setdefault(spec.layout, len(layouts)),
+                None if spec.place is None else to_json(spec.place),
+                None if spec.compressor is None else spec.compressor.to_json(),
+                dict(spec.annotations),
+            ]
+
+        atoms: JsonValue = [
+            [
+                spec.name,
+                {name: slot(one) for name, one in sorted(spec.slots.items())},
+                list(spec.aliases),
+                dict(spec.annotations),
+            ]
+            for spec in self.atoms
+        ]
+        value: dict[str, JsonValue] = {
+            "options": dict(self.options),
+            "atoms": atoms,
+            "layouts": [to_json(layout) for layout in layouts],
+            "values": dict(self.values),
+            "optimizers": {name: optimizer.to_json() for name, optimizer in self.optimizers.items()},
+            "annotations": dict(self.annotations),
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes, known: dict[Layout, Layout]) -> Description:
+        """Read the bytes of another process; layouts that are ``known`` are those objects, and others become so."""
+        found = json.loads(data)
+        layouts = [known.setdefault(one, one) for one in map(layout_from, found["layouts"])]
+
+        def slot(at: str, fields: Any) -> SlotSpec:
+            kind, extents, number, place, compressor, notes = fields
+            return SlotSpec(
+                kind,
+                tuple(extents),
+                None if number is None else layouts[number],
+                None if compressor is None else Compressor.from_json(compressor, at=at),
+                notes,
+                None if place is None else place_from(place),
+            )
+
+        return cls(
+            found["options"],
+            [
+                AtomSpec(
+                    name, {one: slot(name, fields) for one, fields in slots.items()}, tuple(aliases), notes
+                )
+                for name, slots, aliases, notes in found["atoms"]
+            ],
+            found["values"],
+            {name: Optimizer.from_json(value, at=name) for name, value in found["optimizers"].items()},
+            found["annotations"],
+        )
+
+
+def describe(local: LocalState, options: Mapping[str, JsonValue]) -> Description:
     """A process's description; ``options`` are what all processes have to give alike."""
-    layouts: dict[Layout, int] = {}
-
-    def slot(spec: SlotSpec) -> JsonValue:
-        return [
-            spec.dtype,
-            list(spec.shape),
-            None if spec.layout is None else layouts.setdefault(spec.layout, len(layouts)),
-            None if spec.place is None else to_json(spec.place),
-            None if spec.compressor is None else spec.compressor.to_json(),
-            dict(spec.annotations),
-        ]
-
-    atoms: JsonValue = [
-        [
-            spec.name,
-            {name: slot(one) for name, one in sorted(spec.slots.items())},
-            list(spec.aliases),
-            dict(spec.annotations),
-        ]
-        for spec in sorted(local.atoms, key=lambda spec: spec.name)
-    ]
-    value: dict[str, JsonValue] = {
-        "options": dict(options),
-        "atoms": atoms,
-        "layouts": [to_json(layout) for layout in layouts],
-        "values": {name: _digest(value) for name, value in sorted(local.state.values.items())},
-        "optimizers": {
-            name: optimizer.to_json() for name, optimizer in sorted(local.state.optimizers.items())
-        },
-        "annotations": dict(local.state.annotations),
-    }
-    return json.dumps(value, separators=(",", ":")).encode()
+    return Description(
+        options,
+        sorted(local.atoms, key=attrgetter("name")),
+        {name: _digest(value) for name, value in sorted(local.state.values.items())},
+        dict(sorted(local.state.optimizers.items())),
+        local.state.annotations,
+    )
 
 
 def _digest(value: JsonValue) -> str:
     return hashlib.sha256(dumps_canonical(value)).hexdigest()
 
 
-def agree(group: Group, step: Callable[[], tuple[bytes, bytes]]) -> tuple[Described, list[bytes]]:
+def agree(group: Group, step: Callable[[], tuple[Description, bytes]]) -> tuple[Described, list[bytes]]:
     """What all ranks describe, and some bytes of each; ``step`` gives this rank's description and bytes.
 
-    Ranks compare digests, and send descriptions only where those differ.
+    Ranks compare digests, and send descriptions only where those differ. A rank alone has nobody to compare with.
 
     Raises:
         UcpError: as `merged`; what the step raises on any rank, all ranks raise.
     """
-    description = b""
+    own: list[Description] = []
+    packed = b""
 
     def digest() -> bytes:
-        nonlocal description
+        nonlocal packed
         description, extra = step()
-        return hashlib.sha256(description).digest() + extra
+        own.append(description)
+        if len(group.ranks) == 1:
+            return bytes(_DIGEST_BYTES) + extra
+        packed = description.pack()
+        return hashlib.sha256(packed).digest() + extra
 
     replies = agreed(group, digest)
     alike: dict[bytes, list[int]] = {}
     for rank, reply in zip(group.ranks, replies, strict=True):
         alike.setdefault(reply[:_DIGEST_BYTES], []).append(rank)
-    texts = [description]
+    descriptions: Iterable[Description] = own
     if len(alike) > 1:
         speakers = [ranks[0] for ranks in alike.values()]
-        sent = group.all_gather(description if group.rank in speakers else b"")
-        texts = [sent[list(group.ranks).index(rank)] for rank in speakers]
-    return merged(zip(texts, alike.values(), strict=True)), [reply[_DIGEST_BYTES:] for reply in replies]
+        sent = group.all_gather(packed if group.rank in speakers else b"")
+        known: dict[Layout, Layout] = {}
+        descriptions = (Description.unpack(sent[list(group.ranks).index(rank)], known) for rank in speakers)
+    return merged(zip(descriptions, alike.values(), strict=True)), [
+        reply[_DIGEST_BYTES:] for reply in replies
+    ]
 
 
-def merged(descriptions: Iterable[tuple[bytes, Sequence[int]]]) -> Described:
+def merged(descriptions: Iterable[tuple[Description, Sequence[int]]]) -> Described:
     """Put distinct descriptions together, each with the ranks that gave it, in order of the first of them.
 
     Raises:
@@ -130,8 +191,8 @@ def merged(descriptions: Iterable[tuple[bytes, Sequence[int]]]) -> Described:
     merger = _Merger()
     # Of many ranks these are many megabytes of small objects, in which there is nothing to collect.
     with paused():
-        for data, ranks in descriptions:
-            merger.add(json.loads(data), ranks)
+        for description, ranks in descriptions:
+            merger.add(description, ranks)
     return merger.whole
 
 
@@ -143,22 +204,25 @@ class _Merger:
 
     def __init__(self) -> None:
         self.whole = Described()
-        self._options: tuple[Any, int] | None = None
+        self._options: tuple[Mapping[str, JsonValue], int] | None = None
         self._digests: dict[str, str] = {}
         self._layouts: dict[Layout, Layout] = {}
+        self._known: dict[int, Layout] = {}
+        """By the identity of a layout of the description that is being added, so that each is hashed once."""
         self._unions: dict[tuple[frozenset[int], frozenset[int]], frozenset[int]] = {}
 
-    def add(self, found: Any, ranks: Sequence[int]) -> None:
+    def add(self, found: Description, ranks: Sequence[int]) -> None:
+        """Add what some ranks have described."""
         whole, first = self.whole, ranks[0]
-        if self._options is not None and self._options[0] != found["options"]:
+        if self._options is not None and self._options[0] != found.options:
             message = f"ranks {self._options[1]} and {first} save with different options: give all the same"
             raise error("UCP-E-MISMATCH", message)
-        self._options = (found["options"], first)
-        layouts = [self._layouts.setdefault(one, one) for one in map(layout_from, found["layouts"])]
+        self._options = (found.options, first)
+        self._known = {}
         together = frozenset(ranks)
-        for atom in found["atoms"]:
-            self._add_atom(atom, layouts, together, first)
-        for name, digest in found["values"].items():
+        for atom in found.atoms:
+            self._add_atom(atom, together, first)
+        for name, digest in found.values.items():
             owner = whole.owners.setdefault(name, first)
             if self._digests.setdefault(name, digest) != digest:
                 raise error(
@@ -167,23 +231,16 @@ class _Merger:
                     "give all ranks the same, or each a name of its own",
                     at=name,
                 )
-        for name, value in found["optimizers"].items():
-            _add_optimizer(whole, name, Optimizer.from_json(value, at=name), first)
-        _fill(whole.annotations, found["annotations"])
+        for name, optimizer in found.optimizers.items():
+            _add_optimizer(whole, name, optimizer, first)
+        _fill(whole.annotations, found.annotations)
 
-    def _add_atom(self, atom: Any, layouts: Sequence[Layout], ranks: frozenset[int], first: int) -> None:
-        name, slots, aliases, annotations = atom
+    def _add_atom(self, atom: AtomSpec, ranks: frozenset[int], first: int) -> None:
+        name = atom.name
         known = self.whole.atoms.get(name)
         specs = {} if known is None else dict(known.slots)
-        for slot, (kind, extents, number, place, compressor, notes) in slots.items():
-            spec = SlotSpec(
-                kind,
-                tuple(extents),
-                None if number is None else layouts[number],
-                None if compressor is None else Compressor.from_json(compressor, at=name),
-                notes,
-                None if place is None else place_from(place),
-            )
+        for slot, given in sorted(atom.slots.items()):
+            spec = self._with_one_layout(given)
             other = specs.setdefault(slot, spec)
             if (other.dtype, other.shape, other.compressor) != (spec.dtype, spec.shape, spec.compressor):
                 raise error(
@@ -194,10 +251,19 @@ class _Merger:
                 )
             self._add_source((name, slot), spec, ranks)
         if known is None:
-            self.whole.atoms[name] = AtomSpec(name, specs, tuple(sorted(set(aliases))), annotations)
+            self.whole.atoms[name] = AtomSpec(name, specs, tuple(sorted(set(atom.aliases))), atom.annotations)
         else:
-            also = tuple(sorted({*known.aliases, *aliases}))
+            also = tuple(sorted({*known.aliases, *atom.aliases}))
             self.whole.atoms[name] = AtomSpec(name, specs, also, known.annotations)
+
+    def _with_one_layout(self, spec: SlotSpec) -> SlotSpec:
+        """The same with the one object that all equal layouts become."""
+        if spec.layout is None:
+            return spec
+        layout = self._known.get(id(spec.layout))
+        if layout is None:
+            layout = self._known[id(spec.layout)] = self._layouts.setdefault(spec.layout, spec.layout)
+        return spec if layout is spec.layout else replace(spec, layout=layout)
 
     def _add_source(self, name: SlotName, spec: SlotSpec, ranks: frozenset[int]) -> None:
         sources = self.whole.sources.setdefault(name, [])

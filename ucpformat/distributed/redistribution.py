@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.distributed.description import Described, Source, agree, describe
+from ucpformat.distributed.description import Described, Description, Source, agree, describe
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.parcels import TensorParcel
@@ -103,14 +103,14 @@ def redistribute_together(
     wanted: Mapping[SlotName, Destination] = {}
     options: dict[str, JsonValue] = {"message_bytes": message_bytes, "replicas": replicas}
 
-    def holds() -> tuple[bytes, bytes]:
+    def holds() -> tuple[Description, bytes]:
         nonlocal held
         held = describe_source()
         return describe(held, options), b""
 
     source, _ = agree(group, holds)
 
-    def wants() -> tuple[bytes, bytes]:
+    def wants() -> tuple[Description, bytes]:
         nonlocal wanted
         wanted = describe_target(source)
         return describe(LocalState(_atoms(wanted), {}), options), b""

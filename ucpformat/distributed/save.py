@@ -16,7 +16,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
-from ucpformat.distributed.description import Described, agree, describe
+from ucpformat.distributed.description import Described, Description, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.replicas import settle_replicas
@@ -121,7 +121,7 @@ def _agree(
     first = group.rank == group.ranks[0]
     local: LocalState | None = None
 
-    def begin() -> tuple[bytes, bytes]:
+    def begin() -> tuple[Description, bytes]:
         nonlocal local
         options.require_known()
         local = describe_state()
