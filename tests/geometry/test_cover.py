@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from ucpformat.geometry import (
     MeshAxis,
     Shard,
     check_cover,
+    cover,
     covers,
     distinct_boxes,
     exact_cover,
@@ -132,3 +135,46 @@ def test_unequal_overlaps_are_for_sources_alone() -> None:
     replicated = distinct_boxes(lower(Layout(mesh, (Blocks(0, (4, 2), (None, ())), Shard("tp", 0))), (6,)))
     assert exact_cover(replicated, (6,)) == CoverFault("overlap", Box((4,), (2,)))
     assert covers(replicated, (6,)) is None
+
+
+def _stairs(side: int) -> list[Box]:
+    """A tiling of a square by columns, each cut where it meets the diagonal: spans of all lengths, one in another."""
+    upper = [Box((0, column), (column, 1)) for column in range(1, side)]
+    return upper + [Box((column, column), (side - column, 1)) for column in range(side)]
+
+
+@given(st.data(), st.integers(2, 12))
+def test_boxes_that_lie_badly_are_judged_as_by_counting_cells(data: st.DataObject, side: int) -> None:
+    """However few steps are allowed before a polynomial decides."""
+    boxes = _stairs(side)
+    for place in data.draw(st.lists(st.integers(0, len(boxes) - 1), max_size=2)):
+        boxes[place] = data.draw(st.sampled_from(boxes))
+    shape = (side, side)
+    count = np.zeros(shape, int)
+    for box in boxes:
+        count[tuple(slice(start, stop) for start, stop in zip(box.offset, box.stop, strict=True))] += 1
+    with patch.object(cover, "_STEPS", (data.draw(st.integers(0, 40)), 0)):
+        fault = exact_cover(boxes, shape)
+        assert (fault is None) == bool((count == 1).all())
+        if fault is not None:
+            assert (count == 0).any() if fault.kind == "gap" else (count > 1).any()
+        assert (covers(boxes, shape) is None) == bool((count >= 1).all())
+
+
+def test_boxes_that_lie_badly_cost_steps_in_proportion_to_their_number() -> None:
+    """Each lies beside all others in one dim: 20,000 took two minutes."""
+    for change, verdict in ((None, None), (0, "overlap"), (-1, "overlap")):
+        boxes = _stairs(1000)
+        if change is not None:
+            boxes[change] = boxes[500]
+        taken: list[int] = []
+        take = cover._Steps.take
+
+        def counted(steps: cover._Steps, count: int, take: Any = take, taken: Any = taken) -> None:
+            taken.append(count)
+            take(steps, count)
+
+        with patch.object(cover._Steps, "take", counted):
+            fault = exact_cover(boxes, (1000, 1000))
+        assert (fault and fault.kind) == verdict
+        assert sum(taken) < 100 * len(boxes)

@@ -1,7 +1,8 @@
 """Cover: whether boxes hold every cell of a tensor, and none twice (SPEC section 13).
 
 No cell is enumerated: boxes that lie inside the tensor, do not overlap and have its volume cover it exactly;
-gaps are found by a sweep over the edges of the boxes, dim by dim.
+gaps are found by a sweep over the edges of the boxes, dim by dim. Either is quick for boxes as tensors are cut, and
+takes the square of their number for boxes made to do harm, as nested ones: for these a polynomial is evaluated.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from random import SystemRandom
+from typing import Final, Literal
 
 from ucpformat.errors import error
 from ucpformat.geometry.box import Box, element_count
@@ -28,6 +30,27 @@ __all__ = [
 ]
 
 
+_STEPS: Final = (1 << 16, 64)
+"""Steps of an index or a sweep that boxes may cost without being made to do harm: so many, and so many for each."""
+_PRIME: Final = (1 << 127) - 1
+
+
+class _TooManyStepsError(Exception):
+    pass
+
+
+class _Steps:
+    """Steps that are left of those that some boxes may cost."""
+
+    def __init__(self, boxes: int) -> None:
+        self.left = _STEPS[0] + _STEPS[1] * boxes
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise _TooManyStepsError
+
+
 class BoxIndex:
     """An index over boxes of one tensor; a lookup in a grid costs a bisection per dim and the boxes found.
 
@@ -41,11 +64,11 @@ class BoxIndex:
         places = [place for place, box in enumerate(boxes) if not box.is_empty]
         self._root = _Level(boxes, places, 0) if places else None
 
-    def overlapping(self, box: Box) -> list[int]:
+    def overlapping(self, box: Box, steps: _Steps | None = None) -> list[int]:
         """Return the places, ascending, of the boxes that share a cell with ``box``."""
         if self._root is None or box.is_empty:
             return []
-        return sorted(self._root.find(box))
+        return sorted(self._root.find(box, steps))
 
 
 class _Level:
@@ -67,16 +90,18 @@ class _Level:
         self.highest = list(accumulate(self.stops, max))
         self.groups = [_Level(boxes, grouped[span], dim + 1) for span in spans]
 
-    def find(self, box: Box) -> Iterator[int]:
+    def find(self, box: Box, steps: _Steps | None) -> Iterator[int]:
         if not self.groups:
             yield from self.places
             return
         low = box.offset[self.dim]
         high = low + box.shape[self.dim]
         first, last = bisect_right(self.highest, low), bisect_left(self.starts, high)
+        if steps is not None:
+            steps.take(last - first)
         for place in range(first, last):
             if self.stops[place] > low:
-                yield from self.groups[place].find(box)
+                yield from self.groups[place].find(box, steps)
 
 
 _Span = tuple[int, int]
@@ -93,7 +118,8 @@ class CoverFault:
 def exact_cover(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | None:
     """Return the first reason why ``boxes`` do not hold every cell of ``shape`` exactly once, or None.
 
-    A box that leaves the tensor comes before overlaps, and they before gaps. Empty boxes hold nothing.
+    A box that leaves the tensor comes before overlaps, and they before gaps. Empty boxes hold nothing. Where boxes lie
+    so that nothing quick finds the place, the fault names the whole tensor.
     """
     kept = [box for box in boxes if not box.is_empty]
     if _are_slabs(kept, shape):
@@ -101,12 +127,43 @@ def exact_cover(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | No
     fault = _first_outside(kept, shape)
     if fault is not None:
         return fault
-    overlap = first_overlap(kept)
-    if overlap is not None:
-        return CoverFault("overlap", overlap)
-    if sum(box.size for box in kept) == element_count(shape):
-        return None
-    return _gap_fault(kept, shape)
+    steps = _Steps(len(kept))
+    excess = sum(box.size for box in kept) - element_count(shape)
+    try:
+        overlap = _first_overlap(kept, steps)
+        if overlap is not None:
+            return CoverFault("overlap", overlap)
+        return None if excess == 0 else _gap_fault(kept, shape, steps)
+    except _TooManyStepsError:
+        if excess == 0 and _tile(kept, shape):
+            return None
+        return CoverFault("gap" if excess < 0 else "overlap", Box.whole(shape))
+
+
+def _tile(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Whether boxes that lie inside the tensor hold every cell once; wrongly True with a probability below 2^-50.
+
+    With a variable ``x[d]`` for each dim, the cells of a box are the monomials of the product of
+    ``(x[d]**start - x[d]**stop) / (1 - x[d])``: boxes tile the tensor if, and only if, their products sum up to that of
+    the tensor. Both polynomials are evaluated at one place that nobody can know before (Schwartz 1980, Zippel 1979).
+    """
+    draw = SystemRandom()
+    total = 0
+    powers: list[dict[int, int]] = [{} for _ in shape]
+    bases = [draw.randrange(2, _PRIME) for _ in shape]
+
+    def power(dim: int, exponent: int) -> int:
+        known = powers[dim]
+        if exponent not in known:
+            known[exponent] = pow(bases[dim], exponent, _PRIME)
+        return known[exponent]
+
+    for sign, box in ((-1, Box.whole(shape)), *((1, box) for box in boxes)):
+        product = sign
+        for dim, (start, stop) in enumerate(zip(box.offset, box.stop, strict=True)):
+            product = product * (power(dim, start) - power(dim, stop)) % _PRIME
+        total += product
+    return total % _PRIME == 0
 
 
 def _are_slabs(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
@@ -141,9 +198,15 @@ def covers(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | None:
     if fault is not None:
         return fault
     # Most covers are exact up to replicas, and that is cheaper to see than the absence of gaps.
-    if sum(box.size for box in kept) == element_count(shape) and first_overlap(kept) is None:
-        return None
-    return _gap_fault(kept, shape)
+    steps = _Steps(len(kept))
+    try:
+        if sum(box.size for box in kept) == element_count(shape) and _first_overlap(kept, steps) is None:
+            return None
+        return _gap_fault(kept, shape, steps)
+    except _TooManyStepsError:
+        if _tile(kept, shape):
+            return None
+    return _gap_fault(kept, shape, None)
 
 
 def check_cover(boxes: Iterable[Box], shape: tuple[int, ...], *, at: str = "") -> None:
@@ -170,10 +233,14 @@ def distinct_boxes(holdings: Holdings) -> list[Box]:
 
 def first_overlap(boxes: Sequence[Box]) -> Box | None:
     """Return the cells that the first box to overlap another, by offset, shares with it, or None."""
+    return _first_overlap(boxes, None)
+
+
+def _first_overlap(boxes: Sequence[Box], steps: _Steps | None) -> Box | None:
     ordered = sorted(boxes, key=lambda box: (box.offset, box.shape))
     index = BoxIndex(ordered)
     for place, box in enumerate(ordered):
-        for other in index.overlapping(box):
+        for other in index.overlapping(box, steps):
             if other != place:
                 return box.intersect(ordered[other])
     return None
@@ -181,10 +248,14 @@ def first_overlap(boxes: Sequence[Box]) -> Box | None:
 
 def first_gap(boxes: Iterable[Box], shape: tuple[int, ...]) -> Box | None:
     """Return a box of cells of ``shape`` that are in none of ``boxes``, with the first such cell, or None."""
+    return _first_gap(boxes, shape, None)
+
+
+def _first_gap(boxes: Iterable[Box], shape: tuple[int, ...], steps: _Steps | None) -> Box | None:
     if 0 in shape:
         return None
     spans = [tuple(zip(box.offset, box.stop, strict=True)) for box in boxes if not box.is_empty]
-    gap = _gap(spans, shape, 0)
+    gap = _gap(spans, shape, 0, steps)
     if gap is None:
         return None
     return Box(tuple(low for low, _ in gap), tuple(high - low for low, high in gap))
@@ -195,18 +266,22 @@ def _first_outside(boxes: list[Box], shape: tuple[int, ...]) -> CoverFault | Non
     return next((CoverFault("outside", box) for box in boxes if not whole.contains(box)), None)
 
 
-def _gap_fault(boxes: list[Box], shape: tuple[int, ...]) -> CoverFault | None:
-    gap = first_gap(boxes, shape)
+def _gap_fault(boxes: list[Box], shape: tuple[int, ...], steps: _Steps | None) -> CoverFault | None:
+    gap = _first_gap(boxes, shape, steps)
     return None if gap is None else CoverFault("gap", gap)
 
 
-def _gap(boxes: list[tuple[_Span, ...]], shape: tuple[int, ...], dim: int) -> tuple[_Span, ...] | None:
+def _gap(
+    boxes: list[tuple[_Span, ...]], shape: tuple[int, ...], dim: int, steps: _Steps | None
+) -> tuple[_Span, ...] | None:
     if not boxes:
         return tuple((0, extent) for extent in shape[dim:])
     if dim == len(shape):
         return None
     for slab, active in _slabs(boxes, shape[dim], dim):
-        inner = _gap(active, shape, dim + 1)
+        if steps is not None:
+            steps.take(len(active))
+        inner = _gap(active, shape, dim + 1, steps)
         if inner is not None:
             return slab, *inner
     return None

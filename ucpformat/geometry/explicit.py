@@ -34,16 +34,12 @@ class ExplicitHoldings:
 
     shape: tuple[int, ...]
     maps: tuple[tuple[int, LocalMap], ...]
+    scale: Fraction = Fraction(1)
 
     @property
     def view(self) -> tuple[int, ...]:
         """The shape itself."""
         return self.shape
-
-    @property
-    def scale(self) -> Fraction:
-        """1."""
-        return Fraction(1)
 
     @property
     def reduce(self) -> Reduce | None:

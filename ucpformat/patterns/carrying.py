@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Strided
     from ucpformat.patterns.atom_mapping import AtomMapping, MappedSlot
 
-__all__ = ["Array", "carried"]
+__all__ = ["Array", "carried", "strided"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Read = Callable[[str, str], Array]
@@ -48,14 +48,12 @@ def _made(made: MappedSlot, read: Read) -> Array:
     target = np.empty(made.shape, next(iter(dtypes), np.dtype("uint8")))
     for part in made.parts:
         move = part.move
-        _strided(target, move.shape, move.target)[...] = _strided(
-            sources[part.source], move.shape, move.source
-        )
+        strided(target, move.shape, move.target)[...] = strided(sources[part.source], move.shape, move.source)
     return target
 
 
-def _strided(array: Array, shape: tuple[int, ...], place: Strided) -> Array:
-    """The elements of a contiguous array at ``place``, after a check that they lie in it."""
+def strided(array: Array, shape: tuple[int, ...], place: Strided) -> Array:
+    """Return a view of a contiguous array at ``place``; raises ``UCP-E-MISMATCH`` where it leaves the array."""
     last = place.offset + sum(
         (extent - 1) * stride for extent, stride in zip(shape, place.strides, strict=True)
     )

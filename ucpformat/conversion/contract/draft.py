@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from ucpformat.conversion.contract.job import SlotSource
-from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
+from ucpformat.conversion.contract.job import ReadBox, SlotSource
+from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, Whole
 from ucpformat.geometry import Box, BufferPlace, Layout
 from ucpformat.model.dtype import dtype
 from ucpformat.state_dict.keys.origins import SOURCE

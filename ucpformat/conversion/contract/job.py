@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import Lost
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Job", "SlotSource"]
+__all__ = ["Job", "ReadBox", "SlotSource"]
 
 ReadBox = Callable[[Box, "NDArray[np.generic]"], None]
+"""Fills a contiguous array with the elements of a box."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ucpformat.conversion.contract.blocks import slot_blocks
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Box, Strided, clipped_move, source_boxes
+from ucpformat.geometry import Box, clipped_move, source_boxes
 from ucpformat.model.dtype import dtype
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.patterns import AtomMapDocument, AtomMapping, MappedSlot, Settings, apply_atom_map
+from ucpformat.patterns.carrying import strided
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
@@ -91,12 +91,7 @@ class _MappedSource:
                 for place, move in source_boxes(wanted, shape):
                     memory = np.empty(place.shape, dtype(self.dtype).numpy)
                     read(place, memory)
-                    _strided(out, move.shape, move.target)[...] = _strided(memory, move.shape, move.source)
-
-
-def _strided(array: NDArray[np.generic], shape: tuple[int, ...], place: Strided) -> NDArray[np.generic]:
-    flat = array.reshape(-1)[place.offset :]
-    return as_strided(flat, shape, tuple(stride * array.itemsize for stride in place.strides))
+                    strided(out, move.shape, move.target)[...] = strided(memory, move.shape, move.source)
 
 
 def _dtype(mapped: MappedSlot, sources: Sequence[SlotSpec]) -> str:

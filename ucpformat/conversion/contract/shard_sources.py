@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ucpformat.conversion.contract.sources import EqualSources, ReadBox, read_only_to_check, window
+from ucpformat.conversion.contract.job import ReadBox
+from ucpformat.conversion.contract.sources import EqualSources, read_only_to_check, window
 from ucpformat.errors import error
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.errors import error
 from ucpformat.geometry import Box, BoxIndex, Piece
 from ucpformat.tensor_files.strided import element_view, slabs
@@ -20,7 +21,6 @@ __all__ = [
     "CastSource",
     "EqualSources",
     "Pieces",
-    "ReadBox",
     "StoredPiece",
     "Whole",
     "read_only_to_check",
@@ -29,8 +29,6 @@ __all__ = [
 ]
 
 _CAST_BYTES: Final = 4 << 20  # cast at a time: no array of a whole chunk, nor one that leaves the cache
-
-ReadBox = Callable[[Box, npt.NDArray[np.generic]], None]
 
 
 @dataclass(frozen=True, slots=True)

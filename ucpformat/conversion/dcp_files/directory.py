@@ -18,8 +18,9 @@ from ucpformat.conversion.dcp_files.items import Catalogue, DcpObject, DcpTensor
 from ucpformat.conversion.dcp_files.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.conversion.dcp_files.ranks import is_data, rank_files, read_ranks
 from ucpformat.errors import UcpError, error
+from ucpformat.geometry import Box
+from ucpformat.storage.selection import selection
 from ucpformat.tensor_files.byte_source import Location
-from ucpformat.tensor_files.cover import intersection
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.safetensors_header import read_header
 from ucpformat.tensor_files.shared_check import SharedChecks, Step
@@ -111,29 +112,28 @@ class DcpDirectory:
         tensor = self.tensors.get(key)
         if tensor is None:
             raise error("UCP-E-MISMATCH", f"there is no tensor {key!r}", at=str(self.path))
-        box = (tuple(offset), tuple(shape))
         size = item_size(tensor.dtype)
-        if len(box[0]) != len(tensor.shape) or not all(
-            min(start, extent) >= 0 and start + extent <= whole
-            for start, extent, whole in zip(*box, tensor.shape, strict=True)
-        ):
-            raise error("UCP-E-MISMATCH", f"the box {box} does not fit {key!r} of shape {tensor.shape}")
+        try:
+            box = Box(tuple(offset), tuple(shape))
+            fits = Box.whole(tensor.shape).contains(box)
+        except UcpError:
+            fits = False
+        if not fits:
+            message = (
+                f"the box at {list(offset)} of {list(shape)} does not fit {key!r} of shape {tensor.shape}"
+            )
+            raise error("UCP-E-MISMATCH", message)
         if out.dtype != np.uint8 or out.size != math.prod(shape) * size or not out.flags.c_contiguous:
             raise error(
                 "UCP-E-MISMATCH", f"the box of {key!r} needs {math.prod(shape) * size} contiguous bytes"
             )
-        target = element_view(out, size, box[1])
+        target = element_view(out, size, box.shape)
         for fragment in tensor.fragments:
-            part = intersection(box, (fragment.offset, fragment.shape))
+            part = box.intersect(Box(fragment.offset, fragment.shape))
             if part is None:
                 continue
-            # The ellipsis keeps a 0-d target an array.
-            inside: Any = (
-                ...,
-                *(slice(a - b, a - b + n) for a, b, n in zip(part[0], box[0], part[1], strict=True)),
-            )
-            within = tuple(a - b for a, b in zip(part[0], fragment.offset, strict=True))
-            self._reader.read(fragment, tensor.dtype, within, target[inside])
+            within = tuple(a - b for a, b in zip(part.offset, fragment.offset, strict=True))
+            self._reader.read(fragment, tensor.dtype, within, target[selection(part, box)])
 
     def read_object(
         self,

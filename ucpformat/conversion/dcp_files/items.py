@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ucpformat.errors import error
+from ucpformat.geometry import Box
 from ucpformat.state_dict.keys.paths import KeyPath
 from ucpformat.tensor_files.byte_source import Location
 from ucpformat.tensor_files.cover import cover_problem
@@ -62,6 +63,6 @@ class Catalogue:
 def check_covers(tensors: Mapping[str, DcpTensor], at: str) -> None:
     """Refuse a tensor that its fragments do not cover exactly once: ``UCP-E-SOURCE``, naming the key."""
     for key, tensor in tensors.items():
-        problem = cover_problem(tensor.shape, [(part.offset, part.shape) for part in tensor.fragments])
+        problem = cover_problem(tensor.shape, [Box(part.offset, part.shape) for part in tensor.fragments])
         if problem is not None:
             raise error("UCP-E-SOURCE", f"{key!r} is not stored completely: {problem}", at=at)

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import math
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
 from tests.conversion.formats.dcp.strategies import boxes_of, index_of, shapes, tilings
-from ucpformat.tensor_files.cover import cover_problem, intersection
+from ucpformat.geometry import Box
+from ucpformat.tensor_files.cover import cover_problem
 
 
 @given(st.data())
 def test_exact_covers_are_accepted_and_others_are_not(data: st.DataObject) -> None:
     shape = data.draw(shapes)
-    boxes = data.draw(tilings(shape))
+    boxes = [Box(*box) for box in data.draw(tilings(shape))]
     assert cover_problem(shape, boxes) is None
-    full = [index for index, box in enumerate(boxes) if math.prod(box[1])]
+    full = [index for index, box in enumerate(boxes) if box.size]
     if full:
         index = data.draw(st.sampled_from(full))
         assert "overlap" in (cover_problem(shape, [*boxes, boxes[index]]) or "") or not shape
@@ -25,24 +24,13 @@ def test_exact_covers_are_accepted_and_others_are_not(data: st.DataObject) -> No
 @given(st.data())
 def test_any_boxes_against_counting(data: st.DataObject) -> None:
     shape = data.draw(shapes)
-    boxes = data.draw(st.lists(boxes_of(shape), max_size=6))
+    boxes = [Box(*box) for box in data.draw(st.lists(boxes_of(shape), max_size=6))]
     counts = np.zeros(shape, dtype=int)
-    for offset, extent in boxes:
-        counts[index_of(offset, extent)] += 1
+    for box in boxes:
+        counts[index_of(box.offset, box.shape)] += 1
     assert (cover_problem(shape, boxes) is None) == bool((counts == 1).all())
 
 
-@given(st.data())
-def test_intersection_against_counting(data: st.DataObject) -> None:
-    shape = data.draw(shapes)
-    boxes = [data.draw(boxes_of(shape)) for _ in range(2)]
-    counts = np.zeros(shape, dtype=int)
-    for offset, extent in boxes:
-        counts[index_of(offset, extent)] += 1
-    common = intersection(*boxes)
-    assert (0 if common is None else math.prod(common[1])) == (counts == 2).sum()
-
-
 def test_outside() -> None:
-    assert "leaves" in (cover_problem((4,), [((2,), (3,))]) or "")
-    assert cover_problem((4,), [((0, 0), (4, 1))]) is not None
+    assert "leaves" in (cover_problem((4,), [Box((2,), (3,))]) or "")
+    assert cover_problem((4,), [Box((0, 0), (4, 1))]) is not None

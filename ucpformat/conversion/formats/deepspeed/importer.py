@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.conversion.contract.job import Job
+from ucpformat.conversion.contract.job import Job, ReadBox
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
-from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
+from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, Whole
 from ucpformat.conversion.formats.deepspeed.experts.groups import (
     ExpertRanks,
     add_unpartitioned_experts,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.contract.draft import Draft, joined_drafts
-from ucpformat.conversion.contract.job import Job
+from ucpformat.conversion.contract.job import Job, ReadBox
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
 from ucpformat.conversion.contract.shard_sources import shard_source
-from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, ReadBox, Whole
+from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, Whole
 from ucpformat.conversion.formats.megatron.classic_directory import (
     MODEL,
     OPTIMIZER,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.contract.foreign import Lost
-from ucpformat.conversion.contract.sources import EqualSources, ReadBox, Whole
+from ucpformat.conversion.contract.sources import EqualSources, Whole
 from ucpformat.conversion.formats.torch_save.leaves import Leaves, TensorLeaf
 from ucpformat.conversion.formats.torch_save.sharded import RANK_GLOBALS, SHARDED, Sharded, joined, refusal
 from ucpformat.errors import UcpError, error
@@ -29,7 +29,7 @@ from ucpformat.tensor_files.torch_zip import StoredTensor
 from ucpformat.tensor_files.zip_records import read_record, zip_records
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.contract.job import Job
+    from ucpformat.conversion.contract.job import Job, ReadBox
 
 __all__ = ["FORMAT", "detect", "import_rank_files"]
 

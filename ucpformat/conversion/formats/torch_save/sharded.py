@@ -215,7 +215,7 @@ def joined(name: str, shards: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
                 f"the shard of {name!r:.200} at {list(box.offset)} is in no file: copy the file of rank {rank}, too",
                 at=file.name,
             )
-    problem = cover_problem(first.shape, [(box.offset, box.shape) for box in held])
+    problem = cover_problem(first.shape, [*held])
     if problem is not None:
         raise error("UCP-E-SOURCE", f"{name!r:.200}: {problem}", at=file.name)
     return _Boxes([(box, *place) for box, place in held.items()])

@@ -16,7 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from ucpformat.conversion.contract.sources import CastSource, ReadBox, Whole, sample_shape
+from ucpformat.conversion.contract.job import ReadBox
+from ucpformat.conversion.contract.sources import CastSource, Whole, sample_shape
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.conversion.formats.deepspeed.zero.flat_groups import FlatGroup
 from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import NumberedStates

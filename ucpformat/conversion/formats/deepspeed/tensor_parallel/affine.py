@@ -14,14 +14,11 @@ from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import (
-    Axis,
     Box,
     ExplicitHoldings,
     Holdings,
     LocalMap,
     Piece,
-    Reduce,
-    Region,
     Strided,
     canonical,
     covers,
@@ -30,59 +27,13 @@ from ucpformat.geometry import (
     row_major_strides,
 )
 
-__all__ = ["AffineHoldings", "affine_description", "affine_holdings"]
+__all__ = ["affine_description", "affine_holdings"]
 
 _MAX_PARTS: Final = 1 << 16
 """Most boxes that the pieces of one rank may fall into."""
 
 
-@dataclass(frozen=True, slots=True)
-class AffineHoldings:
-    """What ranks hold of a parameter, as an affine map says; see `ucpformat.geometry.Holdings`."""
-
-    listed: ExplicitHoldings
-    factor: Fraction
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The logical shape."""
-        return self.listed.shape
-
-    @property
-    def view(self) -> tuple[int, ...]:
-        """The shape itself."""
-        return self.listed.shape
-
-    @property
-    def scale(self) -> Fraction:
-        """Local value / logical value; the same for all pieces."""
-        return self.factor
-
-    @property
-    def reduce(self) -> Reduce | None:
-        """None: an affine map never averages."""
-        return None
-
-    @property
-    def own_axes(self) -> tuple[Axis, ...] | None:
-        """None: entries are parts of one tensor."""
-        return None
-
-    @property
-    def keeps_entries(self) -> bool:
-        """False: there are none."""
-        return False
-
-    def regions(self) -> tuple[Region, ...]:
-        """Return the distinct local maps with their holders."""
-        return self.listed.regions()
-
-    def filled(self) -> tuple[Region, ...]:
-        """Return the regions whose maps have pieces."""
-        return self.listed.filled()
-
-
-def affine_holdings(entry: Mapping[str, Any], *, at: str) -> AffineHoldings:
+def affine_holdings(entry: Mapping[str, Any], *, at: str) -> ExplicitHoldings:
     """What ``ParamAffineMap.to_dict`` says, of which every rank's boxes are made.
 
     Raises:
@@ -109,7 +60,7 @@ def affine_holdings(entry: Mapping[str, Any], *, at: str) -> AffineHoldings:
     fault = covers([piece.box for _, local_map in maps for piece in local_map.pieces], shape)
     if fault is not None:
         raise error("UCP-E-COVER", f"the pieces of all ranks leave a {fault.kind} at {fault.box}", at=at)
-    return AffineHoldings(ExplicitHoldings(shape, tuple(maps)), scales.pop())
+    return ExplicitHoldings(shape, tuple(maps), scales.pop())
 
 
 def _local_map(

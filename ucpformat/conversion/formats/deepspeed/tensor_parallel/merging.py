@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
 from ucpformat.conversion.contract.shard_sources import shard_source
-from ucpformat.conversion.contract.sources import EqualSources, ReadBox
+from ucpformat.conversion.contract.sources import EqualSources
 from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import AffineHoldings, affine_holdings
-from ucpformat.geometry import Holdings
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_holdings
+from ucpformat.geometry import ExplicitHoldings, Holdings
 from ucpformat.tensor_files.fields import mapping, refused
 
 __all__ = ["affine_maps", "check_shards", "merged_draft"]
@@ -68,7 +69,7 @@ def merged_draft(
     return merged
 
 
-def affine_maps(model: ModelStates) -> dict[str, AffineHoldings]:
+def affine_maps(model: ModelStates) -> dict[str, ExplicitHoldings]:
     """The affine maps by parameter: their patterns are names, escaped, and no expression is evaluated."""
     at = model.file.name
     info = model.values.get(_INFO)
@@ -79,7 +80,7 @@ def affine_maps(model: ModelStates) -> dict[str, AffineHoldings]:
     if affine.get("version") != _MAP_VERSION:
         raise refused(f"affine maps of version {affine.get('version')!r:.20} are unknown", at)
     listed: Mapping[str, Any] = mapping(affine.get("params"), "affine_map", at)
-    maps: dict[str, AffineHoldings] = {}
+    maps: dict[str, ExplicitHoldings] = {}
     for name in model.module:
         entry = listed.get(f"^{re.escape(name)}$")
         if entry is not None:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.conversion.contract.content import Content
-from ucpformat.conversion.contract.job import SlotSource
+from ucpformat.conversion.contract.job import ReadBox, SlotSource
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
-from ucpformat.conversion.contract.sources import ReadBox, window
+from ucpformat.conversion.contract.sources import window
 from ucpformat.conversion.formats.deepspeed.outlines import Outline
 from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
 from ucpformat.errors import error

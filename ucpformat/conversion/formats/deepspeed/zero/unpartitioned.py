@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ucpformat.conversion.contract.sources import ReadBox, Whole
+from ucpformat.conversion.contract.job import ReadBox
+from ucpformat.conversion.contract.sources import Whole
 from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused, tensor
