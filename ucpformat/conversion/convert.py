@@ -14,8 +14,7 @@ from ucpformat.conversion.contract.weights import beside_weights
 from ucpformat.conversion.direction import format_to_write, require_local
 from ucpformat.conversion.engine.dropped_items import parts_of, remedy, told
 from ucpformat.conversion.engine.exporting import Export
-from ucpformat.conversion.engine.memory import DEFAULT_MEMORY
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import DEFAULT_MEMORY, EngineOptions
 from ucpformat.conversion.engine.out_directory import refuse_unfinished, storing
 from ucpformat.conversion.engine.ranks import RankExecutor, together
 from ucpformat.conversion.engine.work_order import Recipe, url_of

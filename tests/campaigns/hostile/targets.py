@@ -38,7 +38,7 @@ from ucpformat.tensor_files.allowed_globals import OBJECT_GLOBALS
 from ucpformat.tensor_files.byte_source import MemoryRange
 from ucpformat.tensor_files.legacy_archive import open_archive
 from ucpformat.tensor_files.object_tree import Limits, check_tree
-from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.safetensors_file import parse_object
 from ucpformat.tensor_files.unpickle import unpickle
 from ucpformat.validation import validate
 

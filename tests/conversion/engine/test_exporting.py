@@ -25,10 +25,9 @@ from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ImportOptions
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
-from ucpformat.conversion.engine import batches, exporting
+from ucpformat.conversion.engine import exporting, work_order
 from ucpformat.conversion.engine.exporting import write_files
-from ucpformat.conversion.engine.memory import needed_for
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import EngineOptions, needed_for
 from ucpformat.conversion.engine.out_directory import JOURNAL, OutDirectory, new_file
 from ucpformat.conversion.engine.work_order import Recipe
 from ucpformat.conversion.formats.safetensors.exporter import export_safetensors
@@ -65,7 +64,7 @@ def export(
 ) -> ConversionReport:
     drop = [glob for glob in WAYS[format_name].get("drop", ()) if matches(source, glob)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_MIN_BATCH", 1)  # as many files as there are items, for DCP and Megatron
+        patch.setattr(work_order, "_MIN_BATCH", 1)  # as many files as there are items, for DCP and Megatron
         return convert_checkpoint(
             source,
             out,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ucpformat.conversion.contract.job import Job, SlotSource
-from ucpformat.conversion.engine.memory import MemoryBudget, needed_for, workers_within
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import EngineOptions, MemoryBudget, needed_for, workers_within
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box

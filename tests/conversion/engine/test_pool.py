@@ -11,8 +11,7 @@ import pytest
 
 from tests.conversion.engine.jobs import assert_same, make, rewrite
 from ucpformat.conversion.contract.job import Job
-from ucpformat.conversion.engine.memory import needed_for, workers_within
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import EngineOptions, needed_for, workers_within
 from ucpformat.conversion.engine.pool import Pool, open_pool, process_pool, run_tasks
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.errors import UcpError

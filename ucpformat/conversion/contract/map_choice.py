@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from ucpformat.conversion.contract.mapped import mapped_job
-from ucpformat.conversion.contract.setting_values import named_document, named_integers
+from ucpformat.conversion.contract.registry import named_document, named_integers
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.patterns import atom_map_names, load_atom_map, parse_atom_map

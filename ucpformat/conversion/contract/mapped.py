@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ucpformat.conversion.contract.blocks import slot_blocks
+from ucpformat.conversion.contract.content import slot_blocks
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, clipped_move, source_boxes

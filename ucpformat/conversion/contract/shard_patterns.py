@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ucpformat.conversion.contract.setting_values import named_document, named_integers
+from ucpformat.conversion.contract.registry import named_document, named_integers
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Lowering, element_count, lower
 from ucpformat.patterns import Patterns, load_patterns, parse_patterns, pattern_names, resolve

@@ -22,7 +22,7 @@ from ucpformat.geometry import Box
 from ucpformat.storage.selection import selection
 from ucpformat.tensor_files.byte_source import Location
 from ucpformat.tensor_files.object_tree import Limits
-from ucpformat.tensor_files.safetensors_header import read_header
+from ucpformat.tensor_files.safetensors_file import read_header
 from ucpformat.tensor_files.shared_check import SharedChecks, Step
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size

@@ -16,11 +16,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ucpformat.conversion.contract.blocks import slot_blocks
+from ucpformat.conversion.contract.content import slot_blocks
 from ucpformat.conversion.dcp_files.items import KeyPath
 from ucpformat.conversion.dcp_files.metadata_out import ListedBox, ListedTensor, metadata_pickle
-from ucpformat.conversion.engine.batches import batch_size
 from ucpformat.conversion.engine.exporting import write_files
+from ucpformat.conversion.engine.work_order import batch_size
 from ucpformat.errors import error
 from ucpformat.tensor_files.byte_source import Location
 from ucpformat.tensor_files.out_files import OutFile, OutFiles

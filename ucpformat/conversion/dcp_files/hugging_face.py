@@ -17,7 +17,7 @@ from typing import Final
 
 from ucpformat.conversion.dcp_files.items import Catalogue, DcpTensor, Fragment, check_covers
 from ucpformat.errors import UcpError, error
-from ucpformat.tensor_files.safetensors_header import (
+from ucpformat.tensor_files.safetensors_file import (
     SafetensorsEntry,
     SafetensorsHeader,
     parse_object,

@@ -17,13 +17,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from ucpformat.conversion.contract.blocks import BLOCK_BYTES
-from ucpformat.conversion.contract.content import Content
-from ucpformat.conversion.engine.batches import batch_size
+from ucpformat.conversion.contract.content import BLOCK_BYTES, Content
 from ucpformat.conversion.engine.journal import source_state
-from ucpformat.conversion.engine.memory import workers_within
-from ucpformat.conversion.engine.open_sources import Kept
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import EngineOptions, workers_within
 from ucpformat.conversion.engine.out_directory import (
     OutDirectory,
     Written,
@@ -32,7 +28,8 @@ from ucpformat.conversion.engine.out_directory import (
     temporary_file,
 )
 from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks
-from ucpformat.conversion.engine.work_order import job_digest, require_same
+from ucpformat.conversion.engine.work_order import batch_size, job_digest, require_same
+from ucpformat.conversion.engine.worker import Kept
 from ucpformat.errors import error
 from ucpformat.storage.workers import task_groups
 from ucpformat.tensor_files.out_files import OutFile, OutFiles

@@ -24,8 +24,7 @@ from ucpformat.storage.stores.draft import is_staged
 from ucpformat.storage.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.engine.batches import Batch, Cut
-    from ucpformat.conversion.engine.work_order import Order, Recipe
+    from ucpformat.conversion.engine.work_order import Batch, Cut, Order, Recipe
     from ucpformat.storage.stores.store import Store
 
 __all__ = ["Earlier", "begin", "clear", "earlier", "finish", "source_state"]

@@ -1,38 +1,55 @@
-"""What a worker is told: where the job comes from, where the checkpoint goes, and which attempt this is."""
+"""What a worker is told: where the job comes from, where the checkpoint goes, which attempt this is, which chunks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.conversion.contract.admission import admitted
 from ucpformat.conversion.contract.foreign import ImportOptions, Lost
 from ucpformat.conversion.contract.registry import UCP, check_settings, registry
 from ucpformat.conversion.contract.weights import Weights, weights_of
-from ucpformat.conversion.engine.dropped_items import without
+from ucpformat.conversion.engine.dropped_items import unread_files, without
 from ucpformat.conversion.engine.out_directory import refuse_unfinished
 from ucpformat.conversion.engine.rewriting import checkpoint_job, rewrite_job
-from ucpformat.conversion.engine.unread import unread_files
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.model.compression_rule import compressor_of
+from ucpformat.model.names import assign_keys
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path
 from ucpformat.tensor_files.source_files import watched
+from ucpformat.writer import slot_place
 
 if TYPE_CHECKING:
-    from ucpformat.conversion.contract.job import Job
+    from ucpformat.conversion.contract.job import Job, SlotSource
     from ucpformat.model.compression_rule import Compression
     from ucpformat.model.root import Storage
     from ucpformat.storage.stores.store import Durability
+    from ucpformat.storage.writing.chunk_writer import SlotPlace
 
-__all__ = ["Opened", "Order", "Recipe", "compressed", "job_digest", "require_same", "url_of"]
+__all__ = [
+    "Batch",
+    "Cut",
+    "Opened",
+    "Order",
+    "Recipe",
+    "Run",
+    "batch_size",
+    "batches",
+    "compressed",
+    "cut_job",
+    "job_digest",
+    "require_same",
+    "url_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +181,73 @@ def url_of(path: str | os.PathLike[str]) -> str:
     """Return a URL, or a path that other processes find as well."""
     local = None if "://" in os.fspath(path) else local_path(path)
     return os.fspath(path) if local is None else str(Path(local).absolute())
+
+
+_MIN_BATCH: Final = 32 << 20
+_MAX_BATCH: Final = 1 << 30
+_BATCHES: Final = 64
+_MAX_RUNS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chunks ``[first, stop)`` of a slot, which is given by its number."""
+
+    slot: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Runs that one task copies, and their logical bytes."""
+
+    number: int
+    runs: tuple[Run, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A job's sources in their order, with the place of each."""
+
+    sources: Sequence[SlotSource]
+    places: Sequence[SlotPlace]
+
+
+def cut_job(job: Job) -> Cut:
+    """The places of a job's sources, the same in every process that plans the same job."""
+    keys = assign_keys(atom.name for atom in job.atoms)
+    atoms = {atom.name: atom for atom in job.atoms}
+    return Cut(
+        job.sources,
+        [
+            slot_place(keys[one.atom], one.atom, one.slot, atoms[one.atom].slots[one.slot], job.chunk_bytes)
+            for one in job.sources
+        ],
+    )
+
+
+def batch_size(total: int) -> int:
+    """Bytes of a task: enough to be worth sending, few enough to be done again."""
+    return min(max(total // _BATCHES, _MIN_BATCH), _MAX_BATCH)
+
+
+def batches(places: Sequence[SlotPlace], size: int) -> Iterator[Batch]:
+    """All chunks of all slots, in order, about ``size`` bytes together, or one chunk that has more."""
+    runs: list[Run] = []
+    number = held = 0
+    for slot, place in enumerate(places):
+        grid = place.grid
+        chunk_bytes = math.prod(grid.chunk_shape) * place.dtype.item_bytes
+        first = 0
+        while first < grid.count:
+            stop = min(grid.count, first + max(1, (size - held) // max(chunk_bytes, 1)))
+            runs.append(Run(slot, first, stop))
+            held += sum(grid.box_at(chunk).size * place.dtype.item_bytes for chunk in range(first, stop))
+            first = stop
+            if held >= size or len(runs) == _MAX_RUNS:
+                yield Batch(number, tuple(runs), held)
+                number, runs, held = number + 1, [], 0
+    if runs:
+        yield Batch(number, tuple(runs), held)

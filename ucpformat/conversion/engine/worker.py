@@ -6,20 +6,20 @@ already is the answer.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
-from ucpformat.conversion.engine.batches import Cut, cut_job
-from ucpformat.conversion.engine.memory import MemoryBudget, needed_for
-from ucpformat.conversion.engine.open_sources import Kept
-from ucpformat.conversion.engine.work_order import job_digest, require_same
+from ucpformat.conversion.engine.options import MemoryBudget, needed_for
+from ucpformat.conversion.engine.work_order import Cut, cut_job, job_digest, require_same
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
 from ucpformat.model.references import Pack
@@ -32,17 +32,44 @@ from ucpformat.storage.writing.stored_columns import StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
-    from ucpformat.conversion.engine.batches import Batch
-    from ucpformat.conversion.engine.work_order import Order
+    from ucpformat.conversion.engine.work_order import Batch, Order
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import ChunkWriter, StoredChunk
 
-__all__ = ["Workshop", "convert_batch", "copy_batch", "objects_of", "sealed", "unsealed"]
+__all__ = ["Kept", "Workshop", "convert_batch", "copy_batch", "objects_of", "sealed", "unsealed"]
+
+_T = TypeVar("_T")
 
 _SMALL: Final = 1 << 20
 _GATHERED_BYTES: Final = 4 << 20
 _GATHERED_PIECES: Final = 256
 _SEAL: Final = 32
+
+
+class Kept(Generic[_T]):
+    """One thing, made when it is first asked for, and again where another one is asked for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key = ""
+        self._stack = ExitStack()
+        self._thing: _T | None = None
+        atexit.register(self.close)
+
+    def get(self, key: str, make: Callable[[ExitStack], _T]) -> _T:
+        """What ``make`` gives, or gave for the same key; what it enters is left when another key comes."""
+        with self._lock:
+            if self._thing is None or self._key != key:
+                self._stack.close()
+                self._thing = None
+                self._thing, self._key = make(self._stack), key
+            return self._thing
+
+    def close(self) -> None:
+        """Leave what was entered."""
+        with self._lock:
+            self._thing = None
+            self._stack.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.conversion.engine import journal
-from ucpformat.conversion.engine.batches import Batch, batch_size, batches, cut_job
-from ucpformat.conversion.engine.memory import DEFAULT_MEMORY, workers_within
-from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.options import DEFAULT_MEMORY, EngineOptions, workers_within
 from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks
-from ucpformat.conversion.engine.work_order import Order, compressed, job_digest, url_of
+from ucpformat.conversion.engine.work_order import (
+    Batch,
+    Order,
+    batch_size,
+    batches,
+    compressed,
+    cut_job,
+    job_digest,
+    url_of,
+)
 from ucpformat.conversion.engine.worker import Workshop, convert_batch, copy_batch
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error

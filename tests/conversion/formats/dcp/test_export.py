@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, loa
 from tests.conversion.formats.dcp.cases import Case, DcpCase
 from tests.conversion.formats.dcp.stand_ins import spelled, stand_in
 from ucpformat.conversion.dcp_files.files_out import ExportTensor, write_dcp
-from ucpformat.conversion.engine import batches
+from ucpformat.conversion.engine import work_order
 from ucpformat.conversion.formats.dcp import DcpDirectory, DcpObject, DcpTensor, KeyPath
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.stand_ins import NumpyArray, PathValue, TensorValue, TorchSize
@@ -108,7 +108,7 @@ def test_no_box_is_larger_than_the_limit(tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_several_files(dcp_case: DcpCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stock torch finds each box in its file, the boxes of one tensor in several."""
-    monkeypatch.setattr(batches, "_MIN_BATCH", 500)
+    monkeypatch.setattr(work_order, "_MIN_BATCH", 500)
     case = dcp_case("single")
     exported(case, tmp_path / "out", box_bytes=300)
     names = sorted(path.name for path in (tmp_path / "out").glob("*.distcp"))

@@ -29,7 +29,7 @@ from ucpformat.conversion.dcp_files.items import check_covers
 from ucpformat.conversion.dcp_files.metadata import read_metadata
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.byte_source import MemoryRange, decompressed
-from ucpformat.tensor_files.safetensors_header import read_header
+from ucpformat.tensor_files.safetensors_file import read_header
 from ucpformat.tensor_files.source_files import SourceFiles
 
 CODES = ("UCP-E-SOURCE", "UCP-E-PICKLE", "UCP-E-LIMIT", "UCP-E-DTYPE")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import MAX_DEPTH, deeper_than_limit
 from ucpformat.model.dtype import DTYPES
-from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.safetensors_file import parse_object
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Layout, Mesh, MeshAxis, lower, named_sharding_steps
-from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.safetensors_file import parse_object
 
 if TYPE_CHECKING:
     from ucpformat.state_dict.keys.paths import StatePath

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ucpformat.conversion.contract.blocks import slot_blocks
+from ucpformat.conversion.contract.content import slot_blocks
 from ucpformat.conversion.contract.foreign import ExportPlan, Lost
 from ucpformat.conversion.engine.out_directory import empty_directory, new_file
 from ucpformat.conversion.formats.orbax.arrays import array_spec, tensorstore, translated

@@ -36,7 +36,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.origins import SOURCE, state_annotations
 from ucpformat.state_dict.keys.paths import dotted, path_to_json
-from ucpformat.tensor_files.safetensors_header import parse_object
+from ucpformat.tensor_files.safetensors_file import parse_object
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.writer import AtomSpec, SlotSpec
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.conversion.contract.foreign import Lost
 from ucpformat.conversion.dcp_files.hugging_face import SHARDING_INFO
 from ucpformat.errors import UcpError, error
-from ucpformat.tensor_files.safetensors_header import parse_object, read_header
+from ucpformat.tensor_files.safetensors_file import parse_object, read_header
 from ucpformat.tensor_files.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
-    from ucpformat.tensor_files.safetensors_header import SafetensorsHeader
+    from ucpformat.tensor_files.safetensors_file import SafetensorsHeader
 
 __all__ = ["Weights", "companions", "detect", "find_weights"]
 

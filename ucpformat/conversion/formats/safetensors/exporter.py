@@ -21,7 +21,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.model.values import decode
 from ucpformat.state_dict.keys.origins import SOURCE
 from ucpformat.tensor_files.out_files import OutFile, OutFiles, text_file
-from ucpformat.tensor_files.safetensors_tensors import FOUR_BITS, STORED_NAMES
+from ucpformat.tensor_files.safetensors_file import FOUR_BITS, STORED_NAMES
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.content import Content

@@ -17,13 +17,13 @@ from ucpformat.errors import error
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.origins import SOURCE, state_annotations
-from ucpformat.tensor_files.safetensors_tensors import StoredTensor
+from ucpformat.tensor_files.safetensors_file import StoredTensor
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
     from ucpformat.conversion.formats.safetensors.directory import Weights
     from ucpformat.jsonio import JsonValue
-    from ucpformat.tensor_files.safetensors_header import SafetensorsEntry
+    from ucpformat.tensor_files.safetensors_file import SafetensorsEntry
 
 __all__ = ["FORMAT", "INDEX_METADATA", "METADATA", "STEP", "import_safetensors"]
 

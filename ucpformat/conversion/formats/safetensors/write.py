@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ucpformat.conversion.contract.blocks import slot_blocks
+from ucpformat.conversion.contract.content import slot_blocks
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
-from ucpformat.tensor_files.safetensors_tensors import FOUR_BITS, packed_nibbles
+from ucpformat.tensor_files.safetensors_file import FOUR_BITS, packed_nibbles
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import ReadBox

@@ -19,8 +19,8 @@ from ucpformat.conversion.dcp_files.tensors import TensorSource
 from ucpformat.conversion.formats.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.conversion.formats.torch_save.leaves import Leaves, TensorLeaf
 from ucpformat.errors import UcpError, error
-from ucpformat.tensor_files.safetensors_header import read_header
-from ucpformat.tensor_files.safetensors_tensors import StoredTensor as RawTensor
+from ucpformat.tensor_files.safetensors_file import StoredTensor as RawTensor
+from ucpformat.tensor_files.safetensors_file import read_header
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile, require_saved_name

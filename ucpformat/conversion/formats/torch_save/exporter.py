@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.conversion.contract.blocks import slot_blocks
-from ucpformat.conversion.contract.content import Content
+from ucpformat.conversion.contract.content import Content, slot_blocks
 from ucpformat.conversion.contract.foreign import PICKLE, ExportPlan, Lost
 from ucpformat.conversion.contract.master_copies import with_one_copy
 from ucpformat.conversion.formats.torch_save.leaves import NUMBERED
