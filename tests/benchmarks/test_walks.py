@@ -8,8 +8,8 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (314, 49),
-    "save, two ranks": (476, 70),
+    "save, one process": (305, 48),
+    "save, two ranks": (466, 69),
     "open and slice": (207, 31),
     "validate": (196, 37),
     "convert safetensors to ucp": (309, 60),

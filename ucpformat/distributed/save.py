@@ -386,26 +386,24 @@ class Saving:
         return entry_of(self.local, self._group, self._owners)
 
     def _write(self, target: PieceWriter) -> None:
+        if self._whole_chunks:
+            self._write_whole_chunks(target)
+            return
+        for batch in self._batches():
+            for (atom, slot), offset, data in batch:
+                target.submit(atom, slot, data, offset)
+                self._nbytes += data.nbytes
+            target.drain()
+
+    def _write_whole_chunks(self, target: PieceWriter) -> None:
+        """Put parts of slots together that are written chunk by chunk, those of other ranks too."""
         assembly = ChunkAssembly(
             target, self._group, self._planned.waves, self._whole_chunks, lasting=self._lasting
         )
-        stream = self._batches()
         try:
-            while (batch := self._next(stream, assembly)) is not None:
-                for part in batch:
-                    assembly.pass_by(part.name)
-                    assembly.guard(assembly.add, *part)
-                assembly.guard(target.drain)
-            assembly.finish()
+            assembly.write(self._batches())
         finally:
             self._nbytes, self._sent = assembly.written, assembly.moved.sent
-        target.drain()
-
-    @staticmethod
-    def _next(stream: Iterator[Sequence[Part]], assembly: ChunkAssembly) -> Sequence[Part] | None:
-        found: list[Sequence[Part] | None] = [None]
-        assembly.guard(lambda: found.append(next(stream, None)))
-        return found[-1]
 
     def _live_batches(self) -> Iterator[list[Part]]:
         by_slot: dict[SlotName, list[Portion]] = {}

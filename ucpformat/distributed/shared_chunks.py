@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.chunk_owners import SharedChunk, Wave
     from ucpformat.distributed.group import Group
     from ucpformat.distributed.local_state import SlotName
-    from ucpformat.distributed.share import SlotToShare
+    from ucpformat.distributed.share import Part, SlotToShare
     from ucpformat.geometry import ChunkGrid
     from ucpformat.storage.writing.piece_writer import PieceWriter
 
@@ -65,6 +65,25 @@ class ChunkAssembly:
         self._failure: Exception | None = None
         self.moved = Moved()
         self.written = 0
+
+    def write(self, batches: Iterator[Sequence[Part]]) -> None:
+        """Take the parts of all batches; each batch is written before the next one is asked for.
+
+        Raises:
+            What fails here, and whatever the group raises where a rank is gone.
+        """
+        while (batch := self._next(batches)) is not None:
+            for part in batch:
+                self.pass_by(part.name)
+                self.guard(self.add, *part)
+            self.guard(self._target.drain)
+        self.finish()
+        self._target.drain()
+
+    def _next(self, batches: Iterator[Sequence[Part]]) -> Sequence[Part] | None:
+        found: list[Sequence[Part] | None] = [None]
+        self.guard(lambda: found.append(next(batches, None)))
+        return found[-1]
 
     def add(self, name: SlotName, offset: tuple[int, ...], data: NDArray[np.generic]) -> None:
         """Take a part: write it, or the chunks that it completes, and keep the rest."""
