@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ucpformat as ucp
-from ucpformat import writer
+from ucpformat import declared
 from ucpformat.errors import REGISTRY
 
 TP8 = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 8),)), (ucp.Shard("tp", 0, "even"),))
@@ -125,12 +125,12 @@ def test_a_package_that_was_not_installed_saves_as_well(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(writer, "version", missing)
-    writer._version.cache_clear()
+    monkeypatch.setattr(declared, "version", missing)
+    declared._version.cache_clear()
     try:
         ucp.save(tmp_path / "a.ucp", {"x": np.ones(3, np.float32)})
     finally:
-        writer._version.cache_clear()
+        declared._version.cache_clear()
     with ucp.open(tmp_path / "a.ucp") as checkpoint:
         assert checkpoint.root.producer is not None
         assert checkpoint.root.producer.version == "unknown"

@@ -37,7 +37,7 @@ from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, chunk_grid
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.envelope import Extension
-from ucpformat.model.root import MAX_ROOT_BYTES, Progress, Storage, parse_root
+from ucpformat.model.root import Storage
 from ucpformat.model.state import Optimizer, ParameterGroup, StateDocument
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.store import Durability
@@ -341,53 +341,6 @@ def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) 
     with pytest.raises(UcpError, match="UCP-E-LIMIT"):
         writer.commit()
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"annotations": {"org.example": nested(64)}}, "UCP-E-LIMIT"),
-        ({"annotations": {"org.example": "x" * MAX_ROOT_BYTES}}, "UCP-E-LIMIT"),
-        ({"annotations": {"org.example": float("nan")}}, "UCP-E-JSON"),
-        ({"annotations": {"org.example": 1 << 70}}, "UCP-E-JSON"),
-        ({"extensions": {"org.example.x": Extension(safe_to_copy=1)}}, "UCP-E-SCHEMA"),  # type: ignore[arg-type]
-        ({"step": -1}, "UCP-E-SCHEMA"),
-        ({"step": True}, "UCP-E-SCHEMA"),
-        ({"step": 1.5}, "UCP-E-SCHEMA"),
-    ],
-    ids=lambda value: f"{value}"[:30],
-)
-def test_what_no_reader_takes_of_a_root_is_refused_before_anything_is_written(
-    tmp_path: Path, options: dict[str, Any], code: str
-) -> None:
-    """UCP-R-003, UCP-S-005."""
-    with pytest.raises(UcpError, match=code):
-        CheckpointWriter(tmp_path / "c", [], **options)
-    assert not (tmp_path / "c").exists()
-
-
-def test_a_table_over_its_limit_is_not_published(tmp_path: Path) -> None:
-    """UCP-S-005: no reader takes it."""
-    writer = CheckpointWriter(tmp_path / "c", [AtomSpec("a", INT8)])
-    writer.write("a", "value", np.zeros(40, np.int8))
-    with patch("ucpformat.writer.MAX_TABLE_BYTES", 8), pytest.raises(UcpError, match="UCP-E-LIMIT"):
-        writer.commit()
-    assert not (tmp_path / "c").exists()
-
-
-def test_what_is_committed_is_what_a_reader_takes(tmp_path: Path) -> None:
-    """All that a root document may have, in both storages: nothing is parsed again before it is published."""
-    mesh = Mesh((MeshAxis("dp", 2),))
-    slot = SlotSpec("float32", (4, 2), Layout(mesh, (Shard("dp", 0),)))
-    for storage in STORAGES:
-        path = tmp_path / storage
-        given: dict[str, Any] = {"step": 3, "annotations": {"org.example": [1, "x"]}}
-        with CheckpointWriter(path, [AtomSpec("a", {"value": slot})], storage=storage, **given) as writer:
-            writer.write("a", "value", np.ones((4, 2), np.float32))
-        data = (path / "ucp.json").read_bytes()
-        root = parse_root(data, features=frozenset(), extensions=frozenset())
-        assert root.seal() == (data, root.digest)
-        assert root.progress == Progress(3)
 
 
 @pytest.mark.parametrize(

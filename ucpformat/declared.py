@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -11,9 +13,12 @@ from ucpformat.errors import UcpError, error
 from ucpformat.geometry import chunk_grid
 from ucpformat.model.atom import Atom, Slot, slot_problems
 from ucpformat.model.compressor import Compressor
+from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
 from ucpformat.model.fields import raise_first, relocated
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import assign_keys
+from ucpformat.model.references import DocumentRef
+from ucpformat.model.root import Producer, Progress, Root, Storage, parse_root
 from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.writing.chunk_writer import SlotPlace
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["AtomSpec", "Declared", "SlotSpec", "slot_place", "slots_of"]
 
 
+_UNWRITTEN: Final = DocumentRef.to("index/packs.json", b"")
 _NO_ANNOTATIONS: Final[Mapping[str, JsonValue]] = {}
 
 
@@ -98,6 +104,38 @@ class Declared:
         ordered = tuple(sorted(slots, key=lambda slot: slot.name))
         return Atom(spec.name, self.keys_of[spec.name], ordered, spec.aliases, spec.annotations)
 
+    def root(
+        self,
+        storage: Storage,
+        chunk_bytes: int,
+        step: int | None,
+        annotations: dict[str, JsonValue],
+        extensions: dict[str, Extension],
+    ) -> Root:
+        """The root document as far as it is known before anything is written: without references to other documents.
+
+        Raises:
+            UcpError: as `parse_root`, for what no reader would take.
+        """
+        root = Root(
+            envelope=Envelope(
+                read_features=tuple(sorted(needed_features(slot.compressor for _, _, slot in self._slots))),
+                extensions=extensions,
+                annotations=annotations,
+            ),
+            storage=storage,
+            chunk_bytes=chunk_bytes,
+            meshes=tuple(dict.fromkeys(layout.mesh for layout in self.layouts)),
+            layouts=tuple(self.layouts),
+            packs=_UNWRITTEN if storage == "packed" else None,
+            producer=Producer("ucpformat", _version()),
+            progress=Progress(step) if step is not None else None,
+        )
+        # A reader would refuse nothing but what callers give; all else is checked where it is made.
+        if annotations or extensions or self.layouts or step is not None:
+            parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
+        return root
+
     def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
         """Where every slot goes, in the order of table rows."""
         keys = self.keys_of
@@ -105,10 +143,6 @@ class Declared:
             (atom, name): slot_place(keys[atom], atom, name, slot, chunk_bytes)
             for atom, name, slot in self._slots
         }
-
-    def compressors(self) -> Iterator[Compressor | None]:
-        """That of every slot."""
-        return (slot.compressor for _, _, slot in self._slots)
 
     def _is_sound(self) -> bool:
         """Whether nothing can be wrong with atoms whose names have been given keys, as with most."""
@@ -155,3 +189,11 @@ def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int)
     except UcpError as refusal:
         raise relocated(refusal, f"{atom}/{name}") from None
     return SlotPlace(key, name, kind, grid, slot.compressor)
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("ucpformat")
+    except PackageNotFoundError:  # the package is on the path without having been installed
+        return "unknown"

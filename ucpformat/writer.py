@@ -6,8 +6,6 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, Self, get_args
 
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
@@ -15,7 +13,7 @@ from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
-from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
+from ucpformat.model.envelope import Extension
 from ucpformat.model.part_text import atom_text, part_text, slot_text
 from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
@@ -24,11 +22,8 @@ from ucpformat.model.root import (
     MAX_TABLE_BYTES,
     MIN_CHUNK_BYTES,
     Part,
-    Producer,
-    Progress,
     Root,
     Storage,
-    parse_root,
 )
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import TableBuilder
@@ -126,7 +121,9 @@ class CheckpointWriter:
         with paused():
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
-        self._root = self._begun(storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {}))
+        self._root = self._atoms.root(
+            storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {})
+        )
         self._store = open_target(path, durability=durability) if prepared is None else prepared
         if prepared is None:
             self._store.prepare(storage)
@@ -149,36 +146,6 @@ class CheckpointWriter:
         except BaseException:
             self.abort()
             raise
-
-    def _begun(
-        self,
-        storage: Storage,
-        chunk_bytes: int,
-        step: int | None,
-        annotations: dict[str, JsonValue],
-        extensions: dict[str, Extension],
-    ) -> Root:
-        """The root document as far as it is known before anything is written, without its parts."""
-        layouts = self._atoms.layouts
-        empty = DocumentRef.to(f"index/{self._attempt}-packs.json", b"")
-        root = Root(
-            envelope=Envelope(
-                read_features=tuple(sorted(needed_features(self._atoms.compressors()))),
-                extensions=extensions,
-                annotations=annotations,
-            ),
-            storage=storage,
-            chunk_bytes=chunk_bytes,
-            meshes=tuple(dict.fromkeys(layout.mesh for layout in layouts)),
-            layouts=tuple(layouts),
-            packs=empty if storage == "packed" else None,
-            producer=Producer("ucpformat", _version()),
-            progress=Progress(step) if step is not None else None,
-        )
-        # A reader would refuse nothing but what callers give; all else is checked where it is made.
-        if annotations or extensions or layouts or step is not None:
-            parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
-        return root
 
     def __enter__(self) -> Self:
         return self
@@ -504,11 +471,3 @@ class CheckpointWriter:
             is_uncommitted = self._store.discard()
         self._store.close()
         return is_uncommitted
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("ucpformat")
-    except PackageNotFoundError:  # the package is on the path without having been installed
-        return "unknown"
