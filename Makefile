@@ -113,7 +113,7 @@ conformance: $(READY)  ## run the conformance suite on both implementations, rep
 conformance-nightly: $(READY)  ## the same with thousands of generated cases per pair, in out/conformance-nightly
 	$(SUITE) run --profile nightly --report out/conformance-nightly $(DRIVERS)
 
-mutants: $(READY)  ## plant defects in both implementations, one at a time, and see the conformance suite find each (docs/campaigns.md); some minutes
+mutants: $(READY)  ## plant defects in both implementations and in the whole library, one at a time, and see each found (docs/campaigns.md); half an hour
 	$(BIN)/python conformance/mutants/campaign.py
 
 walks: $(READY)  ## count what a newcomer meets on the way through a save, a slice, a validation, a conversion

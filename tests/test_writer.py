@@ -348,6 +348,7 @@ def test_what_turns_out_at_commit_publishes_nothing(tmp_path: Path, where: str) 
     [
         pytest.param("b", np.zeros(40, np.int8), None, id="not declared"),
         pytest.param("a", np.zeros(40, np.int16), None, id="another type"),
+        pytest.param("a", np.zeros(40, np.uint8), None, id="another type of the same width"),
         pytest.param("a", np.zeros(39, np.int8), None, id="another shape"),
         pytest.param("a", np.zeros((40, 1), np.int8), None, id="more dimensions"),
         pytest.param("a", np.zeros((4, 1), np.int8), (0, 0), id="a box with more dimensions"),

@@ -1,5 +1,7 @@
 """`python campaign.py [NAME ...]`: plant each defect in a copy of its implementation, and see the suite find it.
 
+Defects of what no driver is asked for are found by tests of the library, which each of them names.
+
 Ends with 1 where a defect is not found, or where an implementation fails without one.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +24,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from defects import IMPLEMENTATIONS, ROOT, Defect, EditError, load, planted
+from defects import IMPLEMENTATIONS, ROOT, Defect, EditError, copy_sources, load, planted
 
 from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.generated import run_pairs
@@ -35,6 +38,8 @@ EXAMPLES: Final = 100
 SEQUENCES: Final = 4
 TIMEOUT_S: Final = 60.0
 """How long a reply may take, on a busy machine as well."""
+TESTS_TIMEOUT_S: Final = 300.0
+"""How long tests may take; a defect that keeps them from ending is found."""
 FINE: Final = frozenset({"pass", "unclaimed"})
 
 
@@ -89,18 +94,31 @@ def attempts(connection: Connection, defect: Defect) -> Iterator[tuple[Iterator[
     yield run_stateful([connection], ignore, sequences=SEQUENCES, seed_=0), False
 
 
-def killed_by_tests(defect: Defect, tree: Path) -> str | None:
-    """The test that fails first, of those of the library that hold what no driver is asked for."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *defect.tests]
+def first_failure(tests: Sequence[str], tree: Path, timeout: float | None = None) -> str | None:
+    """Run tests of the library in a folder that has both; return the id of the first that fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {
         "PYTHONPATH": str(tree),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "UCP_HYPOTHESIS_PROFILE": "quick",
+        "UCP_HYPOTHESIS_PROFILE": "ci",
     }
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):
-        raise EditError(f"pytest ends with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # with all processes of the tests
+            return f"{tests[0]} (no end)"
+    if running.returncode not in (0, 1):
+        raise EditError(f"pytest ends with {running.returncode}: {said[-4000:]}")
+    failed = [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0] if failed else None
 
 
@@ -119,7 +137,7 @@ def tried(defect: Defect) -> Verdict:
 
 def _killer(defect: Defect, tree: Path) -> tuple[str | None, bool]:
     if defect.tests:
-        return killed_by_tests(defect, tree), True
+        return first_failure(defect.tests, tree, TESTS_TIMEOUT_S), True
     connection = Connection(
         command_of(defect.implementation, tree), label=defect.implementation, timeout=TIMEOUT_S
     )
@@ -145,13 +163,23 @@ def spared(implementation: str, defects: Sequence[Defect]) -> list[str]:
         connection.kill()
 
 
+def spared_by_tests(defects: Sequence[Defect]) -> str | None:
+    """Return the first test that fails without a defect, of those that find some; none may."""
+    tests = dict.fromkeys(test for defect in defects for test in defect.tests)
+    modules = {test for test in tests if "::" not in test}
+    chosen = [test for test in tests if test in modules or test.partition("::")[0] not in modules]
+    with tempfile.TemporaryDirectory(prefix="ucp-mutant-") as folder:
+        copy_sources("python", Path(folder), has_tests=True)
+        return first_failure(chosen, Path(folder)) if chosen else None
+
+
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """One line for each defect, and one for each kind and implementation."""
     for verdict in verdicts:
         defect = verdict.defect
         found = verdict.killer or verdict.fault or "SURVIVES"
         far = "" if verdict.is_near or verdict.killer is None else "  [far]"
-        yield f"{defect.implementation:6}  {defect.kind:11}  {defect.name:34}  {verdict.seconds:5.1f} s  {found}{far}"
+        yield f"{defect.implementation:6}  {defect.kind:12}  {defect.name:34}  {verdict.seconds:5.1f} s  {found}{far}"
     yield ""
     counts = Counter((one.defect.kind, one.defect.implementation, one.killer is not None) for one in verdicts)
     for kind in dict.fromkeys(one.defect.kind for one in verdicts):
@@ -159,13 +187,13 @@ def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
             f"{name} {counts[kind, name, True]} of {counts[kind, name, True] + counts[kind, name, False]}"
             for name in IMPLEMENTATIONS
         ]
-        yield f"{kind:11}  {', '.join(told)}"
+        yield f"{kind:12}  {', '.join(told)}"
     yield f"{sum(one.killer is not None for one in verdicts)} of {len(verdicts)} defects found"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the campaign; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Plant defects, and see the conformance suite find them.")
+    parser = argparse.ArgumentParser(description="Plant defects, and see the suite and the tests find them.")
     parser.add_argument(
         "names", nargs="*", help="Defects, NAME or IMPLEMENTATION:NAME; all if none is named."
     )
@@ -187,6 +215,9 @@ def main(arguments: Sequence[str]) -> int:
         if failed:
             print(f"{name} fails without a defect: {', '.join(failed[:5])}")
             return 1
+    if (failing := spared_by_tests(defects)) is not None:
+        print(f"python fails without a defect: {failing}")
+        return 1
     verdicts: list[Verdict] = []
     with ProcessPoolExecutor(max_workers=options.jobs) as executor:
         for verdict in executor.map(tried, defects):

@@ -1,4 +1,8 @@
-"""Defects planted in the two implementations: edits of their sources, listed in `python.toml` and `node.toml`."""
+"""Defects planted in the two implementations: edits of their sources.
+
+`python.toml` and `node.toml` have those that the conformance suite finds, `library/` those that the tests of the Python
+library find, floor by floor.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["IMPLEMENTATIONS", "ROOT", "Defect", "EditError", "Implementation", "changes", "load", "planted"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "ROOT",
+    "Defect",
+    "EditError",
+    "Implementation",
+    "changes",
+    "copy_sources",
+    "load",
+    "planted",
+]
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
@@ -65,9 +79,17 @@ class Defect:
 
 
 def load(implementation: str) -> list[Defect]:
-    """Read the defects of an implementation, in the order of their file."""
-    document = tomllib.loads((HERE / f"{implementation}.toml").read_text(encoding="utf-8"))
-    return [_defect(implementation, kind, one) for kind, found in document.items() for one in found]
+    """Read the defects of an implementation, in the order of their files."""
+    paths = [HERE / f"{implementation}.toml"]
+    if implementation == "python":
+        paths += sorted((HERE / "library").glob("*.toml"))
+    documents = [tomllib.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        _defect(implementation, kind, one)
+        for document in documents
+        for kind, found in document.items()
+        for one in found
+    ]
 
 
 def _defect(implementation: str, kind: str, one: dict[str, Any]) -> Defect:
@@ -101,16 +123,21 @@ def changes(defect: Defect) -> dict[str, str]:
 def planted(defect: Defect, tree: Path) -> None:
     """Copy the implementation into ``tree``, which is an empty folder, and plant the defect there."""
     changed = changes(defect)
-    for name in IMPLEMENTATIONS[defect.implementation].copied + (TESTS if defect.tests else ()):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("node_modules"))
-        else:
-            shutil.copy2(ROOT / name, tree / name)
+    copy_sources(defect.implementation, tree, has_tests=bool(defect.tests))
     for name, text in changed.items():
         path = tree / name
         path.write_text(text, encoding="utf-8")
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
             compiled.unlink()
+
+
+def copy_sources(implementation: str, tree: Path, *, has_tests: bool) -> None:
+    """Copy an implementation as it is into ``tree``, an empty folder, and the tests of the library beside it."""
+    for name in IMPLEMENTATIONS[implementation].copied + (TESTS if has_tests else ()):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("node_modules"))
+        else:
+            shutil.copy2(ROOT / name, tree / name)
 
 
 @cache

@@ -16,6 +16,16 @@ from ucpformat.errors import UcpError
 from ucpformat.storage.host_memory import ALIGNMENT as PAGE
 
 
+def test_what_is_skipped_at_the_end_is_taken_as_well() -> None:
+    arena = Arena(limit=4 * ALIGNMENT)
+    arena.prepare(1 << 20)
+    assert [arena.take(ALIGNMENT) for _ in range(3)] == [0, ALIGNMENT, 2 * ALIGNMENT]
+    arena.give(1)
+    assert arena.take(2 * ALIGNMENT, block=False) is None, "one unit is free at either end"
+    arena.give(1)
+    assert arena.take(2 * ALIGNMENT, block=False) == 0
+
+
 @given(st.lists(st.integers(1, 700) | st.none(), max_size=60), st.integers(12, 40))
 def test_regions_that_are_taken_lie_apart(steps: list[int | None], units: int) -> None:
     """None gives the oldest region back; what does not fit yet is found out without waiting."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.distributed.test_save import ROWS, local_state
 from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
+from ucpformat.distributed import replicas
 from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
 from ucpformat.distributed.save_options import Replicas
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
@@ -168,3 +170,13 @@ def test_unknown_values_of_options_are_refused(tmp_path: Path, background: bool)
             save(tmp_path / "a.ucp", {"a": 1}, **option)
         assert (caught.value.code, caught.value.message) == ("UCP-E-MISMATCH", said)
     assert not (tmp_path / "a.ucp").exists()
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+def test_a_digest_of_blocks_is_that_of_the_whole(parts: list[bytes]) -> None:
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        whole = replicas._digest(arrays, pool)
+        patch.setattr(replicas, "_BLOCK_BYTES", 7)
+        assert replicas._digest(arrays, pool) == whole
+        assert replicas._digest([np.frombuffer(b"".join(parts), np.uint8)], pool) == whole

@@ -310,6 +310,9 @@ def test_a_state_that_does_not_fit_is_no_damage(run: str) -> None:
         assert caught.value.code == "UCP-E-MISMATCH"
         assert manager.damaged == {}
         assert manager.resume({"model": {"w": np.zeros(3000)}}, cast=True) == 2
+        manager.save(3, {"model": {"other": np.zeros(1)}})
+        with pytest.raises(UcpError, match="UCP-E-MISMATCH"):
+            manager.resume(blank())
 
 
 def test_the_last_good_one_is_never_removed_for_a_bad_one(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,24 @@ def test_a_step_is_kept_when_a_rule_keeps_it(
 
 
 @pytest.mark.parametrize(
+    ("rules", "losses", "kept"),
+    [
+        ({"every": 10}, {5: 0.0, 10: 0.0, 15: 0.0, 25: 0.0}, {10, 25}),  # the newest one as well
+        ({"every": 10, "last": 2}, {10: 0.0, 11: 0.0, 12: 0.0, 13: 0.0}, {10, 12, 13}),
+        ({"best": 1, "metric": "loss"}, {1: 2.0, 2: 1.0, 3: 1.0, 4: 3.0}, {3, 4}),  # the later one of equals
+        ({"best": 1, "metric": "loss", "mode": "max"}, {1: 2.0, 2: 1.0, 3: 1.5}, {1, 3}),
+        ({"best": 1, "metric": "loss"}, {1: 2.0, 2: -math.inf, 3: 3.0}, {1, 3}),
+        ({"best": 1, "metric": "loss"}, {1: math.nan, 2: math.inf, 3: math.nan}, {1, 2, 3}),  # none is known
+    ],
+)
+def test_the_last_the_round_and_the_best_are_kept(
+    rules: dict[str, Any], losses: dict[int, float], kept: set[int]
+) -> None:
+    metrics = {step: {"loss": value} for step, value in losses.items()}
+    assert Retention(**rules).kept(losses, metrics) == kept
+
+
+@pytest.mark.parametrize(
     ("rules", "code"),
     [
         ({"last": 0}, "UCP-E-LIMIT"),

@@ -83,6 +83,10 @@ def test_entries_are_renamed(path: Path) -> None:
             "rename= renames no entry of the state: 'model.lroa'; did you mean 'model.lora'?",
         ),
         (
+            {"rename": {"mode": "model"}},
+            "rename= renames no entry of the state: 'mode'; did you mean 'model'?",
+        ),
+        (
             {"rename": {"odel": "model"}},
             "rename= renames no entry of the state: 'odel'; did you mean 'model'?",
         ),

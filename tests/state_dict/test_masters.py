@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -60,3 +61,13 @@ def test_a_master_copy_that_was_taken_is_not_unexpected(path: Path) -> None:
     ucpformat.load(path, wanted, only=["model", "optim.state"])
     with ucpformat.open(path) as checkpoint:
         assert np.array_equal(model["norm"].numpy(), checkpoint["norm"]["master"].read())
+
+
+def test_a_state_of_another_shape_is_no_master_copy(tmp_path: Path) -> None:
+    spec = {"value": ucpformat.SlotSpec("bfloat16", (4,)), "master": ucpformat.SlotSpec("float32", (2,))}
+    with ucpformat.CheckpointWriter(tmp_path / "c.ucp", [ucpformat.AtomSpec("w", spec)]) as writer:
+        writer.write("w", "value", np.ones(4, ml_dtypes.bfloat16))
+        writer.write("w", "master", np.ones(2, np.float32))
+    state = {"model": {"w": torch.zeros(4, dtype=torch.float64)}}
+    ucpformat.load(tmp_path / "c.ucp", state, cast=True, strict=False)
+    assert state["model"]["w"].tolist() == [1.0] * 4

@@ -11,6 +11,7 @@ import pytest
 
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.conversion.engine.options import EngineOptions, MemoryBudget, needed_for, workers_within
+from ucpformat.conversion.engine.work_order import batch_size
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
@@ -100,3 +101,12 @@ def test_the_budget_waits_and_never_blocks_for_ever() -> None:
         assert budget.peak == 10
     with budget.hold(4), budget.hold(6):
         assert budget.peak == 10
+
+
+def test_batches_are_neither_tiny_nor_huge() -> None:
+    assert [batch_size(total) for total in (0, 1 << 30, 1 << 34, 1 << 50)] == [
+        1 << 25,
+        1 << 25,
+        1 << 28,
+        1 << 30,
+    ]

@@ -31,6 +31,11 @@ def test_any_boxes_against_counting(data: st.DataObject) -> None:
     assert (cover_problem(shape, boxes) is None) == bool((counts == 1).all())
 
 
+def test_an_overlap_is_not_made_good_by_a_gap() -> None:
+    assert "overlap" in (cover_problem((4,), [Box((0,), (2,)), Box((1,), (2,))]) or "")
+    assert "overlap" in (cover_problem((2, 3), [Box((0, 0), (2, 2)), Box((0, 1), (1, 2))]) or "")
+
+
 def test_outside() -> None:
     assert "leaves" in (cover_problem((4,), [Box((2,), (3,))]) or "")
     assert cover_problem((4,), [Box((0, 0), (4, 1))]) is not None

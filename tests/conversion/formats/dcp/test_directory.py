@@ -115,7 +115,8 @@ def test_objects_that_differ_by_rank_are_all_kept(dcp_case: DcpCase) -> None:
 def test_a_missing_rank_is_refused(dcp_case: DcpCase, tmp_path: Path, rank: int) -> None:
     path = copied(dcp_case("fsdp_4_per_rank"), tmp_path)
     (path / f"__{rank}.metadata").unlink()
-    assert refusal(path).code == "UCP-E-SOURCE"
+    problem = refusal(path)
+    assert (problem.code, problem.at) == ("UCP-E-SOURCE", f"__{rank}.metadata")
     (path / f"__{rank}_0.distcp").unlink()
     assert refusal(path).code == "UCP-E-SOURCE"
 

@@ -28,7 +28,7 @@ from tests.conversion.formats.dcp.strategies import shapes, tilings
 from ucpformat.conversion.dcp_files.items import check_covers
 from ucpformat.conversion.dcp_files.metadata import read_metadata
 from ucpformat.errors import UcpError
-from ucpformat.tensor_files.byte_source import MemoryRange, decompressed
+from ucpformat.tensor_files.byte_source import MemoryRange, decompressed, open_range
 from ucpformat.tensor_files.safetensors_file import read_header
 from ucpformat.tensor_files.source_files import SourceFiles
 
@@ -151,6 +151,38 @@ def test_headers_with_other_problems(tmp_path: Path) -> None:
 
 def squeezed(data: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(data)
+
+
+def test_what_a_planner_keeps_is_a_path_where_it_spells_the_key() -> None:
+    kept: dict[str, Any] = {"a.0.b": ("a", 0, "b"), "c.d": ("x", "d"), "e.f": "e.f", "g": ("g", None)}
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
+    entry = TensorStorageMetadata(TensorProperties(dtype=torch.uint8), torch.Size([2]), [chunk])
+    places = {MetadataIndex(key, chunk.offsets): _StorageInfo("__0_0.distcp", 0, 64) for key in kept}
+    document = Metadata(dict.fromkeys(kept, entry), kept, places, StorageMeta(Path("/a"), "save"), "1.0.0")
+    catalogue = read_metadata(pickle.dumps(document), ".metadata")
+    paths = {key: tensor.path for key, tensor in catalogue.tensors.items()}
+    assert paths == {"a.0.b": ("a", 0, "b"), "c.d": None, "e.f": None, "g": None}
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "11.0", ""])
+def test_metadata_of_another_version_are_refused(version: str) -> None:
+    document = Metadata({}, {}, {}, StorageMeta(Path("/a"), "save"), version)
+    with pytest.raises(UcpError, match="are not known") as caught:
+        read_metadata(pickle.dumps(document), ".metadata")
+    assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", ".metadata")
+
+
+def test_no_byte_beyond_an_item_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    with open_range(tmp_path / "file", 2, 4, "item") as in_file:
+        for source in (in_file, MemoryRange(b"2345", "item")):
+            assert (source.read(0, 4), source.read(3, 1), source.read(4, 0)) == (b"2345", b"5", b"")
+            for offset, count in ((0, 5), (4, 1), (3, 2), (-1, 2), (5, 0)):
+                with pytest.raises(UcpError) as caught:
+                    source.read(offset, count)
+                assert (caught.value.code, caught.value.at) == ("UCP-E-SOURCE", "item")
+                with pytest.raises(UcpError, match="UCP-E-SOURCE"):
+                    source.read_into(offset, memoryview(bytearray(count)))
 
 
 @given(st.binary(max_size=2000), st.integers(0, 2000))

@@ -58,13 +58,15 @@ class Counting(MemoryRange):
 
 
 @pytest.mark.parametrize(
-    ("offset", "extent"), [((5, 0), (10, 4096)), ((0, 7), (2000, 1)), ((100, 5), (50, 2000))]
+    ("offset", "extent"), [((5, 0), (10, 1024)), ((0, 7), (2000, 1)), ((100, 5), (50, 500))]
 )
 def test_only_what_is_wanted_is_read(offset: tuple[int, int], extent: tuple[int, int]) -> None:
-    shape = (2000, 4096)
-    source = Counting(bytes(math.prod(shape)))
-    out = np.zeros(math.prod(extent), dtype=np.uint8)
-    read_strided(source, offset[0] * 4096 + offset[1], (4096, 1), element_view(out, 1, extent))
+    shape = (2000, 1024)
+    full = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    source = Counting(full.tobytes())
+    out = np.zeros(4 * math.prod(extent), dtype=np.uint8)
+    read_strided(source, 4 * (offset[0] * 1024 + offset[1]), (1024, 1), element_view(out, 4, extent))
+    assert out.tobytes() == full[index_of(offset, extent)].tobytes()
     small = strided._SMALL_SPAN
     assert source.total <= max(strided._MAX_WASTE * out.size, math.ceil(2000 / (small // 4096)) * small)
     assert source.largest <= max(strided._MAX_SPAN, out.size)

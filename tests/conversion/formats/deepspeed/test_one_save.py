@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,20 @@ def changed(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[
     return act
 
 
+def rewritten(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Exchange the content of numbers in a file that names classes of DeepSpeed."""
+
+    def act(tag: Path) -> None:
+        with zipfile.ZipFile(tag / name) as archive:
+            records = {one: archive.read(one) for one in archive.namelist()}
+        assert any(old in data for data in records.values())
+        with zipfile.ZipFile(tag / name, "w") as archive:
+            for one, data in records.items():
+                archive.writestr(one, data.replace(old, new))
+
+    return act
+
+
 def removed(tag: Path) -> None:
     (tag / OPTIMIZER.format(1)).unlink()
 
@@ -57,6 +73,14 @@ def one_more(tag: Path) -> None:
         (changed(MODEL.format(1), lambda tree: tree.update(dp_world_size=3)), "dp_world_size is 3"),
         (changed(MODEL.format(1), lambda tree: tree["param_shapes"][0].popitem()), "other parameters than"),
         (changed(MODEL.format(1), lambda tree: tree["frozen_param_shapes"].clear()), "other parameters than"),
+        (
+            rewritten(OPTIMIZER.format(1), *(struct.pack(">d", rate) for rate in (0.2, 0.3))),
+            "hyper-parameters",
+        ),
+        (
+            rewritten(OPTIMIZER.format(1), *(struct.pack("<f", step) for step in (5, 6))),
+            "state 'step' of flat",
+        ),
         (removed, "rank_1"),
         (one_more, "dp_world_size says 2 data-parallel ranks, and files of 3 are here"),
     ],

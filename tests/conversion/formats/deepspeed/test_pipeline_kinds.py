@@ -32,11 +32,17 @@ def read(source: Path, out: Path, format_name: str, **settings: str) -> Path:
     return out
 
 
-def universal(folder: Path, *, has_layers: bool) -> Path:
+def universal(folder: Path, *, has_layers: bool, kind: str = "bfloat16") -> Path:
     """As DeepSpeed's converter leaves it: states of all stages, and the model files of each."""
-    values = {"ds_config": {"bf16": {"enabled": True}}}
+    values = {"ds_config": {"bf16" if kind == "bfloat16" else "fp16": {"enabled": True}}}
     source = make_checkpoint(
-        folder / "in.ucp", shapes=SHAPES, groups=GROUPS, aliases=ALIASES, prefix="2.", values=values
+        folder / "in.ucp",
+        shapes=SHAPES,
+        groups=GROUPS,
+        aliases=ALIASES,
+        prefix="2.",
+        values=values,
+        kind=kind,
     )
     out = written(source, folder / "uni", "ds-universal")
     native = written(source, folder / "ds", stage="1", world_size="2", pipeline="0,2", ties="embed:0,1")
@@ -55,8 +61,10 @@ def test_a_universal_checkpoint_of_a_pipeline_comes_in_whole(tmp_path: Path) -> 
     same(tmp_path / "in.ucp", again)
 
 
-def test_without_layers_it_has_what_was_trained(tmp_path: Path) -> None:
-    source = universal(tmp_path, has_layers=False)
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_without_layers_it_has_what_was_trained(tmp_path: Path, kind: str) -> None:
+    """Weights are masters, rounded to the type that the configuration says."""
+    source = universal(tmp_path, has_layers=False, kind=kind)
     path = read(source, tmp_path / "out.ucp", "ds-universal", tied_layers="embed:0")
     with ucpformat.open(tmp_path / "in.ucp") as one, ucpformat.open(path) as other:
         assert set(other) == set(SHAPES)

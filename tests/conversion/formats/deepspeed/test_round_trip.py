@@ -17,6 +17,8 @@ from tests.conversion.formats.deepspeed.made import GROUPS, SHAPES, make_checkpo
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.deepspeed.zero.layouts import round_robin_order
 from ucpformat.errors import UcpError
+from ucpformat.tensor_files.source_files import SourceFiles
+from ucpformat.tensor_files.torch_file import TorchFile
 
 
 def to_deepspeed(source: Path, out: Path, format_name: str = "deepspeed", **chosen: str) -> Path:
@@ -58,6 +60,19 @@ def test_native_files_come_back(tmp_path: Path, stage: str, degree: str, kind: s
     assert sum("optim_states" in name for name in names) == int(degree)
     assert all(name.startswith("bf16_") == (kind == "bfloat16") for name in names if "optim" in name)
     assert_equal(source, back(middle, tmp_path / "b.ucp"))
+
+
+def test_of_masters_no_padding_of_the_tail_is_written(tmp_path: Path) -> None:
+    """As stock DeepSpeed writes them, which refuses others: 68 and 10 elements over three ranks."""
+    source = make_checkpoint(tmp_path / "a.ucp")
+    folder = to_deepspeed(source, tmp_path / "ds", stage="1", world_size="3") / "global_step5"
+    sizes = []
+    for rank in range(3):
+        name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        tree: Any = TorchFile(SourceFiles(folder), name).tree
+        masters = tree["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+        sizes.append([master.shape[0] for master in masters])
+    assert sizes == [[24, 4], [24, 4], [20, 2]]
 
 
 def plain(path: Path, kind: str, **more: Any) -> Path:

@@ -35,13 +35,13 @@ def described() -> dict[str, Any]:
     return {"version": 1, "params": {"^rows$": rows, "^columns$": columns, "^norm$": norm}}
 
 
-def saved(folder: Path, *, same_norm: bool = True, stage: str = "1", **changes: Any) -> Path:
+def saved(folder: Path, *, differing: str = "", stage: str = "1", **changes: Any) -> Path:
     """Two ranks' files side by side, each written as a job of its own and then given its place."""
     out = folder / "ds" / "tag"
     out.mkdir(parents=True)
     groups = [["rows", "norm"], ["embed.weight", "columns"]]
     for rank in range(2):
-        salts = {"rows": rank, "columns": rank, "norm": 0 if same_norm else rank}
+        salts = {"rows": rank, "columns": rank, differing: rank}
         source = make_checkpoint(folder / f"{rank}.ucp", shapes=shards_of(rank), groups=groups, salts=salts)
         settings = {"world_size": "2", "stage": stage}
         convert_checkpoint(
@@ -126,9 +126,11 @@ def test_maps_of_other_widths_and_scaled_ones_are_refused(tmp_path: Path) -> Non
             converted(source, tmp_path / "out.ucp")
 
 
-def test_replicas_that_differ_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UcpError, match=r"'norm/\w+' differ"):
-        converted(saved(tmp_path, same_norm=False), tmp_path / "out.ucp")
+@pytest.mark.parametrize("name", ["norm", "embed.weight"])
+def test_replicas_that_differ_are_refused(tmp_path: Path, name: str) -> None:
+    """Of these, an affine map describes the first alone."""
+    with pytest.raises(UcpError, match=rf"'{name}/\w+' differ"):
+        converted(saved(tmp_path, differing=name), tmp_path / "out.ucp")
 
 
 def test_a_missing_rank_is_refused(tmp_path: Path) -> None:

@@ -90,6 +90,21 @@ def lost_group(zero: Path) -> None:
     torch.save({"param_groups": [{"params": [0]}]}, zero / "optimizer_state.pt")
 
 
+def test_a_step_that_is_kept_once_is_that_of_all(whole: Path, tmp_path: Path) -> None:
+    """As the converter leaves it of ZeRO-3: no file of a parameter has it, and that of the optimizer has."""
+    shutil.copytree(whole, tmp_path / "ds")
+    (zero,) = (tmp_path / "ds").rglob("zero")
+    without("step", "*")(zero)
+    groups = [{"params": [0]}, {"params": [1]}]
+    state = {"state": {0: {"step": torch.tensor(6.0)}}}
+    torch.save({"param_groups": groups, "optimizer_state_dict": state}, zero / "optimizer_state.pt")
+    convert_checkpoint(
+        tmp_path / "ds", tmp_path / "b.ucp", source_format="ds-universal", destination_format="ucp"
+    )
+    with ucpformat.open(tmp_path / "b.ucp") as checkpoint:
+        assert {name: float(checkpoint[name]["step"].read()) for name in SHAPES} == dict.fromkeys(SHAPES, 6.0)
+
+
 @pytest.mark.parametrize(
     ("change", "said", "place"),
     [

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ucpformat
 from tests.conversion.damage import damaged, outcome, replaced
 from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of, whole
@@ -24,6 +25,7 @@ from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.writing import Engine
+from ucpformat.conversion.formats.orbax.arrays import _unbounded
 from ucpformat.conversion.formats.orbax.exporter import export_orbax
 from ucpformat.conversion.formats.orbax.importer import detect, import_orbax
 from ucpformat.errors import UcpError
@@ -361,6 +363,27 @@ def test_links_out_of_the_source_are_refused_before_tensorstore_follows_them(
         import_orbax(folder, settings={})
     assert refusal.value.code == "UCP-E-LINK"
     assert victim.name in refusal.value.at
+
+
+def test_codecs_within_codecs_are_looked_at() -> None:
+    def nested(members: str, codec: object) -> dict[str, Any]:
+        inner = {"name": "sharding_indexed", "configuration": {members: [{"name": "bytes"}, codec]}}
+        return {"codecs": [{"name": "sharding_indexed", "configuration": {"codecs": [inner]}}]}
+
+    for members in ("codecs", "index_codecs"):
+        assert [*_unbounded(nested(members, {"name": "blosc"}), is_zarr3=True)] == ["blosc"]
+        assert [*_unbounded(nested(members, "vlen"), is_zarr3=True)] == ["vlen"]
+        assert [*_unbounded(nested(members, {"name": "zstd"}), is_zarr3=True)] == []
+
+
+def test_places_in_sequences_are_no_keys(tmp_path: Path) -> None:
+    job = job_of(
+        {"w": {"value": np.arange(6.0)}}, state=state({"list": [1, ["x"]], "keys": {"0": 1, "1": 2}})
+    )
+    carry_out(export_orbax(Content(job), tmp_path / "a", settings={}), tmp_path)
+    convert_checkpoint(tmp_path / "a", tmp_path / "b.ucp", source_format="orbax", destination_format="ucp")
+    back: Any = ucpformat.load(tmp_path / "b.ucp")
+    assert (back["list"], back["keys"]) == ([1, ["x"]], {"0": 1, "1": 2})
 
 
 def test_what_decompresses_to_far_more_is_refused(tmp_path: Path) -> None:

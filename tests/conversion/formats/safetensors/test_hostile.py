@@ -69,6 +69,12 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "UCP-E-SOURCE",
     ),
     "hole": (file_of({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 4, 6)}, b"123456"), "UCP-E-SOURCE"),
+    "hole beside an overlap": (
+        file_of(
+            {"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 4, 6), "c": entry("U8", [2], 4, 6)}, b"123456"
+        ),
+        "UCP-E-SOURCE",
+    ),
     "rest": (file_of({"a": entry("U8", [2], 0, 2)}, b"123456"), "UCP-E-SOURCE"),
     "beyond the end": (file_of({"a": entry("U8", [2**40], 0, 2**40)}, b"1"), "UCP-E-SOURCE"),
     "wrong size": (file_of({"a": entry("F32", [2], 0, 4)}, b"1234"), "UCP-E-SOURCE"),

@@ -67,6 +67,42 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         )
 
 
+def test_tensors_of_a_file_are_aligned(tmp_path: Path) -> None:
+    """Its header is a multiple of 8 bytes, and wide elements come first, so that a file can be mapped."""
+    state = {f"{'a' * length}": np.zeros(3, np.uint8) for length in range(1, 6)}
+    ucp.save(tmp_path / "run.ucp", {**state, "b": np.zeros(3, np.float64), "c": np.zeros(3, np.float16)})
+    for length in range(1, 6):
+        out = tmp_path / f"{length}.safetensors"
+        convert_checkpoint(
+            tmp_path / "run.ucp",
+            out,
+            source_format="ucp",
+            destination_format="safetensors",
+            drop=[f"{'a' * number}/value" for number in range(length + 1, 6)],
+        )
+        data = out.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        assert size % 8 == 0
+        header = json.loads(data[8 : 8 + size])
+        assert header["b"]["data_offsets"] == [0, 24]
+        assert header["c"]["data_offsets"] == [24, 30]
+
+
+@pytest.mark.parametrize(
+    ("size", "files"), [("1000", 2), ("1KB", 2), ("1KiB", 1), ("1 k", 2), ("1024", 1), ("1MB", 1)]
+)
+def test_sizes_of_files_are_decimal_or_binary(tmp_path: Path, size: str, files: int) -> None:
+    ucp.save(tmp_path / "run.ucp", {name: np.zeros(512, np.uint8) for name in ("a", "b")})
+    convert_checkpoint(
+        tmp_path / "run.ucp",
+        tmp_path / "out",
+        source_format="ucp",
+        destination_format="safetensors",
+        settings={"max_shard_size": size},
+    )
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == files
+
+
 def converted(source: Path, destination: Path, to: str, **more: Any) -> Any:
     return convert_checkpoint(
         source, destination, source_format=detect_format(source), destination_format=to, **more

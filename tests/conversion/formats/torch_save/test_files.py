@@ -25,7 +25,9 @@ from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.formats.torch_save.exporter import export_torch_save
 from ucpformat.conversion.formats.torch_save.importer import detect, import_torch_save
 from ucpformat.errors import UcpError
+from ucpformat.tensor_files.byte_source import open_range
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
+from ucpformat.tensor_files.zip_records import record_start, zip_records
 
 TYPES = [getattr(torch, name) for name in TORCH_DTYPES]
 
@@ -139,6 +141,15 @@ def test_a_training_state_goes_on_from_what_comes_back(tmp_path: Path) -> None:
     assert checkpoint.root.progress.step == 1
     model.load_state_dict(back["model"])
     optimizer.load_state_dict(back["optimizer"])
+
+
+def test_storages_begin_where_they_can_be_mapped(tmp_path: Path) -> None:
+    """At multiples of 64 bytes, as torch writes them."""
+    path = through({f"w{'x' * number}": torch.ones(number + 1) for number in range(9)}, tmp_path)
+    with open_range(path, 0, path.stat().st_size, "archive") as source:
+        storages = [record for name, record in zip_records(source).items() if "/data/" in name]
+        assert len(storages) == 9
+        assert {record_start(source, record) % 64 for record in storages} == {0}
 
 
 def test_what_is_no_plain_data_to_torch_but_is_to_us(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.conversion.formats.torch_save.test_files import same
 from tests.conversion.jobs import whole
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.formats.torch_save.importer import import_torch_save
+from ucpformat.conversion.formats.torch_save.numbering import numbered_optimizers
 from ucpformat.errors import UcpError
 
 
@@ -104,6 +105,25 @@ def test_without_a_word_they_keep_their_numbers(tmp_path: Path) -> None:
     assert same(saved, there_and_back(tmp_path, saved))
     assert "optimizer.state.0.exp_avg" in ucp.open(tmp_path / "c.ucp")
     assert not ucp.open(tmp_path / "c.ucp").state.optimizers
+
+
+def test_names_that_are_too_many_or_too_few_are_none(tmp_path: Path) -> None:
+    module = model()
+    for names in (["0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight", "1.bias"]):
+        saved = state(module, torch.optim.AdamW(grouped(module), lr=0.1))
+        saved["optimizer"]["param_groups"][0]["param_names"] = names
+        saved["optimizer"]["param_groups"][1]["param_names"] = ["1.bias", "2.bias"]
+        folder = tmp_path / str(len(names))
+        folder.mkdir()
+        assert same(saved, there_and_back(folder, saved))
+        assert "optimizer.state.0.exp_avg" in ucp.open(folder / "c.ucp")
+
+
+@pytest.mark.parametrize("numbers", [[[0, 2]], [[1], [0]], [[0, 0]], [["a"]]])
+def test_only_numbers_that_follow_one_another_are_those_of_parameters(numbers: list[Any]) -> None:
+    listed: Any = {("optim", "param_groups", at, "params"): group for at, group in enumerate(numbers)}
+    assert numbered_optimizers(listed) == {}
+    assert numbered_optimizers({("optim", "param_groups", 0, "params"): [0, 1]}) == {("optim",): [[0, 1]]}
 
 
 def test_an_order_that_leaves_a_choice_is_refused(tmp_path: Path) -> None:
