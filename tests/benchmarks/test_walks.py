@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (305, 48),
+    "save, one process": (303, 48),
     "save, two ranks": (466, 69),
     "open and slice": (207, 31),
     "validate": (196, 37),
-    "convert safetensors to ucp": (309, 60),
+    "convert safetensors to ucp": (308, 56),
 }
 """Functions and modules."""
 CALLBACKS = {
