@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+import ucpformat as ucp
 from tests.builders import STORAGES
 from ucpformat import AtomSpec, CheckpointWriter, SlotSpec
 from ucpformat.errors import UcpError
@@ -92,3 +93,13 @@ def test_what_is_committed_is_what_a_reader_takes(tmp_path: Path) -> None:
         root = parse_root(data, features=frozenset(), extensions=frozenset())
         assert root.seal() == (data, root.digest)
         assert root.progress == Progress(3)
+
+
+def test_annotations_are_those_that_were_checked(tmp_path: Path) -> None:
+    """Whatever their owner does to them before the commit."""
+    note: list[Any] = ["as checked"]
+    with CheckpointWriter(tmp_path / "c.ucp", [], annotations={"org.example": note}):
+        note[0] = float("nan")
+    assert ucp.validate(tmp_path / "c.ucp") == []
+    with ucp.open(tmp_path / "c.ucp") as found:
+        assert found.root.envelope.annotations == {"org.example": ["as checked"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
@@ -133,7 +133,8 @@ class Declared:
         )
         # A reader would refuse nothing but what callers give; all else is checked where it is made.
         if annotations or extensions or self.layouts or step is not None:
-            parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
+            known = parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
+            root = replace(root, envelope=known.envelope)  # whatever callers do to what they gave
         return root
 
     def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
