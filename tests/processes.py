@@ -192,17 +192,28 @@ def _serve() -> None:
 
 
 def _run_request(module: str, scratch: Path, jobs: Sequence[Ranks], environment: dict[str, str]) -> NoReturn:
-    status = 1
-    try:
-        with (scratch / "jobs.log").open("wb") as sink, open(os.devnull, "rb") as nothing:
-            for source, target in ((nothing, 0), (sink, 1), (sink, 2)):
-                os.dup2(source.fileno(), target)
+
+    def run() -> int:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
         os.environ.clear()
         os.environ.update(environment, OMP_NUM_THREADS="1")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         wrong = _fork_jobs(module, scratch, jobs)
         print(wrong or "")
-        status = 1 if wrong else 0
+        return 1 if wrong else 0
+
+    _run_and_exit(run, scratch / "jobs.log")
+
+
+def _run_and_exit(run: Callable[[], int], log: Path) -> NoReturn:
+    """End this fork with the status that ``run`` returns, or 1 where it raises; ``log`` holds what it prints."""
+    status = 1
+    try:
+        with log.open("wb") as sink:
+            os.dup2(sink.fileno(), 1)
+            os.dup2(sink.fileno(), 2)
+        status = run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -241,22 +252,15 @@ def _fork(module: str, rank: int, log: Path, arguments: Sequence[str]) -> int:
     child = os.fork()
     if child:
         return child
-    status = 1
-    try:
-        with log.open("wb") as sink:
-            os.dup2(sink.fileno(), 1)
-            os.dup2(sink.fileno(), 2)
+
+    def run() -> int:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         sys.argv = [module, *arguments]
         del sys.modules[module]  # it is run anew; what it has imported stays
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        return 0
+
+    _run_and_exit(run, log)
 
 
 if __name__ == "__main__":
