@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -117,6 +119,13 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
     return Box(tuple(offset), tuple(extent))
 
 
+@cache
+def blocks_of_elements(shape: tuple[int, ...], item_bytes: int) -> Array:
+    """The block in which each element of a box lies; it lies in one, whatever its size."""
+    places = np.arange(math.prod(shape), dtype=np.int64) * item_bytes // BLOCK_BYTES
+    return places.astype(np.uint16).reshape(shape)
+
+
 def needed_blocks(checkpoint: Checkpoint, wanted: Sequence[tuple[str, Box]]) -> set[tuple[str, int, int]]:
     """The blocks of uncompressed segments that have a byte of what is wanted, found element by element."""
     found = set()
@@ -127,9 +136,10 @@ def needed_blocks(checkpoint: Checkpoint, wanted: Sequence[tuple[str, Box]]) -> 
         for chunk in stored.grid.chunks_for(box):
             segments = stored.segments(chunk)
             for segment, held, part in stored.meeting(chunk, segments, box):
-                places = np.arange(held.size).reshape(held.shape)[region(part.relative_to(held))]
-                # An element lies in one block, whatever its size.
-                for block in np.unique(places * stored.dtype.item_bytes // BLOCK_BYTES).tolist():
+                blocks = blocks_of_elements(held.shape, stored.dtype.item_bytes)
+                is_needed = np.zeros(blocks.max(initial=0) + 1, bool)
+                is_needed[blocks[region(part.relative_to(held))]] = True
+                for block in np.flatnonzero(is_needed).tolist():
                     start = segment.offset + block * BLOCK_BYTES
                     stop = min(start + BLOCK_BYTES, segment.offset + segment.covered)
                     found.add((stored.object_key(chunk, segment), start, stop))
