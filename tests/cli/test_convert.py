@@ -10,6 +10,7 @@ from tests.cli.conftest import Make, Ucp
 from tests.conversion.formats.dcp.cases import DcpCase
 from ucpformat.conversion.convert import detect_format
 from ucpformat.conversion.formats.dcp import DcpDirectory
+from ucpformat.errors import UcpError
 
 pytestmark = pytest.mark.distributed
 
@@ -176,3 +177,37 @@ def test_other_formats_do_not_lie_behind_urls(ucp: Ucp, make: Make, tmp_path: Pa
     assert "dcp is read from local paths alone; copy it first" in refused.stderr
     assert ucp("convert", source, f"file://{tmp_path}/b.dcp").exit_code == 0
     assert detect_format(tmp_path / "b.dcp") == "dcp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--workers", "3"], "workers", 3),
+        (["--drop", "a/*", "--drop", "b"], "drop", ("a/*", "b")),
+        (["--expand", "2K"], "expand", 2048),
+        (["--set", "a=b=c"], "settings", {"a": "b=c"}),
+        (["--from-set", "a="], "source_settings", {"a": ""}),
+        (["--to-set", "a=1", "--to-set", "b=2"], "destination_settings", {"a": "1", "b": "2"}),
+        (["--memory", "2M"], "memory", 1 << 21),
+        (["--shards", "4"], "shard_count", 4),
+        (["--foreign-objects", "opaque"], "foreign_objects", "opaque"),
+        (["--storage", "plain"], "storage", "plain"),
+        (["--dask", "tcp://x"], "dask", "tcp://x"),
+        (["--pool", "processes"], "pool", "processes"),
+        (["--resume"], "resume", True),
+        (["--weights-only"], "weights_only", True),
+        (["--dry-run"], "dry_run", True),
+    ],
+)
+def test_each_option_is_handed_on(
+    ucp: Ucp, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str, value: object
+) -> None:
+    found: dict[str, object] = {}
+
+    def run(*_: object, **options: object) -> None:
+        found.update(options)
+        raise UcpError("UCP-E-SOURCE", "seen")
+
+    monkeypatch.setattr("ucpformat.cli.convert.run", run)
+    assert ucp("convert", "a", "b", *arguments).exit_code == 1
+    assert found[name] == value

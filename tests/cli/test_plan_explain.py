@@ -179,7 +179,25 @@ def test_refusals(ucp: Ucp, write: Write, arguments: tuple[str, ...], words: str
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--from", "a.json"), ("--from", "a.json", "--explain", "layers.1.wq", "--set", "tp=2")],
+    [
+        ("--from", "a.json"),
+        ("--from", "a.json", "--explain", "layers.1.wq", "--set", "tp=2"),
+        ("--from", "a.json", "--explain", "layers.1.wq", "--atoms", "layers.*"),
+        ("--from", "a.json", "--to", "a.json", "--explain", "layers.1.wq", "--atoms", "layers.*"),
+        ("--from", "a.json", "--explain", "layers.1.wq", "--via", "ranks"),
+        (
+            "--from",
+            "a.json",
+            "--to",
+            "a.json",
+            "--explain",
+            "layers.1.wq",
+            "--via",
+            "ranks",
+            "--format",
+            "json",
+        ),
+    ],
 )
 def test_usage(ucp: Ucp, write: Write, arguments: tuple[str, ...]) -> None:
     write("a.json", model(TP4))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ucpformat
 from tests.builders import GZIP, MIB, Array, Tensor, declare, region, save
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
@@ -247,3 +248,16 @@ def test_damage_is_found_where_it_lies(
     assert refusal.value.code == "UCP-E-CHECKSUM"
     assert refusal.value.at == f"packs/{pack.name}"
     assert f"block {block} " in refusal.value.message
+
+
+def test_damage_of_one_small_slot_of_many_is_found(tmp_path: Path) -> None:
+    state = {f"w{number}": np.full(100, number, np.int32) for number in range(50)}
+    ucpformat.save(tmp_path / "c.ucp", state)
+    (pack,) = (tmp_path / "c.ucp" / "packs").iterdir()
+    data = pack.read_bytes()
+    whole = state["w31"].tobytes()
+    pack.write_bytes(data.replace(whole, bytes([1]) + whole[1:]))
+    filled = {name: np.zeros(100, np.int32) for name in state}
+    with pytest.raises(UcpError) as caught:
+        ucpformat.load(tmp_path / "c.ucp", filled)
+    assert caught.value.code == "UCP-E-CHECKSUM"

@@ -60,6 +60,14 @@ def plan(
     Each of A and B is a checkpoint with the layouts that it records, an arrangement document, or patterns, a
     document or a ready-made name, which say how the slots of the other are spread.
     """
+    if name is not None and atoms != "*":
+        raise click.UsageError(
+            "--atoms chooses what is planned, and --explain names one atom: give one of them"
+        )
+    if via is not None and name is not None and (target is None or output == "json"):
+        raise click.UsageError(
+            "--via is about what moves, and this explains only who holds what: leave it out"
+        )
     with ExitStack() as stack:
         if target is None:
             if name is None:
