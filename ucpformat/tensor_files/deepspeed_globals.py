@@ -83,5 +83,5 @@ DEEPSPEED_GLOBALS: Final[Globals] = _globals()
 
 
 def instance_state(instance: Instance) -> dict[str, Any]:
-    """The attributes of an inert object."""
+    """Return the attributes of an inert object."""
     return dict(instance.state) if isinstance(instance.state, Mapping) else {}

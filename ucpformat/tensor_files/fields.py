@@ -12,7 +12,7 @@ __all__ = ["integer", "items", "mapping", "member", "refused", "shape_of", "tens
 
 
 def refused(message: str, at: str) -> UcpError:
-    """The refusal of a file that is not as DeepSpeed writes it."""
+    """Return the refusal of a file that is not as DeepSpeed writes it."""
     return error("UCP-E-SOURCE", message, at=at)
 
 
@@ -31,7 +31,7 @@ def items(value: object, what: str, at: str) -> Sequence[Any]:
 
 
 def member(value: Mapping[Any, Any], name: str, at: str) -> Any:
-    """A member that must be there."""
+    """Return a member that must be there."""
     if name not in value:
         raise refused(f"{name!r} is missing: not as DeepSpeed writes it", at)
     return value[name]

@@ -31,7 +31,7 @@ _PLAIN: Final = Limits(pickle_bytes=1 << 31, nodes=1 << 16)
 
 
 def open_archive(source: ByteSource) -> TorchArchive:
-    """What ``torch.save`` wrote into ``source``, in either form. Raises ``UCP-E-SOURCE`` where it is none."""
+    """Return what ``torch.save`` wrote into ``source``, in either form. Raises ``UCP-E-SOURCE`` where it is none."""
     if source.read(0, min(len(LEGACY), source.size)) == LEGACY:
         return LegacyFile(source)
     return TorchArchive(source)
@@ -53,13 +53,13 @@ class LegacyFile(TorchArchive):
             raise error("UCP-E-SOURCE", f"torch.save's old format of version {version!r:.20}", at=source.at)
 
     def _plain(self, start: int) -> tuple[object, int]:
-        """A pickle that names nothing, and where it ends."""
+        """Return a pickle that names nothing, and where it ends."""
         return self._unpickle(start, {}, None, _PLAIN)
 
     def _unpickle(
         self, start: int, allowed: Globals, persistent: Callable[[object], object] | None, limits: Limits
     ) -> tuple[object, int]:
-        """A pickle whose length nothing says: of a file with large storages, no more than needed is read."""
+        """Return a pickle whose length nothing says: of a file with large storages, no more than needed is read."""
         limit = min(self._source.size, start + limits.pickle_bytes)
         length = min(limit, start + _FIRST)
         while True:

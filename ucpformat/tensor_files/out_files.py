@@ -49,7 +49,7 @@ class OutFiles:
 
 
 def text_file(name: str, data: str | bytes) -> OutFile:
-    """A small file whose content is known."""
+    """Return a small file whose content is known."""
     content = data.encode() if isinstance(data, str) else data
     return OutFile(name, len(content), partial(_write_content, content))
 

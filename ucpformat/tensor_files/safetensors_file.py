@@ -227,7 +227,7 @@ def _read_nibbles(source: FileRange, box: Box, shape: tuple[int, ...], out: NDAr
 
 
 def packed_nibbles(data: NDArray[Any]) -> NDArray[np.uint8]:
-    """An even number of elements of 4 bits, one to a byte, as safetensors has them."""
+    """Return an even number of elements of 4 bits, one to a byte, as safetensors has them."""
     halves = data.reshape(-1).view(np.uint8) & np.uint8(15)
     packed: NDArray[np.uint8] = np.bitwise_or(halves[0::2], halves[1::2] << np.uint8(4), dtype=np.uint8)
     return packed

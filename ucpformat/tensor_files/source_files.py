@@ -30,7 +30,7 @@ _LEAST_HANDED_BYTES: Final = 64 << 20
 
 
 def is_component(name: str) -> bool:
-    """Whether ``name`` can be that of a file or a directory directly in another one, on every system."""
+    """Return whether ``name`` can be that of a file or a directory directly in another one, on every system."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0") and _is_storable(name)
 
 
@@ -95,7 +95,7 @@ class SourceFiles:
 
     @classmethod
     def beside(cls, path: Path) -> tuple[SourceFiles, str]:
-        """The directory of a file that the user named, and the file's name in it.
+        """Return the directory of a file that the user named, and the file's name in it.
 
         The user may name a link: what it leads to is what the user means.
         """
@@ -104,7 +104,7 @@ class SourceFiles:
         return files, path.name
 
     def below(self, folder: str) -> SourceFiles:
-        """The files of a folder in this directory, by the names that they have there; links as from here.
+        """Return the files of a folder in this directory, by the names that they have there; links as from here.
 
         Raises ``UCP-E-KEY`` and ``UCP-E-LINK`` where the folder lies elsewhere.
         """
@@ -243,7 +243,7 @@ class SourceFiles:
             )
 
     def _inside(self, name: str) -> Path:
-        """The real path of ``name``. Raises ``UCP-E-LINK`` where that is not allowed."""
+        """Return the real path of ``name``. Raises ``UCP-E-LINK`` where that is not allowed."""
         real = Path(os.path.realpath(self.root / name))
         if not any(real.is_relative_to(place) for place in self._allowed):
             raise error(

@@ -23,7 +23,7 @@ STREAM_GLOBALS: Final[Globals] = {("_io", "BytesIO"): Constructor(_KIND, _stream
 
 
 def stream_content(found: object) -> bytes | None:
-    """The bytes of an object that is a stream and nothing else; None for any other, and for one with members."""
+    """Return the bytes of an object that is a stream and nothing else; None for any other, and for one with members."""
     if not isinstance(found, Instance) or found.kind != _KIND or type(found.state) is not tuple:
         return None
     match found.state:

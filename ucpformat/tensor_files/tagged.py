@@ -40,7 +40,7 @@ _PATHS: Final = {"PosixPath": pathlib.PurePosixPath, "WindowsPath": pathlib.Pure
 
 
 def encode(obj: object, *, at: str) -> JsonValue:
-    """A tagged value of what `unpickle` returned.
+    """Return a tagged value of what `unpickle` returned.
 
     Raises:
         ImportRefusedError: ``UCP-E-OBJECT``, naming the place and the type.
@@ -49,7 +49,7 @@ def encode(obj: object, *, at: str) -> JsonValue:
 
 
 def decode(value: JsonValue, *, at: str) -> object:
-    """What `revive` turns into torch's objects.
+    """Return what `revive` turns into torch's objects.
 
     Raises:
         InvalidCheckpointError: ``UCP-E-VALUE`` for a malformed tag.
@@ -58,7 +58,7 @@ def decode(value: JsonValue, *, at: str) -> object:
 
 
 def foreign_type(value: object) -> str | None:
-    """The type of the first value within a decoded one that torch has no class for, if there is any."""
+    """Return the type of the first value within a decoded one that torch has no class for, if there is any."""
     if isinstance(value, values.NamedValue):
         return value.type
     if isinstance(value, Mapping):
@@ -123,12 +123,12 @@ _PLAIN: Final[dict[type, Callable[[Any], object]]] = {
 
 
 def has_own_name(zone: datetime.timezone) -> bool:
-    """Whether a time zone is more than its offset."""
+    """Return whether a time zone is more than its offset."""
     return repr(zone) != repr(datetime.timezone(zone.utcoffset(None)))
 
 
 def default_dict(content: Any) -> DefaultDict:
-    """The stand-in that ``[factory, members]`` describes; TypeError or ValueError for anything else."""
+    """Return the stand-in that ``[factory, members]`` describes; TypeError or ValueError for anything else."""
     factory, members = content
     if factory not in FACTORIES or type(members) is not dict:
         raise ValueError("expected are the name of a builtin type, or null, and a dictionary")

@@ -93,7 +93,7 @@ class Call:
 
 
 def archive_file(name: str, tree: object) -> OutFile:
-    """A file that holds ``tree`` (`write_archive`).
+    """Return a file that holds ``tree`` (`write_archive`).
 
     Raises:
         UcpError: ``UCP-E-DTYPE`` and ``UCP-E-OBJECT``, as `write_archive`, before anything is written.
@@ -144,7 +144,7 @@ class _Within:
         self.flush = stream.flush
 
     def tell(self) -> int:
-        """The place, counted from the start."""
+        """Return the offset, counted from the start."""
         return self._stream.tell() - self._start
 
     def seek(self, offset: int) -> int:
@@ -256,7 +256,7 @@ def _global(module: str, name: str) -> bytes:
 
 
 def _plain(obj: object) -> bytes:
-    """A leaf as Python's pickler has it, without its first and last opcodes."""
+    """Return a leaf as Python's pickler has it, without its first and last opcodes."""
     if isinstance(obj, _REVIVED):
         from ucpformat.tensor_files.revive import revive
 

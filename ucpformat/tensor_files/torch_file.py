@@ -76,7 +76,7 @@ class TorchFile:
             target[...] = data.view(target.dtype).reshape(target.shape)
 
     def array(self, stored: StoredTensor) -> TensorValue:
-        """A small tensor in full. Raises ``UCP-E-LIMIT`` for one above 64 MiB."""
+        """Return a small tensor in full. Raises ``UCP-E-LIMIT`` for one above 64 MiB."""
         dtype = _TORCH_NAMES[stored.dtype]
         length = math.prod(stored.shape) * item_size(dtype)
         if length > _MAX_VALUE_BYTES:

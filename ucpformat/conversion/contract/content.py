@@ -69,7 +69,7 @@ class SlotContent:
         self._read(box, out)
 
     def read(self) -> NDArray[Any]:
-        """The whole slot, as a new array: for small ones."""
+        """Return the whole slot, as a new array: for small ones."""
         out = np.empty(self.shape, self.dtype.numpy)
         self._read(Box.whole(self.shape), out)
         return out

@@ -61,7 +61,7 @@ class Draft:
         self.sources[atom, slot] = read
 
     def atoms(self) -> list[AtomSpec]:
-        """What the writer declares."""
+        """Return what the writer declares."""
         return [
             AtomSpec(
                 name,
@@ -73,7 +73,7 @@ class Draft:
         ]
 
     def slot_sources(self) -> list[SlotSource]:
-        """Where each slot's elements come from."""
+        """Return where each slot's elements come from."""
         return [SlotSource(atom, slot, read) for (atom, slot), read in self.sources.items()]
 
     def add_copy(self, name: str, file: TorchFile, stored: StoredTensor) -> None:

@@ -106,7 +106,7 @@ def _from_config(job: Job, names: list[str]) -> dict[str, int]:
 
 
 def _config(job: Job) -> Mapping[str, JsonValue]:
-    """The model's configuration; of one with several parts, that of its text model."""
+    """Return the model's configuration; of one with several parts, that of its text model."""
     _, data = job.blobs.get(CONFIG, ("", b"{}"))
     try:
         config = loads(data, at=CONFIG)

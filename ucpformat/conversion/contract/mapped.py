@@ -133,7 +133,7 @@ def _check_equal(
 def _tied(
     made: Mapping[str, Mapping[str, MappedSlot]], first: Mapping[str, str]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """The names that stay atoms, and those that are aliases of each."""
+    """Return the names that stay atoms, and those that are aliases of each."""
     owners: dict[object, str] = {}
     aliases: dict[str, list[str]] = {}
     tied = set(first)

@@ -85,7 +85,7 @@ def _is_doubled(atom: AtomSpec) -> bool:
 
 
 def _with_master(atom: AtomSpec) -> AtomSpec:
-    """The atom whose value is its master; it belongs where the value did."""
+    """Return the atom whose value is its master; it belongs where the value did."""
     slots = {name: slot for name, slot in atom.slots.items() if name != "master"}
     slots["value"] = replace(atom.slots["master"], annotations=atom.slots["value"].annotations)
     return replace(atom, slots=slots)

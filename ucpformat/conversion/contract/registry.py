@@ -203,7 +203,7 @@ class _Parse(Protocol[_Parsed]):
 def named_document(
     name: str, what: str, names: Sequence[str], load: Callable[[str], _Document], parse: _Parse[_Document]
 ) -> _Document:
-    """A ready-made document by its name, or that of a file ``*.json``; ``what``, "the patterns", is said of it.
+    """Return a ready-made document by its name, or that of a file ``*.json``; ``what``, "the patterns", is said of it.
 
     Raises:
         UcpError: ``UCP-E-PATTERN`` for a file that cannot be read, what ``load`` and ``parse`` raise.

@@ -37,7 +37,7 @@ class ShardPatterns:
     def of_settings(
         cls, settings: Mapping[str, str], degree: int, names: Sequence[str]
     ) -> ShardPatterns | None:
-        """What ``patterns`` and ``pattern_parameters`` ask for; None where they are not set.
+        """Return what ``patterns`` and ``pattern_parameters`` ask for; None where they are not set.
 
         ``names`` are of parameters: a number in one may be that of a layer.
 
@@ -53,7 +53,7 @@ class ShardPatterns:
         return cls(document, parameters, degree, 1 + max(numbers, default=0))
 
     def of_whole(self, name: str, slot: str, shape: tuple[int, ...]) -> Lowering:
-        """Where each rank's shard lies in a whole tensor of ``shape``.
+        """Return where each rank's shard lies in a whole tensor of ``shape``.
 
         Raises:
             UcpError: what resolving the patterns raises; ``UCP-E-MISMATCH`` where they say that no rank holds it.
@@ -64,7 +64,7 @@ class ShardPatterns:
         return lower(layout, shape)
 
     def lowering(self, name: str, slot: str, shards: Sequence[tuple[int, ...]], at: str) -> Lowering | None:
-        """Where each rank's shard lies in the whole tensor; None where the patterns say that no rank holds it.
+        """Return where each rank's shard lies in the whole tensor; None where the patterns say that no rank holds it.
 
         Raises:
             UcpError: ``UCP-E-UNMATCHED`` where no rule matches, ``UCP-E-SOURCE`` where its layout, of a whole of any

@@ -55,7 +55,7 @@ class _Shards:
 
 
 def shard_source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
-    """A reader of the whole parameter; where several ranks hold a region, their copies must be equal."""
+    """Return a reader of the whole parameter; where several ranks hold a region, their copies must be equal."""
     shards = []
     for region in held.filled():
         read = reads[region.holders[0]]

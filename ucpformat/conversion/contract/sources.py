@@ -80,7 +80,7 @@ class Pieces:
 
 
 def _stored_place(piece: Piece, part: StoredPiece) -> tuple[int, Sequence[int]]:
-    """Where a piece lies in the stored tensor, which may itself be a view with gaps."""
+    """Return where a piece lies in the stored tensor, which may itself be a view with gaps."""
     stored = part.stored
     dense = _dense_strides(stored.shape)
     if all(n == 1 or a == b for n, a, b in zip(stored.shape, stored.strides, dense, strict=True)):
@@ -205,7 +205,7 @@ _SAMPLE: Final = 4096
 
 
 def sample_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The extents of at most `_SAMPLE` elements, the last dims first."""
+    """Return the extents of at most `_SAMPLE` elements, the last dims first."""
     left, extents = _SAMPLE, []
     for extent in reversed(shape):
         kept = min(extent, max(left, 1))
@@ -215,7 +215,7 @@ def sample_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def window(array: npt.NDArray[Any], box: Box) -> npt.NDArray[Any]:
-    """A view of a box; of a 0-d array too, where an empty index would give a copy."""
+    """Return a view of a box; of a 0-d array too, where an empty index would give a copy."""
     index: Any = (*map(slice, box.offset, box.stop), ...)
     view: npt.NDArray[Any] = array[index]
     return view

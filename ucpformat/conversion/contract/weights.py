@@ -54,7 +54,7 @@ def weights_alone(job: Job, settings: Mapping[str, str]) -> tuple[Job, dict[str,
 
 
 def beside_weights(lost: Sequence[Lost], job: Job, slot: Weights = "value") -> list[Lost]:
-    """Those of ``lost`` that are no weights: values, optimizers, blobs, and slots of atoms other than ``slot``.
+    """Return those of ``lost`` that are no weights: values, optimizers, blobs, and slots of atoms other than ``slot``.
 
     Where a master copy is the weight, its atom's value is none. Whatever else a source calls its parts may be a weight.
     """
@@ -71,7 +71,7 @@ def beside_weights(lost: Sequence[Lost], job: Job, slot: Weights = "value") -> l
 
 
 def weights_of(job: Job, slot: Weights) -> tuple[Job, Sequence[Lost]]:
-    """The weights of a job, without states of optimizers and values, and what was left out.
+    """Return the weights of a job, without states of optimizers and values, and what was left out.
 
     Blobs, and values that say something about weights, stay, for destinations that have a place for them. With the slot
     ``master`` the copies of higher precision stay beside the weights, for an exporter that chooses (`weights_alone`).

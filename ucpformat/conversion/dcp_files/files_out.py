@@ -79,7 +79,7 @@ def dcp_files(
     stored: Mapping[str, bytes] | None = None,
     box_bytes: int = _BOX_BYTES,
 ) -> OutFiles:
-    """The files of a DCP directory with ``tensors`` and ``objects`` under DCP's keys.
+    """Return the files of a DCP directory with ``tensors`` and ``objects`` under DCP's keys.
 
     ``planner_data`` gives the path in the nested state dict that a key spells; a key without one is a name at
     the top level. Stand-ins of `objects` become what they stand for; ``stored`` are objects as the bytes that
@@ -130,7 +130,7 @@ class _Box:
         return math.prod(self.shape) * _TORCH_NAMES[self.tensor.dtype][1]
 
     def blocks(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes in order."""
+        """Yield the bytes in order."""
 
         def read(box: Box, out: npt.NDArray[np.generic]) -> None:
             offset = tuple(map(int.__add__, self.offset, box.offset))

@@ -155,7 +155,7 @@ def _shard_tensors(
 
 
 def _absent(names: Sequence[str]) -> str:
-    """The files of parts that a rank, up to one more than there are, has not: what a refusal says in the end.
+    """Return the files of parts that a rank, up to one more than there are, has not: what a refusal says in the end.
 
     Not all of them need have been written: a rank that holds nothing of a part writes no file for it.
     """

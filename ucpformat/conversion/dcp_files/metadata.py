@@ -82,7 +82,7 @@ class _Reader:
         return Catalogue("dcp", tensors, objects, tuple(places.values()), flattened)
 
     def _flattened(self, noted: object, tensors: dict[str, DcpTensor]) -> dict[str, tuple[int, ...]]:
-        """What Megatron-core 0.13 to 0.15 notes of tensors that it stores in flattened pieces: their shapes."""
+        """Return what Megatron-core 0.13 to 0.15 notes of tensors that it stores in flattened pieces: their shapes."""
         shapes = {}
         for key, note in self._dict(noted).items():
             shape = self._dict(note).get("nd_reformulated_orig_global_shape")
@@ -115,7 +115,7 @@ class _Reader:
         return DcpTensor(key, path, dtype, shape, tuple(fragments.values()))
 
     def _data_type(self, key: str, properties: object) -> str:
-        """The data type of a dense tensor, in Zarr's spelling."""
+        """Return the data type of a dense tensor, in Zarr's spelling."""
         self._check_kind(properties, "TensorProperties")
         try:
             torch_dtype, kept_as = data_type(properties), layout(properties)

@@ -50,7 +50,7 @@ class SlotReader:
 def grid_layout(
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
 ) -> Layout | None:
-    """The layout of fragments (offset, shape) that form a grid: one axis ``dim<d>`` for every split dimension.
+    """Return the layout of fragments (offset, shape) that form a grid: one axis ``dim<d>`` for every split dimension.
 
     DCP records boxes and neither mesh nor ranks, so that this is all that is known. None for a single fragment,
     or where the fragments form no grid.

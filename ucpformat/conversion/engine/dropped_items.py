@@ -62,12 +62,12 @@ class LostGroup:
     why: str
 
     def __str__(self) -> str:
-        """The group on one line."""
+        """Return the group on one line."""
         return f"{self.glob} ({self.why})" if self.count == 1 else f"{self.glob} ({self.count}: {self.why})"
 
 
 def parts_of(job: Job) -> Iterator[str]:
-    """The name that ``--drop`` knows each part of a job by."""
+    """Yield the name that ``--drop`` knows each part of a job by."""
     for atom in job.atoms:
         for slot in atom.slots:
             yield f"{atom.name}/{slot}"
@@ -96,21 +96,21 @@ def grouped(lost: Sequence[Lost], parts: Iterable[str] = ()) -> list[LostGroup]:
 
 
 def told(lost: Sequence[Lost], parts: Iterable[str] = ()) -> str:
-    """What is lost and why, in a phrase of bounded length."""
+    """Return what is lost and why, in a phrase of bounded length."""
     groups = grouped(lost, parts)
     rest = f"; and {len(groups) - _TOLD} more" if len(groups) > _TOLD else ""
     return "; ".join(map(str, groups[:_TOLD])) + rest
 
 
 def remedy(lost: Sequence[Lost], parts: Iterable[str] = ()) -> str:
-    """How to allow the losses."""
+    """Return how to allow the losses."""
     globs = list(dict.fromkeys(group.glob for group in grouped(lost, parts)))
     more = f", and {len(globs) - _TOLD} more" if len(globs) > _TOLD else ""
     return "allow it with " + " ".join(f"--drop '{one}'" for one in globs[:_TOLD]) + more
 
 
 def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
-    """The job without what the globs match, and what that is; ``*`` matches any characters, ``/`` too.
+    """Return the job without what the globs match, and what that is; ``*`` matches any characters, ``/`` too.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a glob that matches nothing, and for something that matters, that the
@@ -214,7 +214,7 @@ def _within(top: str, path: Path) -> str | None:
 
 
 def _is_told(name: str, known: set[str]) -> bool:
-    """Whether an importer has named this, or a directory above; it may have named it from further below."""
+    """Return whether an importer has named this, or a directory above; it may have named it from further below."""
     parts = Path(name).parts
     return any(
         f"{scope}/{'/'.join(parts[first:stop])}" in known

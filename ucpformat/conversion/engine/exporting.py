@@ -139,7 +139,7 @@ class Export:
         return workers_within(self._options.memory, wanted, self._chunk_bytes)
 
     def _plan(self) -> Mapping[str, Any]:
-        """What tells this export from any other."""
+        """Return what tells this export from any other."""
         if self._order is None:
             return {"source": None, "job": None}
         told = [

@@ -41,7 +41,7 @@ class Earlier:
 
 
 def source_state(recipe: Recipe) -> str:
-    """A digest of what the source's files are, by name, size and time of change: nothing is read."""
+    """Return a digest of what the source's files are, by name, size and time of change: nothing is read."""
     states: list[list[Any]] = []
     if "://" in recipe.source or "::" in recipe.source:
         import fsspec
@@ -92,7 +92,7 @@ def begin(order: Order, batches: Sequence[Batch]) -> None:
 
 
 def earlier(store: Store, order: Order, batches: Sequence[Batch], cut: Cut) -> Earlier | None:
-    """What an attempt that was interrupted has finished; everything else that lies there is removed.
+    """Return what an attempt that was interrupted has finished; everything else that lies there is removed.
 
     Raises:
         UcpError: ``UCP-E-SOURCE`` where the source changed since, ``UCP-E-MISMATCH`` where it was another
@@ -166,5 +166,5 @@ def clear(order: Order) -> None:
 
 
 def _is_mine(order: Order, key: str) -> bool:
-    """Whether an object is a pack or note of this attempt, or what a worker that died had not finished."""
+    """Return whether an object is a pack or note of this attempt, or what a worker that died had not finished."""
     return key.startswith(f"packs/{order.attempt}") or is_staged(key)

@@ -53,7 +53,7 @@ def needed_for(chunk_bytes: int, upload_bytes: int = 0) -> int:
 
 
 def workers_within(memory: int, wanted: int, chunk_bytes: int, upload_bytes: int = 0) -> int:
-    """How many workers may each hold a chunk, and have some on its way, at once.
+    """Return how many workers may each hold a chunk, and have some on its way, at once.
 
     Raises:
         UcpError: ``UCP-E-LIMIT`` where not one may.

@@ -324,7 +324,7 @@ def temporary_file(root: Path, name: str, *, durable: bool) -> Iterator[tuple[IO
 
 
 def _lines(journal: IO[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a journal, up to one of which a part is missing."""
+    """Yield the lines of a journal, up to one of which a part is missing."""
     for text in journal:
         try:
             line = json.loads(text)

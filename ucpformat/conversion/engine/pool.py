@@ -112,7 +112,7 @@ def _elsewhere(executor: Executor, workers: int, within: Within) -> Pool:
 def open_pool(
     options: EngineOptions, within: Within, *, is_known: bool, is_python_bound: bool
 ) -> AbstractContextManager[Pool]:
-    """The pool that the options ask for.
+    """Return the pool that the options ask for.
 
     ``within`` says how many of so many tasks may be under way at once (`workers_within`); ``is_known``, whether other
     processes can come to the job; ``is_python_bound``, whether threads would wait for one another.

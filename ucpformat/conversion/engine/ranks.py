@@ -148,14 +148,14 @@ def _run(call: _Call) -> Any:
 
 
 def _placed(failure: BaseException, rank: int) -> BaseException:
-    """A failure that says on which rank it was."""
+    """Return a failure that says on which rank it was."""
     if isinstance(failure, UcpError):
         return error(failure.code, f"{failure.message} (on rank {rank})", at=failure.at)
     return failure
 
 
 def _portable(failure: BaseException) -> BaseException:
-    """A failure as other processes can have it: with its code, or as what it says."""
+    """Return a failure as other processes can have it: with its code, or as what it says."""
     if isinstance(failure, UcpError):
         return failure
     return error("UCP-E-RANK", f"{type(failure).__name__}: {failure}")

@@ -17,7 +17,7 @@ __all__ = ["checkpoint_job", "rewrite_job"]
 
 
 def rewrite_job(checkpoint: Checkpoint) -> Job:
-    """A copy of a universal checkpoint, in whatever storage it is then run (SPEC 17.5).
+    """Return a copy of a universal checkpoint, in whatever storage it is then run (SPEC 17.5).
 
     Raises:
         UnsupportedError: ``UCP-E-FEATURE`` for a write feature that this software does not know.
@@ -32,7 +32,7 @@ def rewrite_job(checkpoint: Checkpoint) -> Job:
 
 
 def checkpoint_job(checkpoint: Checkpoint) -> Job:
-    """What a universal checkpoint holds, for an exporter; it stays open meanwhile."""
+    """Return what a universal checkpoint holds, for an exporter; it stays open meanwhile."""
     atoms = []
     sources = []
     for view in checkpoint.values():

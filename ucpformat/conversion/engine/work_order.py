@@ -108,7 +108,7 @@ class Recipe:
 
 
 def compressed(job: Job, compressor: Compression | None) -> Job:
-    """The job with its slots compressed so, if a compressor is given."""
+    """Return the job with its slots compressed so, if a compressor is given."""
     if compressor is None:
         return job
     return replace(
@@ -127,7 +127,7 @@ def compressed(job: Job, compressor: Compression | None) -> Job:
 
 
 def job_digest(job: Job) -> str:
-    """What two processes that plan one job must agree on: names, shapes, types, compressors, order, chunks."""
+    """Return what two processes that plan one job must agree on: names, shapes, types, compressors, order, chunks."""
     atoms = {atom.name: atom for atom in job.atoms}
     told = []
     for source in job.sources:
@@ -168,7 +168,7 @@ class Order:
     """None where all workers are threads of this process."""
 
     def receipt_key(self, batch: int) -> str:
-        """Where the receipt of a batch is kept while the attempt lasts."""
+        """Return where the receipt of a batch is kept while the attempt lasts."""
         return f"packs/{self.attempt}-{batch}.receipt"
 
     @property
@@ -216,7 +216,7 @@ class Cut:
 
 
 def cut_job(job: Job) -> Cut:
-    """The places of a job's sources, the same in every process that plans the same job."""
+    """Return the places of a job's sources, the same in every process that plans the same job."""
     keys = assign_keys(atom.name for atom in job.atoms)
     atoms = {atom.name: atom for atom in job.atoms}
     return Cut(
@@ -234,7 +234,7 @@ def batch_size(total: int) -> int:
 
 
 def batches(places: Sequence[SlotPlace], size: int) -> Iterator[Batch]:
-    """All chunks of all slots, in order, about ``size`` bytes together, or one chunk that has more."""
+    """Yield all chunks of all slots, in order, about ``size`` bytes together, or one chunk that has more."""
     runs: list[Run] = []
     number = held = 0
     for slot, place in enumerate(places):

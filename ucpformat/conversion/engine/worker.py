@@ -57,7 +57,7 @@ class Kept(Generic[_T]):
         atexit.register(self.close)
 
     def get(self, key: str, make: Callable[[ExitStack], _T]) -> _T:
-        """What ``make`` gives, or gave for the same key; what it enters is left when another key comes."""
+        """Return what ``make`` gives, or gave for the same key; what it enters is left when another key comes."""
         with self._lock:
             if self._thing is None or self._key != key:
                 self._stack.close()
@@ -141,7 +141,7 @@ def copy_batch(
 
 
 def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> bytes | None:
-    """The receipt of a worker that has done this batch before.
+    """Return the receipt of a worker that has done this batch before.
 
     One that was thought dead may have written it when its objects were removed, for want of a receipt.
     """
@@ -155,7 +155,7 @@ def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> by
 
 
 def objects_of(receipt: Receipt, cut: Cut) -> dict[str, int]:
-    """The objects that a receipt speaks of, with their lengths."""
+    """Return the objects that a receipt speaks of, with their lengths."""
     lengths = {pack.key: pack.length for pack in receipt.packs}
     if not receipt.packs:
         places = {
@@ -248,10 +248,10 @@ class _Copying:
 
 
 def sealed(receipt: bytes) -> bytes:
-    """A receipt as it is kept: a power cut may leave half of one."""
+    """Return a receipt as it is kept: a power cut may leave half of one."""
     return hashlib.sha256(receipt).digest() + receipt
 
 
 def unsealed(data: bytes) -> bytes | None:
-    """The receipt, None if it is not whole."""
+    """Return the receipt, None if it is not whole."""
     return data[_SEAL:] if hashlib.sha256(data[_SEAL:]).digest() == data[:_SEAL] else None

@@ -83,7 +83,7 @@ def export_dcp(
 
 
 def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:
-    """The slots of an atom with their DCP paths; a tied value under each of its names."""
+    """Yield the slots of an atom with their DCP paths; a tied value under each of its names."""
     for name, slot in atom.items():
         yield key_path(slot_path(atom.name, name, slot.annotations)), slot
     for path in alias_paths(atom) if "value" in atom else ():

@@ -109,7 +109,7 @@ class _Stage:
             )
 
     def files(self) -> Iterator[OutFile]:
-        """The files; what one cannot hold is found by spelling one of each kind out."""
+        """Yield the files; what one cannot hold is found by spelling one of each kind out."""
         chosen = self._chosen
         mp_rank = f"mp_rank_{self._number:02d}"
         for layer, held in () if self._layers.counts else self._stage.layers.items():
@@ -130,7 +130,7 @@ class _Stage:
             yield self._weights(name, {held: held for held in names})
 
     def _weights(self, name: str, keys: Mapping[str, str]) -> OutFile:
-        """A file of values, of which ``keys`` are by atom."""
+        """Return a file of values, of which ``keys`` are by atom."""
         outline = self._outline
         module = OrderedDict((keys[atom], outline.tensor(atom, "value")) for atom in outline.in_order(keys))
         return archive_file(f"{self._chosen.tag}/{name}", module)
@@ -153,7 +153,7 @@ class _Stage:
             yield later_file(f"{self._chosen.tag}/{name}", make, nbytes[0])
 
     def _expert_ranks(self) -> list[int]:
-        """A data-parallel rank of each expert-parallel one, in their order."""
+        """Return a data-parallel rank of each expert-parallel one, in their order."""
         degree = max((group.degree for group in self._groups), default=1)
         ranks = {
             self._chosen.place(rank, degree)[0]: rank for rank in reversed(range(self._chosen.world_size))
@@ -161,7 +161,7 @@ class _Stage:
         return [ranks[number] for number in sorted(ranks)]
 
     def _unpartitioned(self, rank: int) -> dict[str, Any]:
-        """The optimizer of a rank without ZeRO."""
+        """Return the optimizer of a rank without ZeRO."""
         held = [
             Group(group.names[self._chosen.place(rank, group.degree)[0]], group.options)
             for group in self._groups
@@ -169,7 +169,7 @@ class _Stage:
         return unpartitioned_optimizer(self._outline, held)
 
     def _named(self) -> dict[str, Any]:
-        """What a model file says of the optimizer: without ZeRO all of it, else the names in the flat groups."""
+        """Return what a model file says of the optimizer: without ZeRO all of it, else the names in the flat groups."""
         if self._chosen.stage == 0:
             # Experts have files of their own for it.
             return {
@@ -179,7 +179,7 @@ class _Stage:
         return {"optimizer": None, "param_shapes": [flat.shapes(self._outline) for flat in self._flat.of(0)]}
 
     def _stage_tree(self) -> dict[str, Any]:
-        """The model file of a stage, which has no tensors but where it has experts: then all but those."""
+        """Return the model file of a stage, which has no tensors but where it has experts: then all but those."""
         outline, stages = self._outline, len(self._chosen.pipeline)
         counts = list(self._layers.counts.values())
         names = [f"{layer}.{key}" for layer, keys in self._stage.layers.items() for key in keys]
@@ -287,10 +287,10 @@ class _Stage:
 
 
 def _own_names(group: SharedGroup) -> dict[str, str]:
-    """What a stage calls those of its parameters that another stage has under the same name."""
+    """Return what a stage calls those of its parameters that another stage has under the same name."""
     return {name: own[0] for names in group.names for name in names if (own := own_parts(name))}
 
 
 def _is_bfloat16(outline: Outline) -> bool:
-    """Whether DeepSpeed would train in bf16, which the names of the optimizer's files tell."""
+    """Return whether DeepSpeed would train in bf16, which the names of the optimizer's files tell."""
     return any(outline.module[name]["value"].dtype.name == "bfloat16" for name in outline.trained)

@@ -149,7 +149,7 @@ def _with_all_counts(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
 
 
 def _world_size(model: ModelStates) -> int:
-    """How many data-parallel ranks there were without ZeRO, where one saves for all."""
+    """Return how many data-parallel ranks there were without ZeRO, where one saves for all."""
     size = model.values.get("dp_world_size")
     return size if type(size) is int and size > 0 else 1
 
@@ -163,7 +163,7 @@ def _degrees(model: ModelStates) -> tuple[int, int]:
 
 
 def _rank_files(directory: DeepSpeedDirectory, number: int, *, has_shared: bool) -> RankFiles:
-    """What the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
+    """Return what the files of one model-parallel rank say, tensors aside; ``has_shared``: and shared experts aside."""
     models = [
         ModelStates.read(rank_file(directory.files, name))
         for (_, model), name in sorted(directory.model.items())
@@ -200,7 +200,7 @@ def _rank_files(directory: DeepSpeedDirectory, number: int, *, has_shared: bool)
 
 
 def _shared_experts(directory: DeepSpeedDirectory, by_rank: Sequence[RankFiles]) -> RankAtoms:
-    """The experts where tensor-parallel ranks, which are next to each other, have whole ones."""
+    """Return the experts where tensor-parallel ranks, which are next to each other, have whole ones."""
     for files in by_rank[1:]:
         if len(files.ranks) != len(by_rank[0].ranks):
             raise refused("there are files of other data-parallel ranks here", files.model.file.name)
@@ -219,7 +219,7 @@ def _rank_atoms(
     names: Mapping[int, str] | None = None,
     frozen: Sequence[str] = (),
 ) -> RankAtoms:
-    """The atoms of one model-parallel rank.
+    """Return the atoms of one model-parallel rank.
 
     ``names`` are those of its optimizer's numbers, where they are known; ``frozen`` globs of what it does not have.
     """
@@ -337,7 +337,7 @@ def _check_tensor_parallel(model_ranks: Sequence[RankAtoms]) -> None:
 
 
 def _wrapper(ranks: Sequence[OptimizerStates], model: ModelStates) -> Mapping[str, Any] | None:
-    """What DeepSpeed's optimizer keeps around torch's, beside the tensors."""
+    """Return what DeepSpeed's optimizer keeps around torch's, beside the tensors."""
     if ranks:
         return ranks[0].values
     if model.optimizer is None or "optimizer_state_dict" not in model.optimizer:

@@ -80,7 +80,7 @@ def model_values(outline: Outline, rank: int = 0, degree: int = 1) -> dict[str, 
 
 
 def wrapper_values(outline: Outline, stage: int) -> dict[str, Any]:
-    """What DeepSpeed's optimizer keeps around torch's."""
+    """Return what DeepSpeed's optimizer keeps around torch's."""
     kept = _kept(outline)
     number = Call("deepspeed.runtime.zero.config", "ZeroStageEnum", (stage,))
     return {
@@ -93,7 +93,7 @@ def wrapper_values(outline: Outline, stage: int) -> dict[str, Any]:
 
 
 def scaler_state(outline: Outline) -> dict[str, Any]:
-    """The loss scale as the optimizers without ZeRO keep it (``runtime/fp16/unfused_optimizer.py``)."""
+    """Return the loss scale as the optimizers without ZeRO keep it (``runtime/fp16/unfused_optimizer.py``)."""
     kept = _kept(outline)
     scaler = kept.get("loss_scaler")
     state = (scaler.state or {}) if isinstance(scaler, Call) else kept

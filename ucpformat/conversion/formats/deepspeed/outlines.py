@@ -138,12 +138,12 @@ class Outline:
         return {alias: name for name, view in self.module.items() for alias in view.aliases}
 
     def role(self, name: str) -> object:
-        """What the importer knew a value to be: ``buffer``, ``frozen``, or None."""
+        """Return what the importer knew a value to be: ``buffer``, ``frozen``, or None."""
         source = self.module[name].annotations.get(SOURCE)
         return source.get("role") if isinstance(source, dict) else None
 
     def is_buffer(self, name: str) -> bool:
-        """Whether a value that the optimizer does not have is a buffer, and not a frozen parameter."""
+        """Return whether a value that the optimizer does not have is a buffer, and not a frozen parameter."""
         if self._named_buffers is not None:
             return name in self._named_buffers
         role = self.role(name)
@@ -158,14 +158,14 @@ class Outline:
         return role == "buffer"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a parameter."""
+        """Return the shape of a parameter."""
         view = self.module.get(name)
         if view is None:
             raise error("UCP-E-MISMATCH", f"the optimizer has {name!r}, and no value of it is there")
         return view["value"].shape
 
     def master(self, name: str) -> SlotContent:
-        """The copy of a parameter that the optimizer updates."""
+        """Return the copy of a parameter that the optimizer updates."""
         view = self.module[name]
         return view["master"] if "master" in view else view["value"]
 
@@ -184,7 +184,7 @@ class Outline:
         return numbers
 
     def left_out(self, ranks: int) -> list[Lost]:
-        """What DeepSpeed's files have no place for, where ``ranks`` of them hold values."""
+        """Return what DeepSpeed's files have no place for, where ``ranks`` of them hold values."""
         lost = []
         for name, view in self._content.items():
             if "value" not in view:
@@ -206,7 +206,7 @@ class Outline:
         ]
 
     def companions(self, tag: str) -> list[OutFile]:
-        """The files that lay beside DeepSpeed's own; ``tag`` is the name of the tag's directory."""
+        """Return the files that lay beside DeepSpeed's own; ``tag`` is the name of the tag's directory."""
         places = blob_files(self._content.blobs, tag)
         return [text_file(place, self._content.blobs[name][1]) for name, place in places.items()]
 
@@ -226,7 +226,7 @@ class Outline:
         return view.shape == () and (self.shape(name) != () or slot == "step")
 
     def tensor(self, name: str, slot: str, kind: str | None = None) -> OutTensor:
-        """A whole slot, cast to ``kind``; the same object at every call."""
+        """Return a whole slot, cast to ``kind``; the same object at every call."""
         view = self._content[name][slot]
         kind = kind or view.dtype.name
         key = (name, slot, kind)
@@ -238,12 +238,12 @@ class Outline:
         return self._tensors[key]
 
     def flat(self, ranges: Sequence[Range], kind: str) -> OutTensor:
-        """A 1-d tensor of ranges, one after another."""
+        """Return a 1-d tensor of ranges, one after another."""
         length = sum(part.stop - part.start for part in ranges)
         return OutTensor(kind, (length,), lambda: self.blocks(ranges, kind))
 
     def blocks(self, ranges: Sequence[Range], kind: str) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of ranges, cast to ``kind``, a block at a time."""
+        """Yield the bytes of ranges, cast to ``kind``, a block at a time."""
         wanted = dtype(kind)
         step = _BLOCK // wanted.item_bytes
         for part in ranges:
@@ -265,12 +265,12 @@ class Outline:
 
 
 def _front(name: str, path: StatePath) -> str:
-    """What stands before a parameter's name in a state dict: the name of the model's entry, or nothing."""
+    """Return what stands before a parameter's name in a state dict: the name of the model's entry, or nothing."""
     return dotted(path).removesuffix(name)
 
 
 def live(value: object) -> object:
-    """A decoded value for `torch_writer`: DeepSpeed's own objects become calls of its classes again."""
+    """Return a decoded value for `torch_writer`: DeepSpeed's own objects become calls of its classes again."""
     if isinstance(value, NamedValue):
         if not value.type.startswith("deepspeed.") and value.type != "argparse.Namespace":
             raise error("UCP-E-OBJECT", f"an object of type {value.type} cannot be written for DeepSpeed")

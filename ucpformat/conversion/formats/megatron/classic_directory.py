@@ -26,13 +26,13 @@ _RANK: Final = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` holds the directories of ranks, or names an iteration that does; never raises."""
+    """Return whether ``path`` holds the directories of ranks, or names an iteration that does; never raises."""
     root = Path(path)
     return root.is_dir() and (_has_ranks(root) or (root / _LATEST).is_file() or bool(_iterations(root)))
 
 
 def _iterations(root: Path) -> list[str]:
-    """The iterations of a run directory."""
+    """Return the iterations of a run directory."""
     return sorted(entry.name for entry in root.glob("iter_*") if entry.is_dir() and _has_ranks(entry))
 
 
@@ -76,7 +76,7 @@ class ClassicDirectory:
 
 
 def directory_name(rank: tuple[int, ...]) -> str:
-    """What the directory of a rank is called."""
+    """Return what the directory of a rank is called."""
     first, *rest = rank
     return "_".join([f"mp_rank_{first:02d}", *(f"{number:03d}" for number in rest)])
 

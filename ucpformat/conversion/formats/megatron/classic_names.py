@@ -20,7 +20,7 @@ _EXPERT: Final = (
 
 
 def layer_counts(names: Iterable[str]) -> dict[str, int]:
-    """How many layers there are under each prefix, such as ``decoder.layers.``."""
+    """Return how many layers there are under each prefix, such as ``decoder.layers.``."""
     counts: dict[str, int] = {}
     for name in names:
         if match := _LAYER.fullmatch(name):
@@ -29,7 +29,7 @@ def layer_counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def whole_name(name: str, layers_before: Mapping[str, int], expert_rank: int, local_experts: int) -> str:
-    """The name over the whole model; ``layers_before`` are by prefix those of earlier stages and chunks."""
+    """Return the name over the whole model; ``layers_before`` are by prefix those of earlier stages and chunks."""
     if match := _LAYER.fullmatch(name):
         name = f"{match[1]}{int(match[2]) + layers_before.get(match[1], 0)}{match[3]}"
     for pattern in _EXPERT:
@@ -39,5 +39,5 @@ def whole_name(name: str, layers_before: Mapping[str, int], expert_rank: int, lo
 
 
 def is_expert(name: str) -> bool:
-    """Whether a parameter is of one expert."""
+    """Return whether a parameter is of one expert."""
     return any(pattern.fullmatch(name) for pattern in _EXPERT)

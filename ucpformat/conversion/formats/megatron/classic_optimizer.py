@@ -43,7 +43,7 @@ class LocalParameter:
 def options_of(
     groups: Sequence[Mapping[Any, Any]], parameters: Sequence[LocalParameter], at: str
 ) -> list[Options]:
-    """Which parameters each group has: experts' own, and those that do not decay, biases and vectors."""
+    """Return which parameters each group has: experts' own, and those that do not decay, biases and vectors."""
     options: list[Options] = []
     taken: set[str] = set()
     for group in groups:
@@ -124,7 +124,7 @@ def numbered_states(
 
 
 def groups_of(tree: Mapping[Any, Any], at: str) -> list[Mapping[Any, Any]]:
-    """The parameter groups of torch's state dict."""
+    """Return the parameter groups of torch's state dict."""
     listed = items(member(tree, "param_groups", at), "param_groups", at)
     return [mapping(group, "a parameter group", at) for group in listed]
 
@@ -208,7 +208,7 @@ def _buffer(
 
 
 def _offsets(parameters: Sequence[LocalParameter], bucket_size: int | None, dp: int) -> tuple[list[int], int]:
-    """Where each parameter begins, and how long all are, with what pads the end of each bucket left out."""
+    """Return where each parameter begins, and how long all are, with what pads the end of each bucket left out."""
     sized = [
         BufferParameter(math.prod(parameter.stored.shape), parameter.is_shared_embedding)
         for parameter in parameters
@@ -221,7 +221,7 @@ def _offsets(parameters: Sequence[LocalParameter], bucket_size: int | None, dp: 
 
 
 def _cut(stored: StoredTensor, offset: int, parameter: LocalParameter) -> StoredTensor:
-    """A part of a flat tensor as one of the parameter's shape."""
+    """Return a part of a flat tensor as one of the parameter's shape."""
     shape = parameter.stored.shape
     (step,) = stored.strides
     strides = tuple(step * stride for stride in row_major_strides(shape))

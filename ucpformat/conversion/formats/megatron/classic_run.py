@@ -48,7 +48,7 @@ class Run:
 
     @classmethod
     def read(cls, trees: Mapping[tuple[int, ...], tuple[Mapping[Any, Any], str]]) -> Run:
-        """What the files of all ranks say.
+        """Return what the files of all ranks say.
 
         Raises:
             ImportRefusedError: ``UCP-E-SOURCE``, naming the file, without ``args``, with ranks that are missing or of
@@ -100,19 +100,19 @@ class Run:
         )
 
     def place(self, number: tuple[int, ...]) -> Place:
-        """Where the rank of a directory is."""
+        """Return where the rank of a directory is."""
         rest = list(number[1:])
         stage = rest.pop(0) if self.pp > 1 else 0
         return Place(number, number[0], stage, rest.pop(0) if rest else 0)
 
     @staticmethod
     def is_model(key: str) -> bool:
-        """Whether a member of a file is a module: ``model``, or ``model0`` and so on of a virtual pipeline."""
+        """Return whether a member of a file is a module: ``model``, or ``model0`` and so on of a virtual pipeline."""
         return _CHUNK.fullmatch(key) is not None
 
     @staticmethod
     def chunks(tree: Mapping[Any, Any]) -> list[str]:
-        """The members that are modules, in the order of the chunks."""
+        """Return the members that are modules, in the order of the chunks."""
         return _chunks(tree)
 
     @property
@@ -137,7 +137,7 @@ class Run:
         }
 
     def degrees(self) -> dict[str, JsonValue]:
-        """The degrees of the run, for the record."""
+        """Return the degrees of the run, for the record."""
         return {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": self.dp}
 
 

@@ -52,7 +52,7 @@ class DistributedOptimizer:
 
 
 def is_own(content: Content) -> bool:
-    """Whether the groups came from Megatron, so that they go back as they are."""
+    """Return whether the groups came from Megatron, so that they go back as they are."""
     source = content.state.annotations.get(SOURCE)
     kind = source.get("kind") if isinstance(source, dict) else None
     return kind == _TORCH_DIST or OPTIMIZER_ENTRY in content.state.values
@@ -61,7 +61,7 @@ def is_own(content: Content) -> bool:
 def distributed_optimizer(
     content: Content, decoded: Callable[[JsonValue, str], object], *, chained: bool
 ) -> DistributedOptimizer | str:
-    """The optimizers of ``content`` as one of Megatron's, or why that cannot be.
+    """Return the optimizers of ``content`` as one of Megatron's, or why that cannot be.
 
     ``chained`` is for a job with expert parallelism, which has an optimizer of its own for experts.
     """
@@ -98,7 +98,7 @@ def distributed_optimizer(
 
 
 def content_metadata(content: Content) -> dict[str, Any]:
-    """What Megatron-LM asks a checkpoint before it loads it (``content_metadata``)."""
+    """Return what Megatron-LM asks a checkpoint before it loads it (``content_metadata``)."""
     return {
         "distrib_optim_sharding_type": SHARDING,
         "singleton_local_shards": False,
@@ -133,7 +133,7 @@ def _identity(
     decoded: Callable[[JsonValue, str], object],
     chained: bool,
 ) -> _Identity:
-    """What Megatron knows the parameter's group by: what the options say, else its standard rule."""
+    """Return what Megatron knows the parameter's group by: what the options say, else its standard rule."""
     if "wd_mult" in options:
         identity = {
             key: decoded(options[key], key) if key in options else IDENTIFIERS[key] for key in IDENTIFIERS

@@ -35,12 +35,12 @@ _VALUE: Final = "value"
 
 
 def is_enum(kind: str) -> bool:
-    """Whether a type's name is that of an enumeration that is carried."""
+    """Return whether a type's name is that of an enumeration that is carried."""
     return kind in _KINDS
 
 
 def enum_globals() -> Globals:
-    """What a pickle may name: each class takes one number or string, and makes a record of it."""
+    """Return what a pickle may name: each class takes one number or string, and makes a record of it."""
     return {
         (module, name): _record(f"{module}.{name}") for module, names in _CLASSES.items() for name in names
     }

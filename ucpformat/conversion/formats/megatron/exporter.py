@@ -142,7 +142,7 @@ def _optimizer(content: Content, settings: Mapping[str, str]) -> DistributedOpti
 def _slots(
     atom: AtomContent, made: DistributedOptimizer | str | None, *, own: bool
 ) -> Iterator[tuple[str, SlotContent]]:
-    """The tensors of an atom by key: Megatron counts steps in its groups, wherever they come from."""
+    """Yield the tensors of an atom by key: Megatron counts steps in its groups, wherever they come from."""
     states = made.states.get(atom.name, {}) if isinstance(made, DistributedOptimizer) else {}
     for name, slot in atom.items():
         is_counted = name == STEP and (bool(states) or (own and SOURCE not in slot.annotations))
@@ -152,7 +152,7 @@ def _slots(
 
 
 def _key(atom: str, slot: str, annotations: dict[str, JsonValue] | object) -> str:
-    """The key that a slot came from, or the one that it would have."""
+    """Return the key that a slot came from, or the one that it would have."""
     if isinstance(annotations, dict) and SOURCE in annotations:
         path = key_path(slot_path(atom, slot, annotations))
         # A path of a nested state dict, ("model", name), is not one of Megatron's keys.
@@ -183,7 +183,7 @@ def _revived(value: object, key: str) -> object:
 
 
 def _names_classes(value: object) -> bool:
-    """Whether a value has namespaces or enumerations in it, which only `_saved` writes."""
+    """Return whether a value has namespaces or enumerations in it, which only `_saved` writes."""
     if isinstance(value, values.NamedValue):
         return value.type == NAMESPACE or is_enum(value.type)
     if isinstance(value, dict):

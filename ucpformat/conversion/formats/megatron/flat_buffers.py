@@ -94,7 +94,7 @@ def _up(value: int) -> int:
 
 
 def _is_full(end: int, length: int) -> bool:
-    """Whether a bucket ends here. Before a shared embedding its alignment counts as part of the bucket."""
+    """Return whether a bucket ends here. Before a shared embedding its alignment counts as part of the bucket."""
     return end > 0 and length in (end, _up(end))
 
 
@@ -104,7 +104,7 @@ def resolve(
     *,
     tensor_parallel: int | None = None,
 ) -> Iterator[list[Placed]]:
-    """Every way in which the buffers of all ranks have exactly the lengths that the parameters ask for.
+    """Yield every way in which the buffers of all ranks have exactly the lengths that the parameters ask for.
 
     ``optimizers`` are those that are chained, experts' own second, each by the number of its model-parallel rank;
     ``tensor_parallel`` is the degree, where it is known.
@@ -141,7 +141,7 @@ class _Stages:
         self._spans: dict[tuple[int, int], range] = {}
 
     def dense(self, ranks: Mapping[int, Chunks]) -> list[Placed] | None:
-        """The parameters of the first optimizer; None where no division into stages has the lengths."""
+        """Return the parameters of the first optimizer; None where no division into stages has the lengths."""
         chunks = len(ranks[0])
         if any(len(held) != chunks for held in ranks.values()):
             return None
@@ -170,7 +170,7 @@ class _Stages:
         return placed
 
     def experts(self, ranks: Mapping[int, Chunks]) -> Iterator[list[Placed]]:
-        """The parameters of experts' own optimizer, over ranks of tensor and expert parallelism of their own."""
+        """Yield the parameters of experts' own optimizer, over ranks of tensor and expert parallelism of their own."""
         each, left = divmod(len(ranks), self._pp)
         if left or sorted(ranks) != list(range(len(ranks))):
             return
@@ -222,7 +222,7 @@ class _Stages:
 def _placed(
     parameters: Sequence[LocalParameter], held: Mapping[str, Buffer]
 ) -> list[tuple[LocalParameter, int, int]] | None:
-    """Each parameter in the buffer of its type; None where a buffer is over, missing, or of another length."""
+    """Return each parameter in the buffer of its type; None where a buffer is over, missing, or of another length."""
     if {one.tensor.dtype for one in parameters} != set(held):
         return None
     placed: list[tuple[LocalParameter, int, int]] = []

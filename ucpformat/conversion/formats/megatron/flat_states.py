@@ -118,12 +118,12 @@ class FlatStates:
     keys: frozenset[str]
 
     def common(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of the common state that are others where each state is stored with its parameter."""
+        """Return the entries of the common state that are others where each state is stored with its parameter."""
         return as_reshardable({**tree, "optimizer": self.groups})
 
 
 def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
-    """A tensor that Megatron-core 0.13 to 0.15 stored in flattened pieces (``fully_sharded_model_space``).
+    """Return a tensor that Megatron-core 0.13 to 0.15 stored in flattened pieces (``fully_sharded_model_space``).
 
     What is stored has the number of shards along each dim, and behind those the elements of one, in C order
     (dist_checkpointing/strategies/torch.py, `sharded_tensor_to_torch_sharded_tensor`).
@@ -163,7 +163,7 @@ def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
 
 
 def as_reshardable(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of the common state that are others where each state is stored whole, with its parameter."""
+    """Return the entries of the common state that are others where each state is stored whole, with its parameter."""
     metadata = tree.get("content_metadata")
     noted = {**metadata} if isinstance(metadata, Mapping) else {}
     noted |= {"distrib_optim_sharding_type": _RESHARDABLE, "chained_optim_avoid_prefix": True}
@@ -186,7 +186,7 @@ def read_flat_states(
     tensor_parallel: int | None,
     bucket_sizes: Sequence[int | None],
 ) -> FlatStates | None:
-    """The states of every parameter that lie in flat buffers; None where there are none, or nobody can tell.
+    """Return the states of every parameter that lie in flat buffers; None where there are none, or nobody can tell.
 
     ``values`` are the data type of every tensor of the model and what reads it, by key; ``tensor_parallel`` is the
     degree where that is known, ``bucket_sizes`` are those that buckets may have had where buffers do not say.
@@ -306,7 +306,7 @@ def _lengths(flats: _Flats, bucket_sizes: tuple[int | None, ...]) -> _Lengths:
 
 
 def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tuple[str, FlatSource]]] | None:
-    """The parts of every state; None where they do not cover an atom exactly."""
+    """Return the parts of every state; None where they do not cover an atom exactly."""
     states = sorted({place[-1] for place in flats})
     numbers = _buffer_numbers(flats)
     parts: dict[str, dict[str, dict[Box, _FlatBox]]] = defaultdict(lambda: defaultdict(dict))
@@ -338,7 +338,7 @@ def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tup
 
 
 def _buffer_numbers(flats: _Flats) -> dict[tuple[int, int, str], list[int]]:
-    """The numbers of a rank's buffers of one type, by chunk."""
+    """Return the numbers of a rank's buffers of one type, by chunk."""
     numbers_of: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for chained, rank, buffer, kind, *_ in flats:
         numbers_of[chained, rank, kind].add(buffer)
@@ -346,7 +346,7 @@ def _buffer_numbers(flats: _Flats) -> dict[tuple[int, int, str], list[int]]:
 
 
 def _agrees(states: Mapping[str, tuple[str, FlatSource]], value_type: str, read: ReadBox) -> bool:
-    """Whether the first elements of every part are the value's."""
+    """Return whether the first elements of every part are the value's."""
     kind, source = states[PARAM]
     for part in source.parts:
         box = _sample(part.box)
@@ -359,7 +359,7 @@ def _agrees(states: Mapping[str, tuple[str, FlatSource]], value_type: str, read:
 
 
 def _sample(box: Box) -> Box:
-    """A corner of a box with few elements."""
+    """Return a corner of a box with few elements."""
     shape, left = [], _SAMPLE
     for extent in reversed(box.shape):
         shape.append(min(extent, left))
@@ -368,7 +368,7 @@ def _sample(box: Box) -> Box:
 
 
 def _groups(directory: DcpDirectory, objects: Mapping[str, re.Match[str]]) -> dict[Any, Any]:
-    """What ``fully_reshardable`` would have in the common state: every rank has the same."""
+    """Return what ``fully_reshardable`` would have in the common state: every rank has the same."""
     groups: dict[int, dict[str, Any]] = {}
     for key, match in sorted(objects.items()):
         if match["name"] in (_PARAM_STATE, "per_bucket_numel", "per_bucket_numel_unpadded"):

@@ -248,7 +248,7 @@ def _check_iteration(path: Path, iteration: int | None) -> None:
 
 
 def _common(common: TorchFile) -> tuple[dict[str, JsonValue], dict[str, Any], int | None]:
-    """The top-level entries as tagged values and as plain data, and the iteration."""
+    """Return the top-level entries as tagged values and as plain data, and the iteration."""
     if type(common.tree) is not dict or not all(type(name) is str for name in common.tree):
         raise error("UCP-E-SOURCE", "the common state is not a dict by name", at=COMMON)
     tree = {name: common.plain(value) for name, value in common.tree.items()}

@@ -74,12 +74,12 @@ class Number:
 
 
 def stacked_dims(name: str) -> int:
-    """How many dims ahead of a parameter's own count layers and experts, in keys of ``torch_dist``."""
+    """Return how many dims ahead of a parameter's own count layers and experts, in keys of ``torch_dist``."""
     return (_STACKED_LAYERS.fullmatch(name) is not None) + (_STACKED_EXPERTS.fullmatch(name) is not None)
 
 
 def is_expert_name(name: str) -> bool:
-    """Whether a parameter is of one expert, or of several that are stacked."""
+    """Return whether a parameter is of one expert, or of several that are stacked."""
     return _EXPERT.fullmatch(name) is not None
 
 
@@ -89,7 +89,7 @@ def decays(parameter: Parameter) -> bool:
 
 
 def stored_groups(tree: object) -> list[tuple[_Options, float | None]] | None:
-    """The groups of what ``common.pt`` has under ``optimizer``, each with the steps that it has taken.
+    """Return the groups of what ``common.pt`` has under ``optimizer``, each with the steps that it has taken.
 
     ``tree`` is of one optimizer or of several that are chained, of distributed ones and of those that do not shard.
     None where it is none of these.

@@ -96,7 +96,7 @@ class Model:
 
     @classmethod
     def of(cls, tensors: Sequence[ModelTensor]) -> Model | None:
-        """The tensors by layer; None where layers have several prefixes, or are not saved one by one."""
+        """Return the tensors by layer; None where layers have several prefixes, or are not saved one by one."""
         shards: _Shards = {}
         prefixes: set[str] = set()
         layers: dict[int, list[_Member]] = {}
@@ -153,13 +153,13 @@ class RankParameters:
         self._layers: dict[tuple[int, int, int, int, int], list[LocalParameter] | None] = {}
 
     def whole(self, tensor: ModelTensor, tp: int, part: int) -> LocalParameter | None:
-        """What a tensor-parallel rank has of a tensor outside the layers."""
+        """Return what a tensor-parallel rank has of a tensor outside the layers."""
         return self._local(tensor, (), tp, part)
 
     def layer(
         self, number: int, tp: int, part: int, ep: int, expert_rank: int
     ) -> list[LocalParameter] | None:
-        """The parameters of a layer in the order of its modules."""
+        """Return the parameters of a layer in the order of its modules."""
         key = (number, tp, part, ep, expert_rank)
         if key not in self._layers:
             self._layers[key] = self._listed(*key)
@@ -201,7 +201,7 @@ class RankParameters:
         ]
 
     def _local(self, tensor: ModelTensor, lead: tuple[int, ...], tp: int, part: int) -> LocalParameter | None:
-        """What a tensor-parallel rank has of a tensor, a layer or an expert: all, a shard, or gate and up."""
+        """Return what a tensor-parallel rank has of a tensor, a layer or an expert: all, a shard, or gate and up."""
         shards = self._model.shards[tensor.name].get(lead, [])
         if len(shards) == 1:
             return LocalParameter(tensor, (shards[0],))

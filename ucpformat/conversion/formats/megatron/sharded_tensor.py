@@ -72,7 +72,7 @@ def facts_of(sharded_tensor: Any) -> ShardedTensorFacts:
 
 
 def is_main_replica(facts: ShardedTensorFacts) -> bool:
-    """Whether this is the copy that Megatron writes: every component of the replica id is 0."""
+    """Return whether this is the copy that Megatron writes: every component of the replica id is 0."""
     replica = facts.replica_id
     return replica == 0 if isinstance(replica, int) else not any(replica)
 

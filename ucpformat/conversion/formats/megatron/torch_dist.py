@@ -100,7 +100,7 @@ def check_configuration(files: SourceFiles) -> None:
 
 
 def is_sharded_object(name: str) -> bool:
-    """Whether a name is the key of a ShardedObject."""
+    """Return whether a name is the key of a ShardedObject."""
     return _OBJECT_KEY.fullmatch(name) is not None
 
 

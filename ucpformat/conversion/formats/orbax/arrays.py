@@ -36,7 +36,7 @@ _CODECS: Final = frozenset({"bytes", "crc32c", "gzip", "sharding_indexed", "tran
 
 
 def tensorstore() -> Any:
-    """The package tensorstore.
+    """Return the package tensorstore.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where it is not installed.

@@ -84,7 +84,7 @@ class OrbaxTree:
 
 
 def read_tree(files: SourceFiles, item: str) -> OrbaxTree:
-    """The tree of the item in the folder ``item``.
+    """Return the tree of the item in the folder ``item``.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, where it is damaged or of an unknown form.
@@ -129,7 +129,7 @@ def _leaf(entry: object, at: str) -> OrbaxLeaf:
 
 
 def random_keys(files: SourceFiles, item: str) -> dict[str, str]:
-    """The names of arrays that are JAX's typed random keys, with the implementation that they are of."""
+    """Return the names of arrays that are JAX's typed random keys, with the implementation that they are of."""
     implementations: dict[str, str] = {}
     for file in files.names(f"{item}{ARRAYS}"):
         at = f"{item}{ARRAYS}/{file}"
@@ -161,7 +161,7 @@ def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout | None:
-    """A ``NamedSharding`` as a layout; None for anything else: it is provenance, and binds nobody."""
+    """Return a ``NamedSharding`` as a layout; None for anything else: it is provenance, and binds nobody."""
     if not isinstance(sharding, dict) or sharding.get("sharding_type") != "NamedSharding":
         return None
     parts: list[Any] = [sharding.get(key) for key in ("shape", "axis_names", "partition_spec")]
@@ -183,7 +183,7 @@ def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout | None:
 
 
 def _device_ids(value: Any, sizes: list[int]) -> tuple[int, ...] | None:
-    """The devices' numbers in row-major order, or None where they are 0, 1, 2, ... or not known."""
+    """Return the devices' numbers in row-major order, or None where they are 0, 1, 2, ... or not known."""
     items = [value.get("mesh")] if isinstance(value, dict) else [None]
     for _ in sizes:
         items = [inner for item in items for inner in (item if isinstance(item, list) else [None])]

@@ -58,7 +58,7 @@ class _Tree:
     custom: object = field(default_factory=dict)
 
     def claim(self, path: StatePath, kind: str, *, empty: bool = False) -> str:
-        """A leaf of ``kind`` at ``path``: its name."""
+        """Claim ``path`` for a leaf of ``kind``, and return its name."""
         name = dotted(path)
         if name in self.paths:
             raise error("UCP-E-NAME", f"two parts of the checkpoint would be the leaf {name!r:.200}")
@@ -233,7 +233,7 @@ def _write(
 
 
 def _is_json(value: object) -> bool:
-    """Whether a value is what JSON has: Orbax's custom metadata are."""
+    """Return whether a value is what JSON has: Orbax's custom metadata are."""
     if type(value) is dict:
         return all(type(key) is str and _is_json(item) for key, item in value.items())
     if type(value) is list:

@@ -66,7 +66,7 @@ _METRICS: Final = "metrics"
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is an item, a step or a directory of steps; reads nothing and never raises."""
+    """Return whether ``path`` is an item, a step or a directory of steps; reads nothing and never raises."""
     try:
         root = Path(path)
         return bool(_is_step(root) or _steps(root) or _unfinished(root))
@@ -132,7 +132,7 @@ def import_orbax(path: str | os.PathLike[str], *, settings: Mapping[str, str]) -
 
 
 def _chosen_step(contents: _Contents, files: SourceFiles, chosen: str) -> SourceFiles:
-    """The step of a manager's directory: the last, or the one that is asked for."""
+    """Return the step of a manager's directory: the last, or the one that is asked for."""
     steps = _steps(files.root)
     unfinished = _unfinished(files.root)
     if not chosen and unfinished and max(unfinished) > max(steps, default=-1):
@@ -154,7 +154,7 @@ def _chosen_step(contents: _Contents, files: SourceFiles, chosen: str) -> Source
 
 
 def _json_item(files: SourceFiles, item: str) -> JsonValue:
-    """What Orbax's handler of JSON wrote: one file, whose name its user may choose."""
+    """Return what Orbax's handler of JSON wrote: one file, whose name its user may choose."""
     names = [name for name in files.names(item) if name != _COMMITTED]
     if len(names) != 1:
         at = f"{item}/{names[1] if names else item if item == _METRICS else _ROOT_METADATA}"
@@ -299,7 +299,7 @@ def _value(
 
 
 def _number(array: np.ndarray[Any, np.dtype[Any]]) -> object:
-    """A number of Python's where its type says no more than Orbax would make of it again, else numpy's."""
+    """Return a number of Python's where its type says no more than Orbax would make of it again, else numpy's."""
     if array.dtype in (np.dtype("int64"), np.dtype("float64"), np.dtype("bool")):
         return array.item()
     return array[()]

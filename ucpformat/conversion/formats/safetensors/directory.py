@@ -60,7 +60,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
 
 
 def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
-    """The weights of a file or directory; ``chosen`` names one file or index of it, where there are several.
+    """Return the weights of a file or directory; ``chosen`` names one file or index of it, where there are several.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for what is missing, damaged or ambiguous.
@@ -170,7 +170,7 @@ def _check_whole(headers: Mapping[str, SafetensorsHeader]) -> None:
 
 
 def companions(weights: Weights) -> tuple[dict[str, bytes], list[Lost]]:
-    """The other files at the top of the directory with their bytes, and those that are left out with the reason.
+    """Return the other files at the top of the directory with their bytes, and those that are left out with the reason.
 
     Hidden files and folders (``.gitattributes``, ``.cache``) are nobody's loss.
     """

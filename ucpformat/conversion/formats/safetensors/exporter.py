@@ -110,7 +110,7 @@ def _directory(
 
 
 def _tensors(job: Job, *, copies: bool) -> list[OutTensor]:
-    """What is written, in order of name; tied weights under each of their names, or under the first."""
+    """Return what is written, in order of name; tied weights under each of their names, or under the first."""
     read = {source.atom: source.read for source in job.sources}
     tensors = [
         _tensor(name, atom.slots["value"], read[atom.name])
@@ -135,7 +135,7 @@ def _tensor(name: str, slot: SlotSpec, read: ReadBox) -> OutTensor:
 
 
 def _packed(slot: SlotSpec) -> tuple[str, tuple[int, ...]] | None:
-    """The type and shape of what was carried as bytes. Annotations bind nobody: what does not fit is none."""
+    """Return the type and shape of what was carried as bytes. Annotations bind nobody: what does not fit is none."""
     source = slot.annotations.get(SOURCE)
     kept = source.get(FORMAT) if isinstance(source, dict) else None
     if not isinstance(kept, dict) or slot.dtype != "uint8":
@@ -150,7 +150,7 @@ def _packed(slot: SlotSpec) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _metadata(state: StateDocument) -> tuple[dict[str, str], dict[str, object], list[str]]:
-    """The files' metadata, the index', and the names of values that have no place."""
+    """Return the files' metadata, the index', and the names of values that have no place."""
     metadata: dict[str, str] = {"format": "pt"}
     index: dict[str, object] = {}
     left = []
@@ -174,7 +174,7 @@ def _decoded(value: JsonValue, name: str) -> object:
 
 
 def _bytes(text: str) -> int:
-    """A size as transformers has them: 5GB is 5 * 10^9 bytes, 5GiB 5 * 2^30."""
+    """Return a size as transformers has them: 5GB is 5 * 10^9 bytes, 5GiB 5 * 2^30."""
     match = _SIZE.fullmatch(text)
     if match is None or int(match[1]) == 0:
         raise error("UCP-E-MISMATCH", f"{text!r:.40} is no size such as 5GB or 500MiB", at="max_shard_size")

@@ -58,7 +58,7 @@ class OutTensor:
 
 
 def shards(tensors: Iterable[OutTensor], limit: int) -> list[list[OutTensor]]:
-    """The tensors in order, divided where the next would take a file over ``limit`` bytes."""
+    """Return the tensors in order, divided where the next would take a file over ``limit`` bytes."""
     files: list[list[OutTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -101,7 +101,7 @@ def write_file(
 
 
 def index_document(files: Mapping[str, Sequence[OutTensor]], metadata: Mapping[str, object]) -> bytes:
-    """The index of several files: their tensors by name, and the sum of their bytes."""
+    """Return the index of several files: their tensors by name, and the sum of their bytes."""
     weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     document = {"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}

@@ -55,7 +55,7 @@ _MAX_BLOB: Final = 64 << 20
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a directory that one of these saved; reads nothing and never raises."""
+    """Return whether ``path`` is a directory that one of these saved; reads nothing and never raises."""
     try:
         names = SourceFiles(Path(path)).names()
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def _check_ranks(files: SourceFiles, count: int) -> None:
 
 
 def _missing(names: Sequence[str]) -> list[Lost]:
-    """What ``save_state`` writes always, or for nearly every job, and is not here.
+    """Return what ``save_state`` writes always, or for nearly every job, and is not here.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for one of several models, optimizers, schedulers or objects, which are

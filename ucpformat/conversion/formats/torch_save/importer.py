@@ -80,7 +80,7 @@ TORCH_SAVE_GLOBALS: Final[Globals] = {
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is one file that ``torch.save`` wrote, in its present form or the old one; runs nothing.
+    """Return whether ``path`` is one file that ``torch.save`` wrote, in its present form or the old one; runs nothing.
 
     Of ``torch.jit.save``, too: what that wrote is refused by its name.
     """
@@ -115,7 +115,7 @@ def import_torch_save(path: str | os.PathLike[str], *, order: str = "") -> Job:
 
 
 def models_in(tree: object) -> list[tuple[str, ...]]:
-    """Where a file has a model's state dict that is not called ``model``."""
+    """Return where a file has a model's state dict that is not called ``model``."""
     if isinstance(tree, Mapping) and "model" not in tree and isinstance(tree.get("state_dict"), Mapping):
         return [("state_dict",)]
     return []

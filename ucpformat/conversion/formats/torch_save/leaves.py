@@ -175,7 +175,7 @@ class Leaves:
         return Job(atoms, sources, state, self.blobs, step=step, dropped=self.dropped)
 
     def _seen(self, path: StatePath, numbered: Mapping[StatePath, Sequence[str]]) -> KeyPath:
-        """The path as `recognise` takes it: a model's is called ``model``, and parameters by their names."""
+        """Return the path as `recognise` takes it: a model's is called ``model``, and parameters by their names."""
         path = renamed_state(path, numbered)
         for model in self.models:
             if path[: len(model)] == model:

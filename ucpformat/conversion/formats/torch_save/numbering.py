@@ -49,7 +49,7 @@ def parameter_names(
     *,
     in_order_of_module: bool,
 ) -> list[str] | None:
-    """The names of an optimizer's parameters by number; None where nothing says them.
+    """Return the names of an optimizer's parameters by number; None where nothing says them.
 
     ``states`` are the shapes of all tensors by path, ``candidates`` those of the model, in its order.
 
@@ -109,7 +109,7 @@ def _by_order(
 
 
 def _places(wanted: Sequence[Shape | None], there: Sequence[Shape]) -> list[int] | None:
-    """The first places, ascending, of these shapes; None fits any."""
+    """Return the first places, ascending, of these shapes; None fits any."""
     positions: list[int] = []
     place = -1
     for shape in wanted:
@@ -131,7 +131,7 @@ def _unclear(optimizer: StatePath, why: str) -> Exception:
 
 
 def renamed_state(path: StatePath, names: Mapping[StatePath, Sequence[str]]) -> StatePath:
-    """The path of a state with the parameter's name for its number."""
+    """Return the path of a state with the parameter's name for its number."""
     for optimizer, listed in names.items():
         depth = len(optimizer)
         if path[:depth] == optimizer and len(path) > depth + 2 and path[depth] == STATE:

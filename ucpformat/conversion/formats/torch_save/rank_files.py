@@ -55,7 +55,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
 
 
 def _names_sharded(place: Path) -> bool:
-    """Whether a file is an archive that names a `ShardedTensor`; one that is damaged is not."""
+    """Return whether a file is an archive that names a `ShardedTensor`; one that is damaged is not."""
     with suppress(OSError, ValueError, UcpError):
         return _has_mark(place)
     return False
@@ -115,7 +115,7 @@ def import_rank_files(path: str | os.PathLike[str], *, order: str = "", replicas
 
 
 def _name_like(name: str, rank: int) -> str:
-    """What the file of another rank is called."""
+    """Return what the file of another rank is called."""
     match = _RANK.fullmatch(name)
     if match is None:
         raise AssertionError("names of ranks' files have numbers")

@@ -188,7 +188,7 @@ class _Boxes:
 
 
 def joined(name: str, shards: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
-    """A reader of the whole tensor; of what several ranks hold (hybrid sharding), the first counts.
+    """Return a reader of the whole tensor; of what several ranks hold (hybrid sharding), the first counts.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, where ranks contradict each other or one is missing.
@@ -222,5 +222,5 @@ def joined(name: str, shards: Sequence[tuple[TorchFile, Sharded]]) -> _Boxes:
 
 
 def refusal(message: str, at: str) -> UcpError:
-    """The refusal of files that are not one save of all ranks."""
+    """Return the refusal of files that are not one save of all ranks."""
     return error("UCP-E-SOURCE", message, at=at)

@@ -87,7 +87,7 @@ def with_experts(
 
 
 def _expert_files(directory: DeepSpeedDirectory, layer: int, expert: int, position: int | None) -> list[str]:
-    """What the file of an expert may be called: other layers may tell which model-parallel rank has it."""
+    """Return what the file of an expert may be called: other layers may tell which model-parallel rank has it."""
     ranks = {rank for _, other, rank in directory.experts if other == expert} or set(
         range(directory.model_degree)
     )
@@ -98,7 +98,7 @@ def _expert_files(directory: DeepSpeedDirectory, layer: int, expert: int, positi
 
 
 def expert_layers(model: ModelStates) -> list[str]:
-    """What is before the numbers of each mixture's experts, in the order of their files."""
+    """Return what is before the numbers of each mixture's experts, in the order of their files."""
     prefixes: dict[str, None] = {}
     for name in model.homes:
         if place := expert_name(name):
@@ -113,7 +113,7 @@ def _is_there(layer: int, expert: int, counts: Sequence[int]) -> bool:
 def without_experts(
     ranks: Sequence[OptimizerStates], count: int, shapes: Shapes
 ) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
-    """A group that all ranks share; nothing where it is of experts. For `flat_groups`."""
+    """Yield a group that all ranks share; nothing where it is of experts. For `flat_groups`."""
     if not any(expert_name(name) for name in shapes):
         yield ranks, shapes
 
@@ -218,7 +218,7 @@ def add_unpartitioned_experts(
 
 
 def _is_of(name: str, rank: int, degree: int, names: Sequence[str]) -> bool:
-    """Whether an expert is one of a rank's."""
+    """Return whether an expert is one of a rank's."""
     parsed = expert_name(name)
     if parsed is None:
         return False

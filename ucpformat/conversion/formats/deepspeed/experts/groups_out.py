@@ -70,7 +70,7 @@ class ExpertLayers:
 
 
 def shared_groups(outline: Outline, groups: Sequence[Group], chosen: DeepSpeedSettings) -> list[SharedGroup]:
-    """The parameter groups with the experts of each expert-parallel rank.
+    """Return the parameter groups with the experts of each expert-parallel rank.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for groups of experts and others, for experts that differ, for degrees that

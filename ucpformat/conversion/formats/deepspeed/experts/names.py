@@ -11,6 +11,6 @@ _EXPERT: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(
 
 
 def expert_name(name: str) -> tuple[str, int, str] | None:
-    """What is before an expert's number, the number, and what is behind it; None for what is of no expert."""
+    """Return what is before an expert's number, the number, and what is behind it; None for what is of no expert."""
     match = _EXPERT.fullmatch(name)
     return None if match is None else (match[1], int(match[2]), match[3])

@@ -41,11 +41,11 @@ class ExpertStacks:
         }
 
     def names(self, name: str) -> Sequence[str]:
-        """What a name stands for."""
+        """Return what a name stands for."""
         return self._named.get(name, [name])
 
     def in_order(self, names: Sequence[str]) -> list[str]:
-        """The names of a group, rank after rank."""
+        """Return the names of a group, rank after rank."""
         held = [self.names(name) for name in names]
         degree = max(map(len, held), default=0)
         return [of_rank[rank] for rank in range(degree) for of_rank in held if rank < len(of_rank)]
@@ -64,7 +64,7 @@ def _degree(files: SourceFiles, name: str, shape: tuple[int, ...]) -> int:
 
 
 def parts_of(stored: StoredTensor, shape: tuple[int, ...], count: int, at: str) -> Iterator[StoredTensor]:
-    """The tensors that a stack of ``count`` of a shape is made of; itself where it is of one."""
+    """Yield the tensors that a stack of ``count`` of a shape is made of; itself where it is of one."""
     if count == 1:
         yield stored
         return

@@ -46,7 +46,7 @@ _OLD_PICKLES: Final = 5  # magic number, version, machine, object, storages
 
 
 def companions(root: Path, own: Callable[[str], bool], prefix: str = "") -> tuple[Blobs, list[Lost]]:
-    """The files in ``root`` that are not DeepSpeed's ``own``, by name, and those that are left out.
+    """Return the files in ``root`` that are not DeepSpeed's ``own``, by name, and those that are left out.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, where one of JSON or of torch is cut short or damaged, or
@@ -109,7 +109,7 @@ def _is_torch(name: str) -> bool:
 
 
 def blob_files(blobs: Mapping[str, tuple[str, bytes]], tag: str) -> dict[str, str]:
-    """Where an exporter puts the blobs that are files, by name; those that cannot be files are not among them.
+    """Return where an exporter puts the blobs that are files, by name; those that cannot be files are not among them.
 
     Raises:
         UcpError: ``UCP-E-NAME`` where one has the name of the tag's directory.

@@ -48,7 +48,7 @@ _KINDS: Final = (_MODEL, _MODEL_3, _OPTIMIZER, _LAYER, _EXPERT, _EXPERT_OPTIMIZE
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a directory that DeepSpeed saved into, or one tag in it."""
+    """Return whether ``path`` is a directory that DeepSpeed saved into, or one tag in it."""
     root = Path(path)
     if not root.is_dir():
         return False
@@ -145,7 +145,7 @@ class DeepSpeedDirectory:
         return directory
 
     def companions(self) -> tuple[Blobs, list[Lost]]:
-        """The files beside DeepSpeed's own, and those that are left out (`companions`)."""
+        """Return the files beside DeepSpeed's own, and those that are left out (`companions`)."""
 
         def is_own(name: str) -> bool:
             return (self.is_universal and name == "zero") or any(kind.fullmatch(name) for kind in _KINDS)
@@ -160,7 +160,7 @@ class DeepSpeedDirectory:
     def missing_name(
         self, what: Literal["model", "optim"], data: int, model: int, *, is_bf16: bool = False
     ) -> str:
-        """What the file of a rank that has none would be called; ``is_bf16`` where no other file tells."""
+        """Return what the file of a rank that has none would be called; ``is_bf16`` where no other file tells."""
         others = self.model if what == "model" else self.optimizer
         rank = f"zero_pp_rank_{data}_mp_rank_{model:02d}"
         if what == "model" and not self.is_partitioned:
@@ -170,7 +170,7 @@ class DeepSpeedDirectory:
         return f"{'bf16_' if is_bf16 and what == 'optim' else ''}{rank}_{what}_states.pt"
 
     def layer_name(self, layer: int, tensor_rank: int) -> str:
-        """The name of a layer's file."""
+        """Return the name of a layer's file."""
         shard = (
             f"-model_{tensor_rank:02d}"
             if any("-model_" in name[:-16] for name in self.layers.values())
@@ -204,7 +204,7 @@ class DeepSpeedDirectory:
     def missing(
         self, what: Literal["model", "optim"], data: int, model: int, *, is_bf16: bool = False
     ) -> UcpError:
-        """The refusal of a checkpoint without the file of a rank."""
+        """Return the refusal of a checkpoint without the file of a rank."""
         return error(
             "UCP-E-SOURCE",
             f"the file of data-parallel rank {data}, model-parallel rank {model} is missing; "

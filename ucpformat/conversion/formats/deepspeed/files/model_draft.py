@@ -36,7 +36,7 @@ class ModelDraft(Draft):
                 del self.sources[name, slot]
 
     def lost_atoms(self, absent: Sequence[str]) -> list[Lost]:
-        """The losses that `lost` atoms are; ``absent`` are the layers' files that are not there."""
+        """Return the losses that `lost` atoms are; ``absent`` are the layers' files that are not there."""
         why = (
             f"a stage trains it apart from what is tied, and its layer has no file ({', '.join(absent)}): one that is "
             "called through a function has none, and without ZeRO nothing else holds float32 weights; use ZeRO-1"
@@ -86,7 +86,7 @@ class ModelDraft(Draft):
 
 
 def _owner(name: str, model: ModelStates) -> str:
-    """The name that a tied parameter is kept under."""
+    """Return the name that a tied parameter is kept under."""
     seen = {name}
     while name in model.shared and model.shared[name] not in seen:
         name = model.shared[name]
@@ -95,7 +95,7 @@ def _owner(name: str, model: ModelStates) -> str:
 
 
 def _is_same(name: str, owner: str, model: ModelStates) -> bool:
-    """Whether two tensors of one file are one, or both were left out (ZeRO-3)."""
+    """Return whether two tensors of one file are one, or both were left out (ZeRO-3)."""
     one, other = model.module[name], model.module.get(owner)
     if other is None or model.home(name) is not model.home(owner):
         return False

@@ -42,7 +42,7 @@ def check_one_save(
 
 
 def _is_bf16(model: ModelStates) -> bool:
-    """Whether the configuration says so, which the names of optimizers' files show."""
+    """Return whether the configuration says so, which the names of optimizers' files show."""
     config = model.values.get("ds_config")
     part = config.get("bf16") if isinstance(config, dict) else None
     return isinstance(part, dict) and part.get("enabled") is True

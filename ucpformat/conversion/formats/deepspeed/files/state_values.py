@@ -73,7 +73,7 @@ def state_document(
 
 
 def _plain_scaler(value: object) -> object:
-    """A loss scaler as plain data, which every destination holds; `out_values` makes the object of it again."""
+    """Return a loss scaler as plain data, which every destination holds; `out_values` makes the object of it again."""
     if isinstance(value, Instance) and value.kind.startswith(SCALERS):
         return {"class": value.kind.removeprefix(SCALERS), "state": dict(instance_state(value))}
     return value
@@ -87,6 +87,6 @@ def _encoded(file: TorchFile, key: str, value: object) -> JsonValue:
 
 
 def step_of(model: ModelStates) -> int | None:
-    """How many steps were taken, None where that is not said."""
+    """Return how many steps were taken, None where that is not said."""
     step = model.values.get("global_steps")
     return step if type(step) is int and step >= 0 else None

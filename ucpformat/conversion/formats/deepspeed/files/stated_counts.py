@@ -36,7 +36,7 @@ class Stated:
 
 
 def stated_by_model(model: ModelStates) -> Iterator[Stated]:
-    """Every number of ranks and stages that a model file states."""
+    """Return every number of ranks and stages that a model file states."""
     values, at = model.values, model.file.name
     dims = _mapping(values, "checkpoint_parallel_dimensions")
     stages, ranks = _count(dims.get("pp_degree")), _count(dims.get("tp_degree"))
@@ -55,7 +55,7 @@ def stated_by_model(model: ModelStates) -> Iterator[Stated]:
 
 
 def stated_by_optimizer(states: OptimizerStates, groups: Sequence[Shapes]) -> Iterator[Stated]:
-    """Every number of ranks that an optimizer's file states; ``groups`` are the names in its flat groups."""
+    """Yield every number of ranks that an optimizer's file states; ``groups`` are the names in its flat groups."""
     at = states.file.name
     for count, shapes in zip(states.counts, groups, strict=False):
         # Some of the ranks share a group of experts (`experts.ExpertRanks`).
@@ -72,7 +72,7 @@ def _configured(values: Mapping[Any, Any]) -> Iterator[tuple[str, object, str]]:
 
 
 def _count(value: object) -> int:
-    """A number of something, 0 where it is none."""
+    """Return a number of something, 0 where it is none."""
     return value if type(value) is int and value > 0 else 0
 
 
@@ -82,7 +82,7 @@ def _mapping(values: Mapping[Any, Any], name: str) -> Mapping[Any, Any]:
 
 
 def _mapped_ranks(info: Mapping[Any, Any]) -> Sequence[int]:
-    """How many tensor-parallel ranks the affine maps are of; each lists all ranks."""
+    """Return how many tensor-parallel ranks the affine maps are of; each lists all ranks."""
     counts = dict[int, None]()
     for entry in _mapping(_mapping(info, "affine_map"), "params").values():
         ranks = _mapping(entry, "ranks") if isinstance(entry, dict) else {}

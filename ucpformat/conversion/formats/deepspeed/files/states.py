@@ -57,7 +57,7 @@ class ModelStates:
     """Parameters whose values are in no file, where the module has but their data types and shapes."""
 
     def home(self, name: str) -> TorchFile:
-        """The file that holds a tensor of the module."""
+        """Return the file that holds a tensor of the module."""
         return self.homes.get(name, self.file)
 
     @classmethod
@@ -189,7 +189,7 @@ def _gaps(value: object, at: str) -> Sequence[Sequence[int]] | None:
 
 
 def _slices(value: object, at: str) -> Sequence[Mapping[str, tuple[int, int]]] | None:
-    """What ``param_slice_mappings`` has; None where it is of another kind, for little depends on it."""
+    """Return what ``param_slice_mappings`` has; None where it is of another kind, for little depends on it."""
     if not isinstance(value, list):
         return None
     slices: list[Mapping[str, tuple[int, int]]] = []

@@ -63,7 +63,7 @@ class Layers:
             holders.append(stage)
 
     def note(self) -> dict[str, JsonValue]:
-        """What an exporter should know: the first layers of stages, and who holds each tie."""
+        """Return what an exporter should know: the first layers of stages, and who holds each tie."""
         return {
             "first_layers": list(self.first),
             "ties": {tie: list(held) for tie, held in self.ties.items()},
@@ -157,7 +157,7 @@ def said_by(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
 
 
 def owners_of(said: Sequence[Mapping[str, tuple[int, ...] | None]], files: Sequence[str]) -> dict[int, int]:
-    """Which stage each layer is of; ``files`` are the stages' model files.
+    """Return which stage each layer is of; ``files`` are the stages' model files.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for a layer of two stages, and a name of no layer.
@@ -280,7 +280,7 @@ def _place_tie(
 def _group_of(
     one: TiedFile, groups: Sequence[set[int]], tie: str, stages: Sequence[Stage], order: _Order
 ) -> int:
-    """Which of the groups of stages, each of which has a weight of its own, a layer's file is of."""
+    """Return which of the groups of stages, each of which has a weight of its own, a layer's file is of."""
     if len(groups) == 1:
         return 0
     may = stages_of_file(tie, one, sorted(set().union(*groups)), stages, order)

@@ -41,7 +41,7 @@ class StageOutline:
 def pipeline_settings(
     settings: Mapping[str, str], noted: Mapping[str, JsonValue]
 ) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
-    """The first layer of each stage and the stages of each tie: as set, or as the checkpoint was saved.
+    """Return the first layer of each stage and the stages of each tie: as set, or as the checkpoint was saved.
 
     ``pipeline`` is ``0,4``, one number per stage, empty for none; ``ties`` is ``embed:0,1``, several joined by ``;``.
 
@@ -86,7 +86,7 @@ def listed_numbers(text: str, name: str) -> list[int]:
 def stages_of(
     outline: Outline, first: Sequence[int], ties: Mapping[str, tuple[int, ...]], zero_stage: int
 ) -> list[StageOutline]:
-    """What each stage has; one stage of everything where there is no pipeline.
+    """Return what each stage has; one stage of everything where there is no pipeline.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for names that are of no layer, and ties whose stages are not known.
@@ -141,7 +141,7 @@ def stages_of(
 
 
 def _own_stage(name: str, stage: int, first: Sequence[int], ties: Mapping[str, tuple[int, ...]]) -> int:
-    """The stage that trains a parameter of a tied layer by itself."""
+    """Return the stage that trains a parameter of a tied layer by itself."""
     tie, _ = tied_parts(name) or ("", "")
     if not 0 < stage < len(first) or stage not in ties.get(tie, (stage,)):
         held = f", {tie!r} on {', '.join(map(str, ties[tie]))}" if len(first) > 1 and tie in ties else ""

@@ -59,7 +59,7 @@ class Stage:
 
     @classmethod
     def of_groups(cls, model: ModelStates, groups: Sequence[FlatGroup]) -> Stage:
-        """A stage whose copies are in flat groups."""
+        """Return a stage whose copies are in flat groups."""
 
         def traces(name: str) -> Mapping[str, Trace]:
             for group in groups:
@@ -72,7 +72,7 @@ class Stage:
 
     @classmethod
     def of_masters(cls, model: ModelStates, masters: Masters) -> Stage:
-        """A stage whose copies are whole tensors by name."""
+        """Return a stage whose copies are whole tensors by name."""
         shapes = {name: shape for group in model.groups or () for name, shape in group.items()}
 
         def traces(name: str) -> Mapping[str, Trace]:
@@ -83,7 +83,7 @@ class Stage:
 
     @classmethod
     def of_numbers(cls, model: ModelStates, names: Mapping[int, str]) -> Stage:
-        """A stage whose optimizer numbers its parameters; those of float32 have no copies beside the states."""
+        """Return a stage whose optimizer numbers its parameters; those of float32 have no copies beside the states."""
         traces: dict[str, dict[str, Trace]] = {}
         shapes = {name: shape for group in model.groups or () for name, shape in group.items()}
         for name, slot, kind, shape, read in NumberedStates.read(model.file, model.optimizer or {}).slots(
@@ -94,7 +94,7 @@ class Stage:
         return cls(model, lambda name: traces.get(name, {}))
 
     def master(self, name: str) -> Trace | None:
-        """The optimizer's copy of a parameter; None where it has none."""
+        """Return the optimizer's copy of a parameter; None where it has none."""
         return self.traces(name).get("master")
 
 
@@ -169,7 +169,7 @@ def _differs(
     pair: tuple[int, int],
     order: Callable[[int], set[int]],
 ) -> bool | None:
-    """Whether two stages have two weights under one key; None where nothing tells."""
+    """Return whether two stages have two weights under one key; None where nothing tells."""
     name = f"{TIED}{tie}.{key}"
     first, second = (stages[number].traces(name) for number in pair)
     common = first.keys() & second.keys()
@@ -208,7 +208,7 @@ def stages_of_file(
 
 
 def is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> bool:
-    """Whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
+    """Return whether a tensor begins as the optimizer's copy of a parameter does, rounded."""
     master = stage.master(name)
     if master is None or master[2] != stored.shape:
         return False

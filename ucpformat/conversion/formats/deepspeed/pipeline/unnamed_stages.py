@@ -86,7 +86,7 @@ class _Layer:
 def named_stages(
     directory: DeepSpeedDirectory, models: Sequence[ModelStates], tensor_rank: int, chosen: StageSettings
 ) -> list[Named]:
-    """The names of every stage's numbers.
+    """Return the names of every stage's numbers.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where the layers can be divided in no way, or in several.
@@ -181,7 +181,7 @@ def _divisions(
     models: Sequence[ModelStates],
     first: Sequence[int] | None,
 ) -> list[tuple[Names, ...]]:
-    """The names of the stages' numbers, in the ways in which the layers can be divided: two at most."""
+    """Return the names of the stages' numbers, in the ways in which the layers can be divided: two at most."""
     counts = [sum(map(len, optimizer.numbers)) for optimizer in optimizers]
     ties = {layer.tie: len(layer.parameters) for layer in layers if layer.tie is not None}
     plain = sum(len(layer.parameters) for layer in layers if layer.tie is None)
@@ -225,7 +225,7 @@ def _divisions(
 
 
 def _in_order(layers: Sequence[_Layer]) -> list[tuple[str, tuple[int, ...]]]:
-    """The parameters of a stage as its module lists them: ties as they come, then the other layers."""
+    """Return the parameters of a stage as its module lists them: ties as they come, then the other layers."""
     tied = dict(place for layer in layers if layer.tie is not None for place in layer.parameters)
     return [*tied.items(), *(place for layer in layers if layer.tie is None for place in layer.parameters)]
 
@@ -281,7 +281,7 @@ def named_slices(
 def _shape_of(
     name: str, size: int, held: Mapping[int, Shapes], sizes: Mapping[str, int], model: ModelStates
 ) -> tuple[int, ...] | None:
-    """The shape of a parameter of so many elements; None where no layer file has one."""
+    """Return the shape of a parameter of so many elements; None where no layer file has one."""
     if match := NUMBERED.fullmatch(name):
         shape = held.get(int(match[1]), {}).get(match[2])
         shapes = set() if shape is None else {shape}

@@ -34,7 +34,7 @@ _MAX_PARTS: Final = 1 << 16
 
 
 def affine_holdings(entry: Mapping[str, Any], *, at: str) -> ExplicitHoldings:
-    """What ``ParamAffineMap.to_dict`` says, of which every rank's boxes are made.
+    """Return what ``ParamAffineMap.to_dict`` says, of which every rank's boxes are made.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for what is malformed, leaves the parameter or the shard, writes a shard element
@@ -112,7 +112,7 @@ class _Block:
 def _boxes(
     block: _Block, shape: tuple[int, ...], at: str, budget: list[int]
 ) -> Iterator[tuple[Box, Strided]]:
-    """The boxes of the logical tensor that a block is, with their places in the shard.
+    """Yield the boxes of the logical tensor that a block is, with their places in the shard.
 
     A block whose dims walk along dims of the tensor and stay inside them is one box; others are cut along their
     outermost dim until each is.
@@ -144,7 +144,7 @@ def _boxes(
 
 
 def _dims(block: _Block, shape: tuple[int, ...]) -> list[int | None] | None:
-    """Which dim of the tensor each dim of a block walks along; None where it is no box of it as it stands."""
+    """Return which dim of the tensor each dim of a block walks along; None where it is no box of it as it stands."""
     strides = row_major_strides(shape)
     dims: list[int | None] = []
     for extent, stride in zip(block.shape, block.source.strides, strict=True):
@@ -175,7 +175,7 @@ def _check_distinct(pieces: Sequence[Piece], shard: tuple[int, ...], at: str) ->
 
 
 def affine_description(held: Holdings) -> dict[str, Any]:
-    """What ``ParamAffineMap.from_dict`` reads, for what ranks hold of a parameter.
+    """Return what ``ParamAffineMap.from_dict`` reads, for what ranks hold of a parameter.
 
     Pieces are cut so that each is held by the same ranks throughout, as DeepSpeed asks.
 
@@ -203,7 +203,7 @@ def affine_description(held: Holdings) -> dict[str, Any]:
 
 
 def _shard_shape(local: tuple[int, ...], held: Holdings) -> tuple[int, ...]:
-    """The local shape; of a layout with a view, which splits dim 0 in several, with these dims as one again."""
+    """Return the local shape; of a layout with a view, which splits dim 0 in several, with these dims as one again."""
     inner = held.shape[1:]
     if len(local) <= len(held.shape) or local[len(local) - len(inner) :] != inner:
         return local

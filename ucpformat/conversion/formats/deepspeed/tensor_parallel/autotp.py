@@ -27,12 +27,12 @@ CODEGEN_BLOCKS = 4
 
 
 def split_steps(axis: str, dim: int, widths: Sequence[int]) -> tuple[Step, ...]:
-    """A row-parallel (``dim`` 1) or column-parallel (``dim`` 0) weight: one run of ``widths[i]`` for each rank."""
+    """Return the steps of a weight in rows (``dim`` 1) or columns (``dim`` 0), ``widths[i]`` of them for rank ``i``."""
     return (Shard(axis, dim, tuple(widths)),)
 
 
 def scaled_steps(degree: int) -> tuple[Step, ...]:
-    """A replicated bias that every rank holds divided by the degree, so that their sum adds it once."""
+    """Return the step of a replicated bias that each rank holds divided by the degree: their sum adds it once."""
     return (Scale(Fraction(1, degree)),)
 
 

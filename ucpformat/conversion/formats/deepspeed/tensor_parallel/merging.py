@@ -70,7 +70,7 @@ def merged_draft(
 
 
 def affine_maps(model: ModelStates) -> dict[str, ExplicitHoldings]:
-    """The affine maps by parameter: their patterns are names, escaped, and no expression is evaluated."""
+    """Return the affine maps by parameter: their patterns are names, escaped, and no expression is evaluated."""
     at = model.file.name
     info = model.values.get(_INFO)
     affine = info.get("affine_map") if isinstance(info, dict) else None

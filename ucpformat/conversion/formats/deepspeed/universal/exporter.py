@@ -87,7 +87,7 @@ def export_universal(
 
 
 def _limits(outline: Outline) -> list[str]:
-    """What is in the files, and what stock DeepSpeed's loader does not make of it."""
+    """Return what is in the files, and what stock DeepSpeed's loader does not make of it."""
     limits = []
     untrained = sorted(outline.module.keys() - outline.trained)
     if untrained:
@@ -143,7 +143,7 @@ def _states(outline: Outline, group: SharedGroup) -> Iterator[tuple[str, str, An
 def _stacked(
     outline: Outline, names: Sequence[str], slots: Sequence[str], kind: str | None
 ) -> dict[str, Any]:
-    """What all expert-parallel ranks call by one name, one after another: a rank takes its part of dim 0."""
+    """Return what all expert-parallel ranks call by one name, one after another: a rank takes its part of dim 0."""
     views = [outline.module[name][slot] for name, slot in zip(names, slots, strict=True)]
     extent, *inner = views[0].shape or (1,)
     flat = outline.flat([Range(view, 0, prod(view.shape)) for view in views], kind or views[0].dtype.name)
@@ -209,7 +209,7 @@ def _model_states(outline: Outline, groups: Sequence[SharedGroup]) -> dict[str, 
 
 
 def detect_universal(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a universal checkpoint's tag, or holds ``latest_universal``."""
+    """Return whether ``path`` is a universal checkpoint's tag, or holds ``latest_universal``."""
     root = Path(path)
     if (root / _ZERO).is_dir():
         return any(_MODEL_STATES.fullmatch(entry) for entry in SourceFiles(root).names()) or (
@@ -225,7 +225,7 @@ def detect_universal(path: str | os.PathLike[str]) -> bool:
 
 
 def universal_folder(path: str | os.PathLike[str]) -> Path:
-    """The directory of a universal checkpoint's tag: ``path``, or what ``latest_universal`` in it names.
+    """Return the directory of a universal checkpoint's tag: ``path``, or what ``latest_universal`` in it names.
 
     Raises:
         ImportRefusedError: ``UCP-E-KEY`` and ``UCP-E-LINK`` for a tag elsewhere; ``UCP-E-SOURCE``, naming the file, for

@@ -128,7 +128,7 @@ def _all_names(draft: ModelDraft) -> set[str]:
 
 
 def _models(directory: DeepSpeedDirectory) -> list[ModelStates]:
-    """The model files: of ZeRO-3 those of all ranks, else that of each model-parallel rank."""
+    """Return the model files: of ZeRO-3 those of all ranks, else that of each model-parallel rank."""
     return [
         ModelStates.read(rank_file(directory.files, directory.model[place]))
         for place in sorted(directory.model)
@@ -167,12 +167,12 @@ def _other_groups(model: ModelStates, place: int) -> Exception:
 
 
 def _number(tree: Mapping[str, Any]) -> object:
-    """The step that the dialect of ZeRO-3 keeps once for all."""
+    """Return the step that the dialect of ZeRO-3 keeps once for all."""
     return _kept_states(tree).get("step")
 
 
 def _kept_states(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The states of the first flat group, which the dialect of ZeRO-3 keeps as the first rank had them."""
+    """Return the states of the first flat group, which the dialect of ZeRO-3 keeps as the first rank had them."""
     inner = tree.get("optimizer_state_dict")
     states = inner.get("state") if isinstance(inner, dict) else None
     first = states.get(0) if isinstance(states, dict) else None
@@ -267,7 +267,7 @@ def _add_whole(draft: ModelDraft, models: Sequence[ModelStates], trained: set[st
 
 
 def _master(files: SourceFiles, shapes: Shapes, name: str) -> tuple[ReadBox, str] | None:
-    """What ``zero`` has of a parameter."""
+    """Return what ``zero`` has of a parameter."""
     if name not in shapes:
         return None
     file = TorchFile(files, f"zero/{name}/{_MASTER}{_SUFFIX}")
@@ -276,7 +276,7 @@ def _master(files: SourceFiles, shapes: Shapes, name: str) -> tuple[ReadBox, str
 
 
 def _whole(file: TorchFile, shape: tuple[int, ...] | None) -> StoredTensor:
-    """The tensor of a state file; a bare one is flat, and gets the shape that the model files list."""
+    """Return the tensor of a state file; a bare one is flat, and gets the shape that the model files list."""
     tree = file.tree
     if isinstance(tree, dict):
         stored = tree.get("param")

@@ -88,7 +88,7 @@ class UniversalStages:
 
 
 def low_dtype(model: ModelStates) -> str | None:
-    """The data type of the module's weights, as the configuration says it; None for that of the masters."""
+    """Return the data type of the module's weights, as the configuration says it; None for that of the masters."""
     config = model.values.get("ds_config")
     for key, name in _LOW.items():
         part = config.get(key) if isinstance(config, dict) else None

@@ -60,7 +60,7 @@ class FlatGroup:
 def flat_groups(
     ranks: Sequence[OptimizerStates], groups: Sequence[Shapes], at: str, sharers: Sharers | None = None
 ) -> Iterator[FlatGroup]:
-    """Every flat group of the ranks of one model-parallel position; ``groups`` are the names that ``at`` lists.
+    """Yield every flat group of the ranks of one model-parallel position; ``groups`` are the names that ``at`` lists.
 
     ``sharers`` tells which ranks share a group, where not all do; there are as many flat groups then as it has sets.
 
@@ -200,7 +200,7 @@ def _names(states: Mapping[str, object]) -> list[str]:
 
 
 def partition_source(shape: tuple[int, ...], held: Sequence[tuple[TorchFile, StoredTensor]]) -> Pieces:
-    """A tensor that ZeRO-3 split alone, one part of ``ceil(numel / degree)`` elements per rank.
+    """Return a tensor that ZeRO-3 split alone, one part of ``ceil(numel / degree)`` elements per rank.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for a part of another length.

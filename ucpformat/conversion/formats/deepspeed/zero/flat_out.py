@@ -42,7 +42,7 @@ class FlatPlan:
         ]
 
     def of(self, rank: int) -> list[FlatGroup]:
-        """The flat groups that a rank has a part of, in order."""
+        """Return the flat groups that a rank has a part of, in order."""
         return [
             flat
             for group, tensors in zip(self._groups, self._flat, strict=True)
@@ -85,7 +85,7 @@ class FlatGroup:
         *,
         strips_tail: bool = False,
     ) -> Iterator[Range]:
-        """What a part has of each parameter's slot, one after another."""
+        """Yield what a part has of each parameter's slot, one after another."""
         if chosen.stage == 3:
             for name in self.names:
                 yield from part_of(slots[name], self.degree, place)
@@ -100,7 +100,7 @@ class FlatGroup:
             yield Range(None, 0, self.part_size - self.used(place))
 
     def master(self, outline: Outline, chosen: DeepSpeedSettings, place: int) -> OutTensor:
-        """A part of the copies that the optimizer updates."""
+        """Return a part of the copies that the optimizer updates."""
         slots = {name: outline.master(name) for name in self.names}
         ranges = list(self.ranges(slots, chosen, place, strips_tail=chosen.stage < 3))
         return outline.flat(ranges, "float32")
@@ -119,7 +119,7 @@ class FlatGroup:
         return addresses
 
     def state(self, outline: Outline, chosen: DeepSpeedSettings, place: int) -> dict[str, Any]:
-        """A part of the optimizer's states; all parameters of the group have the same ones.
+        """Return a part of the optimizer's states; all parameters of the group have the same ones.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` where they have not: a flat buffer holds all or none.
@@ -153,7 +153,7 @@ class FlatGroup:
 
 
 def part_of(slot: SlotContent, world_size: int, rank: int) -> Iterator[Range]:
-    """What a rank has of a tensor that ZeRO-3 splits alone, padding included."""
+    """Yield what a rank has of a tensor that ZeRO-3 splits alone, padding included."""
     count = math.prod(slot.shape)
     part = partition_size(slot.shape, world_size)
     start, stop = min(count, rank * part), min(count, (rank + 1) * part)

@@ -121,7 +121,7 @@ def partition_places(
 
 
 def round_robin_order(count: int, dp: int) -> tuple[int, ...]:
-    """Which tensor of a group comes where in the flat buffer under ``round_robin_gradients``.
+    """Return which tensor of a group comes where in the flat buffer under ``round_robin_gradients``.
 
     Every ``dp``-th tensor from the first, then every ``dp``-th from the second, and so on.
     """

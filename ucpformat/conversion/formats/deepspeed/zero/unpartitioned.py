@@ -81,7 +81,7 @@ class NumberedStates:
         return cls(file, options, numbers, states, masters)
 
     def has(self, number: int) -> bool:
-        """Whether there is anything of a parameter."""
+        """Return whether there is anything of a parameter."""
         return bool(self.states.get(number) or self.masters)
 
     def shapes(self, group: int) -> list[tuple[int, ...] | None]:
@@ -142,7 +142,7 @@ def unpartitioned_states(
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a name is one of those that a caller means."""
+    """Return whether a name is one of those that a caller means."""
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
@@ -158,7 +158,7 @@ def _candidates(model: ModelStates) -> list[tuple[str, tuple[int, ...]]]:
 def names_by_order(
     shapes: Sequence[tuple[int, ...] | None], candidates: Candidates
 ) -> list[str | None] | None:
-    """The names of a group: where the first place that each can have is also the last, None elsewhere.
+    """Return the names of a group: where the first place that each can have is also the last, None elsewhere.
 
     None for all where the candidates do not have these shapes in this order.
     """
@@ -171,7 +171,7 @@ def names_by_order(
 
 
 def _places(shapes: Sequence[tuple[int, ...] | None], candidates: Candidates) -> list[int] | None:
-    """The first places, ascending, of candidates with these shapes; None fits any."""
+    """Return the first places, ascending, of candidates with these shapes; None fits any."""
     positions: list[int] = []
     place = -1
     for shape in shapes:
@@ -185,6 +185,6 @@ def _places(shapes: Sequence[tuple[int, ...] | None], candidates: Candidates) ->
 
 
 def _shape(state: object) -> tuple[int, ...] | None:
-    """The shape that most of a parameter's states have; scalars say nothing."""
+    """Return the shape that most of a parameter's states have; scalars say nothing."""
     members = state.values() if isinstance(state, dict) else ()
     return next((item.shape for item in members if isinstance(item, StoredTensor) and item.shape), None)

@@ -15,7 +15,7 @@ _LOW: Final = ("bfloat16", "float16")
 
 
 def unpartitioned_optimizer(outline: Outline, groups: Sequence[Group]) -> dict[str, Any]:
-    """What the model file has as its optimizer; parameters are numbered over ``groups``.
+    """Return what the model file has as its optimizer; parameters are numbered over ``groups``.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for an empty group, which stock DeepSpeed leaves out.
