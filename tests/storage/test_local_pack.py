@@ -41,8 +41,9 @@ APPENDS = st.lists(
 
 @contextmanager
 def small(room: object = None) -> Iterator[None]:
-    """Limits so small that little data meets them; ``room`` stands in for the call that takes it."""
+    """Limits so small that little data meets them, on disks and in memory; ``room`` stands in for the call."""
     with (
+        patch("ucpformat.storage.stores.local_pack._is_in_memory", lambda _: False),
         patch("ucpformat.storage.stores.local_pack.BLOCK_BYTES", BLOCK),
         patch("ucpformat.storage.stores.local_pack._HUGE_PAGE", PAGE),
         patch("ucpformat.storage.stores.local_pack._LEAST_ROOM_BYTES", 64),
@@ -235,10 +236,12 @@ def test_room_is_ahead_within_bounds_and_given_back(stops: list[int]) -> None:
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory")
 def test_in_memory_no_room_is_taken() -> None:
     """It would be pages that are cleared: 1.1 GiB of them for a checkpoint of 384 MiB, at twice the time."""
-    with TemporaryDirectory(dir="/dev/shm") as directory, small():
+    with TemporaryDirectory(dir="/dev/shm") as directory:
         descriptor = os.open(Path(directory, "x"), os.O_CREAT | os.O_WRONLY, 0o600)
+        with small():
+            assert FileRoom(descriptor)._is_possible
         room = FileRoom(descriptor)
-        room.reach(1 << 20)
+        room.reach(1 << 26)
         assert os.fstat(descriptor).st_blocks == 0
         assert not room.leave(0)
         os.close(descriptor)
