@@ -8,8 +8,8 @@ from typing import Final, cast
 
 import click
 
-from ucpformat.cli.losses import lines_of_problems, lines_of_survey
 from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
+from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
 from ucpformat.validation import LEVELS, Level, examine

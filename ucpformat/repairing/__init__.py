@@ -30,7 +30,7 @@ from ucpformat.storage.reading.documents import read_document, read_root
 from ucpformat.storage.stores.restoring import restorer
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.validation import Examination, Survey, examine_store
-from ucpformat.validation.losses import surveyed
+from ucpformat.validation.survey import surveyed
 
 if TYPE_CHECKING:
     from ucpformat.model.references import DocumentRef

@@ -17,8 +17,8 @@ from ucpformat.validation.documents import Documents
 from ucpformat.validation.expansion import passed_over
 from ucpformat.validation.findings import Findings
 from ucpformat.validation.integrity import check_integrity
-from ucpformat.validation.losses import Loss, Survey, UnreadPart, surveyed
 from ucpformat.validation.semantics import CheckedCheckpoint, check_semantics
+from ucpformat.validation.survey import Loss, Survey, UnreadPart, surveyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

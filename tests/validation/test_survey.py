@@ -31,7 +31,7 @@ from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.validation import Loss, Survey, examine
-from ucpformat.validation.losses import as_slices
+from ucpformat.validation.survey import as_slices
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 
