@@ -83,6 +83,11 @@ def test_the_number_of_shards(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> No
     assert (refused.exit_code, refused.stderr.split()[1]) == (1, "UCP-E-SOURCE")
     assert ucp("convert", source, tmp_path / "a", "--shards", 4).exit_code == 0
     assert ucp("convert", source, tmp_path / "b", "--shards", 0).exit_code == 2
+    for other in (dcp_case("tp_2").path, tmp_path / "a"):
+        refused = ucp("convert", other, tmp_path / "c.ucp", "--shards", 4)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("error UCP-E-MISMATCH")
+        assert "--shards (shard_count=) would be without effect" in refused.stderr
 
 
 def test_destinations_that_exist(ucp: Ucp, dcp_case: DcpCase, tmp_path: Path) -> None:

@@ -133,6 +133,9 @@ def convert_checkpoint(
             what the importer, the reader, the exporter and the writer raise.
     """
     source = url_of(source)
+    if shard_count is not None and source_format != "dcp":
+        message = f"--shards (shard_count=) would be without effect: {source_format} is read, and not dcp"
+        raise error("UCP-E-MISMATCH", message)
     if source_format != UCP:
         source = require_local(source, source_format, is_source=True)
     if destination_format != UCP:

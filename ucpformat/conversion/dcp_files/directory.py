@@ -205,6 +205,13 @@ class DcpDirectory:
 def _catalogue(files: SourceFiles, reader: FragmentReader, shard_count: int | None) -> Catalogue:
     names = files.names()
     ranks = rank_files(names)
+    has_shards = any(map(is_shard, [*names, *files.names("sharded")]))
+    if shard_count is not None and (_METADATA in names or ranks or not has_shards):
+        raise error(
+            "UCP-E-MISMATCH",
+            "--shards (shard_count=) would be without effect: this is no Hugging Face directory of shards",
+            at=str(files.root),
+        )
     if _METADATA in names:
         if ranks:
             raise error(
@@ -217,7 +224,7 @@ def _catalogue(files: SourceFiles, reader: FragmentReader, shard_count: int | No
         return catalogue
     if ranks:
         return read_ranks(files, names, reader)
-    if any(map(is_shard, [*names, *files.names("sharded")])) or any(map(is_whole, names)):
+    if has_shards or any(map(is_whole, names)):
         return read_hugging_face(files, shard_count)
     raise error(
         "UCP-E-SOURCE",
