@@ -15,6 +15,9 @@ sys.path.append(str(CONFORMANCE / "mutants"))
 from defects import IMPLEMENTATIONS, Defect, changes, load
 
 CAMPAIGN = CONFORMANCE / "mutants" / "campaign.py"
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "ucpformat").is_dir(), reason="defects are planted in sources, and the package is installed"
+)
 DEFECTS = [defect for name in IMPLEMENTATIONS for defect in load(name)]
 # One of each of several kinds.
 SHORT = {

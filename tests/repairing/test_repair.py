@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import ucpformat as ucp
 from tests.builders import GZIP, MIB, STORAGES, State, Tensor, bits, save, snapshot, states
 from tests.test_damage import Damage, damages, save_with_state
 from ucpformat.errors import UcpError
@@ -20,6 +22,7 @@ from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import ROOT_KEY, Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.repairing import repair
+from ucpformat.repairing.sources import Source
 from ucpformat.validation import examine, validate
 
 
@@ -226,3 +229,19 @@ def repair_root(memory: Any, good: dict[str, bytes]) -> None:
     for key, data in good.items():
         memory.pipe_file(key.replace("/a/", "/copy/"), data)
     repair("memory://repair/a", ["memory://repair/copy"])
+
+
+def test_a_source_is_not_opened_to_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt while it was left the files open that had been read."""
+    ucp.save(tmp_path / "a.ucp", {"w": np.ones(3)})
+    source = Source(str(tmp_path / "a.ucp"))
+    (pack,) = (tmp_path / "a.ucp" / "packs").iterdir()
+    assert source.raw(f"packs/{pack.name}", 0, 8) == np.ones(1).tobytes()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ucpformat.repairing.sources.open_checkpoint", interrupted)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    source.close()
+    assert not before or len(os.listdir("/proc/self/fd")) < before

@@ -49,9 +49,14 @@ class Source:
 
     def close(self) -> None:
         """Release file handles."""
-        if self._checkpoint is not None:
-            self._checkpoint.close()
-        self.store.close()
+        try:
+            checkpoint: Checkpoint | None = self.__dict__.get(
+                "_checkpoint"
+            )  # which nobody may have asked for
+            if checkpoint is not None:
+                checkpoint.close()
+        finally:
+            self.store.close()
 
     @cached_property
     def root(self) -> bytes | None:
