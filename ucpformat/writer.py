@@ -13,7 +13,7 @@ from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
-from ucpformat.model.envelope import Extension
+from ucpformat.model.envelope import Extension, needed_features
 from ucpformat.model.part_text import atom_text, part_text, slot_text
 from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
@@ -28,6 +28,7 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
+from ucpformat.storage.base import Base
 from ucpformat.storage.stores.store import Durability
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
@@ -60,11 +61,13 @@ class StoredBytes:
     ``data`` are those of segments, which are the logical bytes where nothing is compressed and no chunk is all zeros,
     and in storage plain four more to a chunk; ``alignment`` those between the segments of packs; ``documents`` are
     the root document, index parts, tables, state, pack list and blobs, without the Zarr metadata of storage plain.
+    ``shared`` are those of segments in packs that an increment shares with its base, which are not among ``data``.
     """
 
     data: int
     alignment: int
     documents: int
+    shared: int = 0
 
 
 class CheckpointWriter:
@@ -72,7 +75,8 @@ class CheckpointWriter:
 
     All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
     `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
-    ``prepared`` is a store at ``path`` whose place is made ready already.
+    ``prepared`` is a store at ``path`` whose place is made ready already. What ``base`` has, a checkpoint in the same
+    storage and with the same ``chunk_bytes``, is shared by hard links and not written again (SPEC section 8.5).
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
@@ -102,6 +106,7 @@ class CheckpointWriter:
         progress: Callable[[int], None] | None = None,
         durability: Durability = "fsync",
         prepared: Store | None = None,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         self._attempt = attempt or secrets.token_hex(4)
         self.state_annotations: dict[str, JsonValue] = {}
@@ -125,6 +130,7 @@ class CheckpointWriter:
             storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {})
         )
         self._store = open_target(path, durability=durability) if prepared is None else prepared
+        shared = base and Base(base, places, self._store, storage=storage, chunk_bytes=chunk_bytes)
         if prepared is None:
             self._store.prepare(storage)
         self.pieces = PieceWriter(
@@ -134,11 +140,13 @@ class CheckpointWriter:
             name=f"{self._attempt}-0",
             workers=writer_count(workers, waits=self._store.writers_wait),
             progress=progress,
+            base=shared or None,
         )
         self._packs: list[Pack] | None = None
-        self._admitted: list[tuple[StoredColumns, int]] = []  # with the number of packs before theirs
+        self._own_packs = 0
+        self._admitted: list[tuple[StoredColumns, list[int]]] = []  # with the numbers of their packs
         self._committed = False
-        self._data_bytes = 0
+        self._data_bytes = self._shared_bytes = 0
         self._document_bytes = 0
         self.stored: StoredBytes | None = None
         try:
@@ -221,8 +229,11 @@ class CheckpointWriter:
         0
         """
         packed = self._finished()
-        self._admitted.append((stored, len(packed)))
-        packed.extend(packs)
+        numbers = {pack.key: number for number, pack in enumerate(packed)}
+        for pack in packs:
+            if numbers.setdefault(pack.key, len(packed)) == len(packed):
+                packed.append(pack)
+        self._admitted.append((stored, [numbers[pack.key] for pack in packs]))
 
     def flush(self) -> None:
         """Make what was written durable: a commit has less to do then. Nothing is written here any more.
@@ -238,6 +249,7 @@ class CheckpointWriter:
         """The packs of this writer, which are then closed, and of those admitted."""
         if self._packs is None:
             self._packs = self.pieces.finish()
+            self._own_packs = len(self._packs)
         return self._packs
 
     def expect_contents(self, contents: Mapping[tuple[str, str], str]) -> None:
@@ -350,8 +362,9 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
-        alignment = sum(pack.length for pack in packs) - self._data_bytes if packs else 0
-        self.stored = StoredBytes(self._data_bytes, alignment, self._document_bytes + len(data))
+        own = self._data_bytes - self._shared_bytes
+        alignment = sum(pack.length for pack in packs if not pack.shared) - own if packs else 0
+        self.stored = StoredBytes(own, alignment, self._document_bytes + len(data), self._shared_bytes)
         self.pieces.close()
         self._store.close()
         return digest
@@ -359,14 +372,20 @@ class CheckpointWriter:
     def _finished_root(self, packs: list[Pack]) -> Root:
         parts: list[Part] = []
         specs = self._atoms.specs
+        self._shared_packs = [number for number, pack in enumerate(packs) if pack.shared]
         written = self._settlement()
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]
             parts.append(self._part(len(parts), some, written))
         state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
         prefix = f"index/{self._attempt}"
+        envelope = self._root.envelope
+        if self._shared_packs:
+            features = {*envelope.read_features, *needed_features((), packs)}
+            envelope = replace(envelope, read_features=tuple(sorted(features)))
         return replace(
             self._root,
+            envelope=envelope,
             packs=self._json_document(
                 f"{prefix}-packs.json", dumps_canonical(PackList(tuple(packs)).to_json()), is_ours=True
             )
@@ -383,7 +402,7 @@ class CheckpointWriter:
         if not self._admitted:
             return SettledEntries(places, ledger)
         own = StoredColumns.of(ledger.entries, list(places))
-        return SettledColumns(places, [(own, 0), *self._admitted])
+        return SettledColumns(places, [(own, [*range(self._own_packs)]), *self._admitted])
 
     def _part(
         self,
@@ -424,6 +443,7 @@ class CheckpointWriter:
             key = self._atoms.keys_of[spec.name]
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
         self._data_bytes += table.nbytes
+        self._shared_bytes += table.nbytes_in(self._shared_packs)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
         if len(rows) > MAX_TABLE_BYTES:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from generate.cases import Case, checks_of_good, frozen_encoder
-from generate.parents import GZIP, LAYOUTS, MESHES, PARENTS, floats
+from generate.parents import GZIP, LAYOUTS, MESHES, PARENTS, floats, share
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, unused_bits
 
@@ -19,7 +19,7 @@ STORAGES = ("plain", "packed")
 def good(path: str, title: str, requirements: tuple[str, ...], draft: Draft, **options: Any) -> Case:
     """A good case with all checks that follow."""
     setup = options.pop("setup", [])
-    features = options.pop("features", ())
+    features = options.pop("features", [one for one in draft.root["read_features"] if one == "incremental"])
     checks, expected, _ = checks_of_good(draft, **options)
     return Case(
         f"good/{path}", title, requirements, checks, draft.files(), expected, setup=setup, features=features
@@ -43,6 +43,26 @@ def good_cases() -> Iterator[Case]:
     yield from _state()
     yield from _segments()
     yield from _zstd()
+    yield from _increments()
+
+
+def _increments() -> Iterator[Case]:
+    draft = PARENTS["gzip-packed"]()
+    share(draft, 0)
+    draft.root["read_features"] = ["incremental"]
+    yield good("increments/gzip", "Compressed chunks in a shared pack", ("UCP-D-108", "UCP-D-136"), draft)
+    slot = SlotDraft("float32", (16,), floats(4) + bytes(16) + floats(8, 9))
+    draft = one(slot, chunk_bytes=16)
+    share(draft, 0)
+    draft.root["read_features"] = ["incremental"]
+    yield good("increments/nothing-own", "All packs are shared", ("UCP-D-009", "UCP-D-136"), draft)
+    wide = SlotDraft("complex128", (3,), _counting("complex128", 3))
+    draft = Draft([AtomDraft("a", {"value": wide, "small": SlotDraft("int8", (3,), b"\1\2\3")})], packs=2)
+    draft.packs["packs"][0]["shared"] = draft.packs["packs"][1]["shared"] = True
+    draft.root["read_features"] = ["incremental"]
+    yield good(
+        "increments/two-shared", "Two shared packs, aligned as their writer left them", ("UCP-D-136",), draft
+    )
 
 
 def _counting(dtype: str, count: int) -> bytes:

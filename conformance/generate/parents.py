@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 
-__all__ = ["GZIP", "LAYOUTS", "MESHES", "PARENTS", "floats", "packed", "plain"]
+__all__ = ["GZIP", "LAYOUTS", "MESHES", "PARENTS", "floats", "packed", "plain", "share"]
 
 GZIP: Final[dict[str, Any]] = {"name": "gzip", "configuration": {"level": 5}}
 MESHES: Final[list[Any]] = [{"axes": [{"name": "dp", "size": 2}, {"name": "tp", "size": 2}]}]
@@ -83,10 +83,40 @@ def zipped(storage: str) -> Draft:
     )
 
 
+def increment() -> Draft:
+    """An increment: its first pack is shared, and has bytes before, between and behind its segments."""
+    cut = {(0, 0): [((0, 0), (1, 3)), ((1, 0), (1, 3))]}
+    slots = {
+        "exp_avg": SlotDraft("float32", (5, 3), floats(15, 0.5), boxes=cut),
+        "value": SlotDraft("float32", (5, 3), floats(15)),
+    }
+    draft = Draft([AtomDraft("alpha", slots)], chunk_bytes=32, packs=2)
+    share(draft, 0)
+    draft.root["read_features"] = ["incremental"]
+    return draft
+
+
+def share(draft: Draft, number: int) -> None:
+    """Share a pack: other bytes than zeros lie wherever no segment of it does, also where alignment left none."""
+    rows = [row for part in draft.parts for row in part.table.rows if row[0] == number]
+    before, data = bytes(draft.pack_data[number]), bytearray(b"\x55" * 12)
+    moved: dict[int, int] = {}
+    for row in sorted(rows, key=lambda row: row[2]):
+        if row[2] not in moved:
+            moved[row[2]] = len(data)
+            data += before[row[2] : row[2] + row[3]]
+            data += b"\x55" * (4 + -len(data) % 4)
+        row[2] = moved[row[2]]
+    draft.pack_data[number] = data
+    if draft.packs is not None:
+        draft.packs["packs"][number].update(length=len(data), shared=True)
+
+
 PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "plain": plain,
     "packed": packed,
     "boxed": boxed,
     "gzip-plain": lambda: zipped("plain"),
     "gzip-packed": lambda: zipped("packed"),
+    "increment": increment,
 }

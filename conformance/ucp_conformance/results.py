@@ -13,6 +13,7 @@ from ucp_conformance.profiles import PROFILES
 
 __all__ = [
     "BEYOND",
+    "COMPRESSORS",
     "LEVELS",
     "OPTIONAL",
     "ROLES",
@@ -25,7 +26,8 @@ __all__ = [
 
 ROLES: Final = ("validator", "reader", "writer", "rewriter")
 LEVELS: Final = ("inspect", "dense", "reshard", "full")
-OPTIONAL: Final = ("zstd", "blosc")
+COMPRESSORS: Final = ("zstd", "blosc")
+OPTIONAL: Final = (*COMPRESSORS, "incremental")
 BEYOND: Final = tuple(profile for profile in PROFILES if profile != "core")
 """Profiles that an implementation below level Full claims by name."""
 BAD: Final = frozenset({"fail", "xpass", "crash", "timeout", "protocol"})

@@ -166,7 +166,7 @@ def written(
 
     with ThreadPoolExecutor(threads) as executor:
         chunks = list(executor.map(write, range(len(sizes))))
-    return chunks, writer.finish()
+    return chunks, [(pack.key, pack.length) for pack in writer.finish()]
 
 
 def assert_read_back(

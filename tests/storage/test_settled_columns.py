@@ -163,7 +163,7 @@ def _by_columns(written: Written) -> Settlement:
         names = list(written.places)
         if number % 2:  # some count all slots backwards
             names.reverse()
-        parts.append((StoredColumns.of(entries, names), before))
+        parts.append((StoredColumns.of(entries, names), range(before, before + packs)))
         before += packs
     return SettledColumns(written.places, parts)
 

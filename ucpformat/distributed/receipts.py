@@ -37,7 +37,7 @@ class Receipt:
         """As bytes; the names of slots, by which both sides count, are not in it."""
         header = json.dumps(
             {
-                "packs": [[pack.key, pack.length] for pack in self.packs],
+                "packs": [[pack.key, pack.length, pack.shared] for pack in self.packs],
                 "values": dict(self.values),
                 "entries": dict(self.entries),
             },
@@ -53,7 +53,7 @@ class Receipt:
         first = _LENGTHS.size + length
         found = json.loads(data[_LENGTHS.size : first].decode())
         return cls(
-            [Pack(key, nbytes) for key, nbytes in found["packs"]],
+            [Pack(*pack) for pack in found["packs"]],
             StoredColumns.seen(slots, data, first, (rows, words, checksums)),
             found["values"],
             found["entries"],

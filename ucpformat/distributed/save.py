@@ -36,6 +36,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.gc_pause import paused
 from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
+from ucpformat.storage.base import Base
 from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
@@ -122,8 +123,9 @@ def _agree(
     local: LocalState | None = None
 
     def begin() -> tuple[Description, bytes]:
-        nonlocal local
+        nonlocal local, options
         options.require_known()
+        options, base = options.based()
         local = describe_state()
         description = describe(
             local,
@@ -133,6 +135,7 @@ def _agree(
                 "step": options.step,
                 "annotations": dict(options.annotations),
                 "replicas": options.replicas,
+                "base": base,
             },
         )
         if first:
@@ -254,6 +257,7 @@ class Saving:
                 attempt=self._attempt,
                 workers=self._options.workers,
                 prepared=self._store,
+                base=self._options.base,
             )
 
         def write() -> bytes:
@@ -348,17 +352,23 @@ class Saving:
     def _pieces(self) -> PieceWriter:
         self._store.join()
         keys = assign_keys(self._whole.atoms)
+        options = self._options
+        places = {
+            (atom, name): slot_place(
+                keys[atom], atom, name, self._whole.atoms[atom].slots[name], options.chunk_bytes
+            )
+            for atom, name in self.local.arrays
+        }
+        base = options.base and Base(
+            options.base, places, self._store, storage=options.storage, chunk_bytes=options.chunk_bytes
+        )
         return PieceWriter(
             self._store,
-            {
-                (atom, name): slot_place(
-                    keys[atom], atom, name, self._whole.atoms[atom].slots[name], self._options.chunk_bytes
-                )
-                for atom, name in self.local.arrays
-            },
-            storage=self._options.storage,
+            places,
+            storage=options.storage,
             name=f"{self._attempt}-{list(self._group.ranks).index(self._group.rank)}",
-            workers=writer_count(self._options.workers, waits=self._store.writers_wait),
+            workers=writer_count(options.workers, waits=self._store.writers_wait),
+            base=base or None,
         )
 
     def _together(self, begin: Callable[[], None]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ucpformat.errors import error
 from ucpformat.model.root import Storage
+from ucpformat.storage.base import root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SaveOptions:
 
     ``annotations`` are those of the root document. ``replicas`` says what is done about copies of plain tensors that
     differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
-    at (``trust``).
+    at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.base`).
     """
 
     storage: Storage = "packed"
@@ -54,10 +55,23 @@ class SaveOptions:
     durability: Durability = "fsync"
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     replicas: Replicas = "compare"
+    base: str | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
             object.__setattr__(self, "step", step_number(self.step))
+
+    def based(self) -> tuple[SaveOptions, str | None]:
+        """Return the options with the chunk size of the base, and the root digest of that; as they are without one.
+
+        Raises:
+            UcpError: as `root_of_base`.
+        """
+        if self.base is None:
+            return self, None
+        wanted = None if self.chunk_bytes == DEFAULT_CHUNK_BYTES else self.chunk_bytes
+        root = root_of_base(self.base, storage=self.storage, chunk_bytes=wanted)
+        return replace(self, chunk_bytes=root.chunk_bytes), root.digest
 
     def require_known(self) -> None:
         """Refuse options that are not among those that there are, by ``UCP-E-MISMATCH``."""

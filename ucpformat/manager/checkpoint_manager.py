@@ -14,6 +14,7 @@ from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import step_number
 from ucpformat.errors import UcpError, error
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
+from ucpformat.manager.increments import Increments
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
@@ -51,6 +52,9 @@ class CheckpointManager:
     ``keep_last``, ``keep_every`` and ``keep_best`` are the rules of `Retention`, with ``metric`` and ``mode``; without
     any, nothing is removed but debris that is older than ``debris_age`` seconds. ``asynchronous`` is for saves that
     do not say; ``arena_bytes`` and ``overlap`` are those of `AsyncSaver`.
+    With ``incremental`` a checkpoint shares what is equal with the newest one, by hard links. It is as complete as any:
+    whatever else is removed, it stays whole. Each ``full_every``-th, 50 unless given, shares nothing, since a byte that
+    is lost is lost for all that share it.
 
     >>> state = {"w": np.zeros(4, np.float32)}
     >>> with ucp.CheckpointManager("run", keep_last=2) as manager:
@@ -76,8 +80,11 @@ class CheckpointManager:
         arena_bytes: int | None = None,
         overlap: bool = False,
         debris_age: float = DEBRIS_AGE,
+        incremental: bool = False,
+        full_every: int | None = None,
     ) -> None:
         refuse_target(directory)
+        self._increments = Increments(directory, full_every, incremental=incremental)
         if not debris_age >= 0:
             raise error("UCP-E-LIMIT", f"an age is a number of seconds, not {debris_age!r}", at="debris_age")
         self.run: RunDirectory = open_run(directory)
@@ -194,12 +201,14 @@ class CheckpointManager:
                 message = "this step is committed already, and not by this manager; replace=True replaces it"
                 raise error("UCP-E-EXISTS", message, at=self.run.path(step))
             self._metrics.pop(step, None)
-            return json.dumps([self.run.vacant(step), {METRICS: numbers} if numbers else {}]).encode()
+            base, notes = self._increments.base(self.run, storage, chunk_bytes)
+            notes |= {METRICS: numbers} if numbers else {}
+            return json.dumps([self.run.vacant(step), notes, base]).encode()
 
-        if self._saver is not None and may_replace:
-            # What is replaced may be what the previous save is about to commit.
+        if self._saver is not None and (may_replace or (self._increments.are_wanted and when_busy == "wait")):
+            # What is replaced, or shared, may be what the previous save is about to commit.
             self._saver.drain()
-        path, annotations = json.loads(decided(self._group, begin))
+        path, annotations, base = json.loads(decided(self._group, begin))
         self.damaged.pop(step, None)
         self._own.add(step)
         if background:
@@ -213,11 +222,14 @@ class CheckpointManager:
                 compressor=compressor,
                 step=step,
                 annotations=annotations,
+                base=base,
                 when_busy=when_busy,
                 then=lambda: self._committed(step),
             )
         else:
-            options = SaveOptions(storage, chunk_bytes, step, annotations=annotations, replicas=replicas)
+            options = SaveOptions(
+                storage, chunk_bytes, step, annotations=annotations, replicas=replicas, base=base
+            )
             report = save_state(
                 path, state, options, group=self._group, layouts=layouts, compressor=compressor
             )

@@ -13,6 +13,7 @@ from ucpformat.model.fields import boolean, members, object_
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
+    from ucpformat.model.references import Pack
 
 __all__ = [
     "ENVELOPE_MEMBERS",
@@ -172,14 +173,17 @@ class Feature:
 # Sorted by name; the table of SPEC 7.2.
 FEATURES: Final = (
     Feature("blosc", "read", "a slot has the compressor `blosc`"),
+    Feature("incremental", "read", "a pack of the pack list is shared (section 16.4)"),
     Feature("zstd", "read", "a slot has the compressor `zstd`"),
 )
 READ_FEATURES: Final = frozenset(feature.name for feature in FEATURES if feature.kind == "read")
 
 
-def needed_features(compressors: Iterable[Compressor | None]) -> frozenset[str]:
-    """The features that slots with these compressors, or none, need."""
+def needed_features(compressors: Iterable[Compressor | None], packs: Iterable[Pack] = ()) -> frozenset[str]:
+    """Return the features that slots with these compressors, or none, and these packs need."""
     names = {compressor.name for compressor in compressors if compressor is not None}
+    if any(pack.shared for pack in packs):
+        names.add("incremental")
     return frozenset(names & READ_FEATURES)
 
 

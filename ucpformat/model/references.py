@@ -73,25 +73,34 @@ class DocumentRef:
 
 _LIST_MEMBERS: Final = frozenset({"packs"})
 _PACK_MEMBERS: Final = frozenset({"key", "length"})
+_PACK_OPTIONS: Final = frozenset({"shared"})
 _NONE: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A file of segments: its key and its length in bytes."""
+    """A file of segments: its key and its length in bytes; ``shared``: it was written for an earlier checkpoint."""
 
     key: str
     length: int
+    shared: bool = False
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> Pack:
         """Read a pack's entry; raises ``UCP-E-SCHEMA``."""
-        found = members(value, _PACK_MEMBERS, _NONE, at)
-        return cls(string(found["key"], pointer(at, "key")), integer(found["length"], pointer(at, "length")))
+        found = members(value, _PACK_MEMBERS, _PACK_OPTIONS, at)
+        shared = found.get("shared", False)
+        if "shared" in found and shared is not True:
+            raise error("UCP-E-SCHEMA", "it is true, or absent", at=pointer(at, "shared"))
+        return cls(
+            string(found["key"], pointer(at, "key")),
+            integer(found["length"], pointer(at, "length")),
+            shared is True,
+        )
 
     def to_json(self) -> dict[str, JsonValue]:
         """The JSON object that `from_json` reads."""
-        return {"key": self.key, "length": self.length}
+        return {"key": self.key, "length": self.length, **({"shared": True} if self.shared else {})}
 
 
 @dataclass(frozen=True, slots=True)

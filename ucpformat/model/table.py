@@ -15,7 +15,7 @@ from ucpformat.jsonio import MAX_INTEGER
 from ucpformat.model.root import MAX_TABLE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -270,6 +270,15 @@ class TableBuilder:
         first = self._words_before + 1 + np.cumsum(box_words) - box_words
         rows["box"] = np.where(box_words > 0, first, 0)
         self._append(_Block(rows, words.astype("<u8"), counts.astype("<u4"), checksums))
+
+    def nbytes_in(self, containers: Collection[int]) -> int:
+        """Return the bytes of segments that lie in any of these containers."""
+        self._end()
+        wanted = [*containers]
+        return sum(
+            int(block.rows["length"][np.isin(block.rows["container"], wanted)].sum())
+            for block in self._blocks
+        )
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +17,6 @@ from ucpformat.state_dict.torch_group import TorchGroup, group_of
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from types import TracebackType
 
@@ -84,6 +84,7 @@ class AsyncSaver:
         step: int | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
         replicas: Replicas = "compare",
+        base: str | os.PathLike[str] | None = None,
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
     ) -> AsyncSave:
@@ -99,7 +100,14 @@ class AsyncSaver:
         def describe() -> LocalState:
             return live_state(state_to_save(state), rank=group.rank, layouts=layouts, compressor=compressor)
 
-        options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
+        options = SaveOptions(
+            storage,
+            chunk_bytes,
+            step,
+            annotations=annotations or {},
+            replicas=replicas,
+            base=None if base is None else os.fspath(base),
+        )
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
 
     def drain(self) -> None:
@@ -167,6 +175,7 @@ def async_save(
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     replicas: Replicas = "compare",
+    base: str | os.PathLike[str] | None = None,
     when_busy: WhenBusy = "wait",
 ) -> AsyncSave:
     """Save as `save` does, in the background: returns when this rank's part is copied into host memory.
@@ -198,6 +207,7 @@ def async_save(
         step=step,
         annotations=annotations,
         replicas=replicas,
+        base=base,
         when_busy=when_busy,
     )
 

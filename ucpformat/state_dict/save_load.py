@@ -53,6 +53,7 @@ def save(
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     replicas: Replicas = "compare",
+    base: str | os.PathLike[str] | None = None,
 ) -> SaveReport:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values, or a module.
 
@@ -69,6 +70,9 @@ def save(
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
     ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
+    ``base`` is an earlier checkpoint on the same file system: what is equal is shared with it by hard links, compared
+    byte for byte, and only the rest is written. The new checkpoint is as complete as any, and stays whole when the
+    base is removed. It has the storage of its base, and its ``chunk_bytes`` unless they are given.
 
     Returns:
         What this rank wrote and sent, what the whole checkpoint takes, its root digest, and how long it took.
@@ -76,7 +80,8 @@ def save(
     Raises:
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
             at ``path``; ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry,
-            for what cannot be stored; ``UCP-E-COVER`` for what no rank holds.
+            for what cannot be stored; ``UCP-E-COVER`` for what no rank holds; ``UCP-E-NOT-FOUND``, ``UCP-E-STORE`` or
+            ``UCP-E-MISMATCH`` for a base that is not there, has no file system, or other chunks.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -85,8 +90,17 @@ def save(
     {'epoch': 3}
     >>> ucp.save("model.ucp", model).nbytes
     80
+    >>> ucp.save("again.ucp", model, base="model.ucp").stored.data
+    0
     """
-    options = SaveOptions(storage, chunk_bytes, step, annotations=annotations or {}, replicas=replicas)
+    options = SaveOptions(
+        storage,
+        chunk_bytes,
+        step,
+        annotations=annotations or {},
+        replicas=replicas,
+        base=None if base is None else os.fspath(base),
+    )
     return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
 
 

@@ -359,7 +359,7 @@ def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
 
 
 def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
-    """A pack's length, and zeros wherever no segment lies (UCP-D-099, UCP-D-108)."""
+    """Check a pack's length, and that its other bytes than segments are zero (UCP-D-099, UCP-D-108)."""
     pack = (checked.packs or ())[number]
     with findings.collecting() as outcome:
         size = store.size(pack.key)
@@ -367,7 +367,7 @@ def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings:
             raise error("UCP-E-MISSING", "the pack is missing", at=pack.key)
         if size != pack.length:
             raise error("UCP-E-LENGTH", f"the pack has {size} bytes, recorded are {pack.length}", at=pack.key)
-        if not checked.complete:
+        if pack.shared or not checked.complete:
             return
         for start, stop in _gaps(checked, number, pack.length):
             for first in range(start, stop, _GAP_BYTES):

@@ -95,7 +95,11 @@ def check_semantics(
     if checked.complete:
         _check_references(checked, names, findings)
         compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
-        findings.extend(feature_set_problems(root.envelope, needed_features(compressors), at=ROOT_KEY))
+        findings.extend(
+            feature_set_problems(
+                root.envelope, needed_features(compressors, checked.packs or ()), at=ROOT_KEY
+            )
+        )
     if len(root.layouts) == checked.layouts:
         if layout_work is None:
             nbytes = documents.nbytes + sum(part.table.rows.nbytes for part in checked.parts)

@@ -290,7 +290,7 @@ class _Examiner:
         return atoms
 
     def check_rows(self, storage: str, table: Table, key: str, slots: list[SlotChunks]) -> None:
-        """UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117."""
+        """UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117, UCP-D-136."""
         expected = 1
         for slot in slots:
             ends = {(one.container, one.offset + one.length) for segments in slot.rows for one in segments}
@@ -298,7 +298,7 @@ class _Examiner:
                 if storage == "plain" and len(segments) > 1:
                     raise RefusalError("UCP-E-TABLE", key, "several segments in storage plain")
                 for segment in segments:
-                    self.check_row(storage, segment, ends, key)
+                    self.check_row(storage, segment, ends, slot.item, key)
                     if segment.box:
                         if segment.box != expected or not slot.grid.shape:
                             raise RefusalError("UCP-E-TABLE", key, "box words out of order")
@@ -306,23 +306,26 @@ class _Examiner:
         if expected != 1 + len(table.words):
             raise RefusalError("UCP-E-TABLE", key, "box words that nobody uses")
 
-    def check_row(self, storage: str, segment: Segment, ends: set[tuple[int, int]], key: str) -> None:
+    def check_row(self, storage: str, segment: Segment, ends: set[Any], item: int, key: str) -> None:
         if storage == "plain":
             if (segment.container, segment.offset, segment.box) != (OWN_OBJECT, 0, 0):
                 raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")
             return
         if segment.container >= len(self.packs):
             raise RefusalError("UCP-E-TABLE", key, "no such pack")
-        if segment.offset + segment.length > self.packs[segment.container]["length"]:
+        pack = self.packs[segment.container]
+        if segment.offset + segment.length > pack["length"]:
             raise RefusalError("UCP-E-SEGMENT", key, "beyond its pack")
-        is_aligned = segment.offset % (4096 if segment.length >= 65536 else 64) == 0
-        if not is_aligned and (segment.container, segment.offset) not in ends:
+        alignment = 4096 if segment.length >= 65536 else 64
+        follows = (segment.container, segment.offset) in ends
+        if segment.offset % item if "shared" in pack else segment.offset % alignment and not follows:
             raise RefusalError("UCP-E-SEGMENT", key, "alignment")
 
     def check_whole(self, logical: Logical) -> None:
         """What takes all parts: features, groups, covers."""
         root = logical.root
         needed = {slot.slot["compressor"]["name"] for slot in self.slots if "compressor" in slot.slot}
+        needed |= {"incremental" for pack in self.packs if "shared" in pack}
         if sorted(needed - {"gzip"}) != root["read_features"]:
             self.found.add("UCP-E-FEATURE-SET", pointer(ROOT, "read_features"))
         if root["write_features"]:
@@ -440,8 +443,8 @@ class _Examiner:
         for start, stop in ranges:
             if start < position:
                 raise RefusalError("UCP-E-SEGMENT", key, "segments overlap")
-            if any(data[position:start]):
+            if any(data[position:start]) and "shared" not in pack:
                 raise RefusalError("UCP-E-PADDING", key)
             position = stop
-        if any(data[position:]):
+        if any(data[position:]) and "shared" not in pack:
             raise RefusalError("UCP-E-PADDING", key)

@@ -22,7 +22,6 @@ from ucpformat.conversion.engine.options import MemoryBudget, needed_for
 from ucpformat.conversion.engine.work_order import Cut, cut_job, job_digest, require_same
 from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
-from ucpformat.model.references import Pack
 from ucpformat.storage.host_memory import Scratch
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter
@@ -194,8 +193,7 @@ def _copy(
         with suppress(Exception):
             writer.abort()
         raise
-    packs = [Pack(key, length) for key, length in writer.finish()]
-    return Receipt(packs, StoredColumns.of(copying.stored, workshop.names), {}).pack()
+    return Receipt(writer.finish(), StoredColumns.of(copying.stored, workshop.names), {}).pack()
 
 
 class _Copying:

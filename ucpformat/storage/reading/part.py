@@ -355,17 +355,28 @@ class StoredPart:
         if (rows["offset"] + rows["length"] > lengths[rows["container"]]).any():
             raise error("UCP-E-SEGMENT", "a segment ends beyond its pack", at=self.table_key)
         alignment = np.where(rows["length"] >= 65536, np.uint64(4096), np.uint64(64))
+        shared = np.array([pack.shared for pack in self.packs])[rows["container"]]
+        if shared.any():
+            items = np.array([dtype.item_bytes for dtype, _ in self.forms], np.uint64)[self._slot_of_rows()]
+            if (rows["offset"][shared] % items[shared]).any():
+                message = "a segment of a shared pack is not aligned to the size of its elements"
+                raise error("UCP-E-SEGMENT", message, at=self.table_key)
+            alignment[shared] = 1
         (unaligned,) = np.nonzero(rows["offset"] % alignment)
         if unaligned.size and not self._follow(unaligned):
             message = "a segment is neither aligned nor right behind another one of its slot"
             raise error("UCP-E-SEGMENT", message, at=self.table_key)
         self._check_box_words()
 
+    def _slot_of_rows(self) -> NDArray[np.int64]:
+        """The number of the slot that each segment is of."""
+        chunks = np.array([grid.count for _, grid in self.forms], np.int64)
+        return np.repeat(np.repeat(np.arange(chunks.size), chunks), self.table.counts)
+
     def _follow(self, numbers: NDArray[np.intp]) -> bool:
         """Whether each segment of these numbers begins where another one of its slot ends, in the same pack."""
         rows = self.table.rows
-        chunks = np.array([grid.count for _, grid in self.forms], np.int64)
-        slots = np.repeat(np.repeat(np.arange(chunks.size), chunks), self.table.counts)
+        slots = self._slot_of_rows()
         ends = np.empty(rows.size, [("slot", np.int64), ("container", np.uint32), ("at", np.uint64)])
         ends["slot"], ends["container"] = slots, rows["container"]
         ends["at"] = rows["offset"] + rows["length"]
@@ -378,9 +389,8 @@ class StoredPart:
         boxed = boxes > 0
         if not self.table.words.size and not boxed.any():
             return
-        chunks = np.array([grid.count for _, grid in self.forms], np.int64)
         dims = np.array([len(grid.shape) for _, grid in self.forms], np.int64)
-        per_segment = np.repeat(np.repeat(dims, chunks), self.table.counts)[boxed]
+        per_segment = dims[self._slot_of_rows()][boxed]
         ends = np.cumsum(2 * per_segment)
         total = int(ends[-1]) if ends.size else 0
         if (

@@ -16,7 +16,14 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import is_staged, staged_name
 from ucpformat.storage.stores.joined_mapping import fit_pages, joined
-from ucpformat.storage.stores.local_files import KeptFiles, Mappings, OpenFile, WriteBack, populated
+from ucpformat.storage.stores.linking import Identity, LinkSource, identity_of, make_link
+from ucpformat.storage.stores.local_files import (
+    KeptFiles,
+    Mappings,
+    OpenFile,
+    WriteBack,
+    populated,
+)
 from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
     MISSING,
@@ -26,6 +33,8 @@ from ucpformat.storage.stores.local_io import (
     read_all,
     read_at,
     require_commits,
+    require_length,
+    require_regular,
     sync,
     translated,
     write_all,
@@ -48,13 +57,6 @@ _PIECE_BYTES: Final = 1 << 23
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
 
 
-_Identity = tuple[int, int]
-
-
-def _identity(status: os.stat_result) -> _Identity:
-    return status.st_dev, status.st_ino
-
-
 def _is_ours_alone(status: os.stat_result) -> bool:
     """Whether nobody but this user, and the administrator, may change a file."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -75,7 +77,7 @@ class LocalStore:
         self._write_back = WriteBack() if durability == "fsync" else None
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
-        self._created: dict[str, _Identity] = {}
+        self._created: dict[str, Identity] = {}
         self._made_directories: dict[str, None] = {}
         """Keys of directories whose entries a flush makes durable; that of the checkpoint's own is empty."""
         self._made_parents: dict[Path, None] = {}
@@ -119,19 +121,8 @@ class LocalStore:
                 if self._root.is_dir():
                     raise
                 return None
-            self._require_regular(status.st_mode, key)
+            require_regular(status.st_mode, key)
             return status.st_size
-
-    @staticmethod
-    def _require_regular(mode: int, key: str) -> None:
-        if not stat.S_ISREG(mode):
-            raise error("UCP-E-LINK", "only a regular file may lie here", at=key)
-
-    @staticmethod
-    def _require_length(descriptor: int, stop: int, key: str) -> None:
-        size = os.fstat(descriptor).st_size
-        if size < stop:
-            raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
@@ -142,10 +133,10 @@ class LocalStore:
             return
         path = self._locate(key)
         if not hasattr(os, "O_NOFOLLOW"):
-            self._require_regular(path.lstat().st_mode, key)
+            require_regular(path.lstat().st_mode, key)
         file = OpenFile(opened(path, READ_FLAGS))
         try:
-            self._require_regular(os.fstat(file.descriptor).st_mode, key)
+            require_regular(os.fstat(file.descriptor).st_mode, key)
             if is_pack:
                 self._packs.offer(key, file)
             yield file.descriptor
@@ -171,7 +162,7 @@ class LocalStore:
         """Bytes ``[start, stop)`` of an object."""
         with translated(key), self._reading(key) as descriptor:
             # Before memory is taken for what may not be there (SPEC UCP-S-002).
-            self._require_length(descriptor, stop, key)
+            require_length(descriptor, stop, key)
             data = read_at(descriptor, min(stop - start, _ONE_CALL), start)
             if len(data) == stop - start:
                 return data
@@ -197,7 +188,7 @@ class LocalStore:
     def _having(self, key: str, stop: int) -> Iterator[int]:
         """A descriptor of an object of so many bytes at least."""
         with translated(key), self._reading(key) as descriptor:
-            self._require_length(descriptor, stop, key)
+            require_length(descriptor, stop, key)
             yield descriptor
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
@@ -322,7 +313,7 @@ class LocalStore:
         try:
             self._wrote(key, 0)
             with self._lock:
-                self._created[key] = _identity(os.fstat(descriptor))
+                self._created[key] = identity_of(os.fstat(descriptor))
         except BaseException:
             os.close(descriptor)
             raise
@@ -360,6 +351,30 @@ class LocalStore:
                     os.unlink(staged, dir_fd=within)
                 raise
             self._wrote(key, sum(buffer.nbytes for buffer in buffers))
+
+    @contextmanager
+    def linkable(self, key: str) -> Iterator[LinkSource]:
+        """An object that another store may have linked to a key of its own, open."""
+        with translated(key), self._reading(key) as descriptor:
+            yield LinkSource(self._locate(key), descriptor)
+
+    def link(self, key: str, source: LinkSource) -> bool:
+        """Give a file of another checkpoint this key as well; False where that cannot be, or the path has another file.
+
+        Whoever writes for the same attempt may have done so before.
+        """
+        check_key(key, key or self.url)
+        with translated(key):
+            self._require_directories(key)
+            place, within = self._place(key)
+            with self._lock:
+                self._created[key] = source.identity  # before it is: what is not there is nobody's to remove
+            if make_link(source, place, within):
+                self._wrote(key, 0)
+                return True
+            with self._lock:
+                del self._created[key]
+            return False
 
     def create_pack(self, key: str) -> LocalPackFile:
         """Begin a new pack."""
@@ -409,7 +424,7 @@ class LocalStore:
         for key, identity in created.items():
             place, within = self._place(key)
             with suppress(OSError):
-                if _identity(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
+                if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
                     os.unlink(place, dir_fd=within)
             while key := key.rpartition("/")[0]:
                 directories[key] = None

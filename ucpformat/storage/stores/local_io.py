@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ __all__ = [
     "read_at",
     "rename_exclusively",
     "require_commits",
+    "require_length",
+    "require_regular",
     "sync",
     "translated",
     "write_all",
@@ -119,6 +122,19 @@ def require_commits(at: str) -> None:
             "save to an object store, or on Linux or macOS"
         )
         raise error("UCP-E-STORE", message, at=at)
+
+
+def require_regular(mode: int, key: str) -> None:
+    """Raise ``UCP-E-LINK`` for what is not a regular file."""
+    if not stat.S_ISREG(mode):
+        raise error("UCP-E-LINK", "only a regular file may lie here", at=key)
+
+
+def require_length(descriptor: int, stop: int, key: str) -> None:
+    """Raise ``UCP-E-LENGTH`` for a file that ends before byte ``stop``."""
+    size = os.fstat(descriptor).st_size
+    if size < stop:
+        raise error("UCP-E-LENGTH", f"the object ends at byte {size}, before {stop}", at=key)
 
 
 def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, within: int | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import element_count
+from ucpformat.geometry import element_count, runs
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
 from ucpformat.storage.checksum import (
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box, ChunkGrid
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.dtype import DType
+    from ucpformat.model.references import Pack
 
 __all__ = [
+    "BaseChunks",
     "ChunkPiece",
     "ChunkWriter",
     "Create",
     "PlainChunkWriter",
     "Room",
+    "SharedRun",
     "SlotPlace",
     "StoredChunk",
     "is_zero",
@@ -61,6 +64,15 @@ class SlotPlace(NamedTuple):
             return 0
         return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
 
+    def start_of_run(self, chunk: int, box: Box | None) -> int | None:
+        """First byte of a chunk, or of a box of it, within the slot's logical bytes; None for a box that is no run."""
+        if box is None:
+            return self.logical_start(chunk)
+        lines = runs(box, self.grid.box_at(chunk).shape)
+        if lines.count != 1:
+            return None
+        return self.logical_start(chunk) + lines.first * self.dtype.item_bytes
+
     def prefix(self) -> str:
         """Key of the Zarr array in storage plain."""
         return f"atoms/{self.key}/{self.slot}"
@@ -73,10 +85,25 @@ class Room(NamedTuple):
     offset: int
 
 
+class SharedRun(NamedTuple):
+    """Where a pack of the base of an increment has the bytes of a piece: from ``offset`` on.
+
+    ``length`` is that of the pack, linked under the same ``key``; ``blocks`` and ``cuts`` are those of the bytes as
+    `Run` has them, without cuts where they are compressed.
+    """
+
+    key: str
+    length: int
+    offset: int
+    blocks: bytes
+    cuts: bytes
+
+
 class ChunkPiece(NamedTuple):
     """Raw bytes of a chunk, clipped to the shape, or of a box of it in the chunk's coordinates.
 
-    ``room`` is what was reserved for it, if anything was: it is stored as it is then.
+    ``room`` is what was reserved for it, if anything was: it is stored as it is then. ``shared`` is where it lies
+    already, if it does. ``is_moved``: the base has it in a pack that is not shared, so that it will hardly change.
     """
 
     place: SlotPlace
@@ -84,6 +111,44 @@ class ChunkPiece(NamedTuple):
     box: Box | None
     data: memoryview
     room: Room | None = None
+    shared: SharedRun | None = None
+    is_moved: bool = False
+
+    def start_of_run(self) -> int | None:
+        """Return the logical byte of the slot where it begins; None where it is no contiguous run of the slot."""
+        return self.place.start_of_run(self.chunk, self.box)
+
+
+class BaseChunks(Protocol):
+    """What an earlier checkpoint has of the bytes that are to be stored (`ucpformat.storage.base`).
+
+    Writers ask it, from any of their threads, before they store a piece; it links what it finds. What it raises ends
+    the save.
+    """
+
+    def resolved(self, piece: ChunkPiece) -> list[ChunkPiece]:
+        """Cut an uncompressed piece into what is shared and what is to be written."""
+        ...
+
+    def begins_alike(self, piece: ChunkPiece) -> bool:
+        """Say whether some of a piece may be shared, by its first bytes."""
+        ...
+
+    def compressed(
+        self, place: SlotPlace, chunk: int, data: memoryview, checksums: bytes
+    ) -> SharedRun | None:
+        """Return where a whole compressed chunk lies already."""
+        ...
+
+    def has_object(
+        self, place: SlotPlace, chunk: int, key: str, buffers: Sequence[memoryview], checksums: bytes
+    ) -> bool:
+        """Link the object of a chunk to ``key`` if it is there already (storage plain)."""
+        ...
+
+    def close(self) -> None:
+        """Release what is open."""
+        ...
 
 
 class StoredChunk(NamedTuple):
@@ -137,8 +202,8 @@ class ChunkWriter(Protocol):
         """Write what was kept back."""
         ...
 
-    def finish(self) -> list[tuple[str, int]]:
-        """Close packs; their keys and lengths in bytes, in the order that containers count."""
+    def finish(self) -> list[Pack]:
+        """Close packs, and return them in the order that containers count."""
         ...
 
     def abort(self) -> None:
@@ -161,8 +226,9 @@ class PlainChunkWriter:
 
     lanes = 1
 
-    def __init__(self, create: Create) -> None:
+    def __init__(self, create: Create, base: BaseChunks | None = None) -> None:
         self._create = create
+        self._base = base
 
     def lane(self) -> int:
         """There is one: objects of their own are in nobody's way."""
@@ -212,7 +278,9 @@ class PlainChunkWriter:
             buffers, total, checksums = [data], run.total, run.blocks
         buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
         length = sum(buffer.nbytes for buffer in buffers)
-        self._create(f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}", buffers)
+        key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
+        if self._base is None or not self._base.has_object(place, chunk, key, buffers, checksums):
+            self._create(key, buffers)
         segment = Segment(OWN_OBJECT, 0, length, None, checksums)
         return StoredChunk(segment, start, data.nbytes, run.cuts)
 
@@ -223,7 +291,7 @@ class PlainChunkWriter:
     def settle(self) -> None:
         """Nothing is kept back."""
 
-    def finish(self) -> list[tuple[str, int]]:
+    def finish(self) -> list[Pack]:
         """There are no packs."""
         return []
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import error
-from ucpformat.geometry import runs
+from ucpformat.model.references import Pack
 from ucpformat.model.table import Segment
 from ucpformat.storage.checksum import RunChecksums, block_checksums, checksum_run
 from ucpformat.storage.compression import compress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.storage.stores.store import Look, PackFile, Store
-    from ucpformat.storage.writing.chunk_writer import SlotPlace
+    from ucpformat.storage.writing.chunk_writer import BaseChunks, SharedRun, SlotPlace
 
 __all__ = ["PackedChunkWriter"]
 
@@ -51,17 +51,11 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
     if place.compressor is not None:
         message = "a compressed slot takes whole chunks only; save it without a compressor"
         raise error("UCP-E-STORE", message, at=place.prefix())
-    first = _first_of_run(place, chunk, box)
+    first = place.start_of_run(chunk, box)
     if first is None:
         return (data, block_checksums([data]), box, start, data.nbytes, None)
-    run = checksum_run(data, start + first)
-    return (data, run.blocks, box, start + first, data.nbytes, run.cuts)
-
-
-def _first_of_run(place: SlotPlace, chunk: int, box: Box) -> int | None:
-    """First byte, in the chunk, of a box that is one run of it, as rows and parts of flat buffers are; else None."""
-    lines = runs(box, place.grid.box_at(chunk).shape)
-    return lines.first * place.dtype.item_bytes if lines.count == 1 else None
+    run = checksum_run(data, first)
+    return (data, run.blocks, box, first, data.nbytes, run.cuts)
 
 
 def _goes_through(piece: ChunkPiece) -> bool:
@@ -81,13 +75,17 @@ class PackedChunkWriter:
     used, and others begun where one is full.
     """
 
-    def __init__(self, store: Store, *, name: str, packs: int = 1) -> None:
+    def __init__(self, store: Store, *, name: str, packs: int = 1, base: BaseChunks | None = None) -> None:
         self.lanes = packs
+        self._base = base
         self._store = store
         self._name = name
         self._threads = 0
-        self._packs: list[tuple[str, PackFile]] = []
-        self._current: dict[int, int] = {}
+        self._packs: list[tuple[str, PackFile | int]] = []
+        """Keys, and files or, of packs that are shared, lengths."""
+        self._shared: dict[str, int] = {}
+        self._current: dict[tuple[int, bool], int] = {}
+        """The pack of each lane, and another for what was only moved: it is shared for longer than what changes."""
         self._lock = threading.Lock()
         self._thread = threading.local()
 
@@ -111,15 +109,22 @@ class PackedChunkWriter:
         alignment = max(map(segment_alignment, lengths))
         if sum(lengths) >= _LARGE_RUN:
             alignment = _LARGEST_PAGE
-        offsets = self._packs[container][1].reserve(lengths, alignment)
+        offsets = self._file(container).reserve(lengths, alignment)
         return [Room(container, offset) for offset in offsets]
 
-    def _pack_of(self, lane: int, *, full: int | None = None) -> int:
+    def _file(self, container: int) -> PackFile:
+        """The file of a pack that is not shared."""
+        file = self._packs[container][1]
+        if isinstance(file, int):  # pragma: no cover - what is shared is nobody's to write
+            raise TypeError("a shared pack is not written")
+        return file
+
+    def _pack_of(self, lane: int, *, full: int | None = None, is_moved: bool = False) -> int:
         """The pack that a lane appends to: not ``full``, of which its thread has heard that it takes no more."""
         with self._lock:
-            container = self._current.get(lane)
+            container = self._current.get((lane, is_moved))
             if container is None or container == full:
-                container = self._current[lane] = len(self._packs)
+                container = self._current[lane, is_moved] = len(self._packs)
                 key = f"packs/{self._name}-{container}.pack"
                 self._packs.append((key, self._store.create_pack(key)))
             return container
@@ -131,15 +136,33 @@ class PackedChunkWriter:
         look: Look | None = None,
         *,
         keep: bool,
+        is_moved: bool = False,
     ) -> tuple[int, int]:
         """Append to a pack that takes it; its number, and where in it."""
         lane = self.lane()
-        container = self._pack_of(lane)
+        container = self._pack_of(lane, is_moved=is_moved)
         while True:
             try:
-                return container, self._packs[container][1].append(buffers, alignment, look, keep=keep)
+                return container, self._file(container).append(buffers, alignment, look, keep=keep)
             except PackFullError:
-                container = self._pack_of(lane, full=container)
+                container = self._pack_of(lane, full=container, is_moved=is_moved)
+
+    def _share(self, piece: ChunkPiece, shared: SharedRun) -> StoredChunk:
+        """Return what became of an uncompressed piece that lies in a pack of the base."""
+        start = piece.start_of_run()
+        segment = Segment(self._linked(shared), shared.offset, piece.data.nbytes, piece.box, shared.blocks)
+        if start is None:
+            return StoredChunk(segment, piece.place.logical_start(piece.chunk), piece.data.nbytes, None)
+        return StoredChunk(segment, start, piece.data.nbytes, shared.cuts)
+
+    def _linked(self, shared: SharedRun) -> int:
+        """The number of a pack that is shared."""
+        with self._lock:
+            container = self._shared.get(shared.key)
+            if container is None:
+                container = self._shared[shared.key] = len(self._packs)
+                self._packs.append((shared.key, shared.length))
+            return container
 
     def write(self, place: SlotPlace, chunk: int, box: Box | None, data: memoryview) -> StoredChunk:
         """Append the bytes of a chunk or of a box of it.
@@ -150,28 +173,37 @@ class PackedChunkWriter:
         return self.write_many([ChunkPiece(place, chunk, box, data)])[0]
 
     def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
-        """Append them all at once."""
+        """Append them all at once, but for what is shared."""
+        if any(piece.shared is not None or piece.is_moved for piece in pieces):
+            return [self._write_one(piece, keep=keep) for piece in pieces]
         if len(pieces) == 1 and (pieces[0].room is not None or _goes_through(pieces[0])):
             return [self._pass_through(pieces[0], keep=keep)]
         encoded = [_encoded(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
         return self._append(pieces, encoded, keep=keep)
 
+    def _write_one(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
+        """Write a piece that the base may have."""
+        if piece.shared is not None:
+            return self._share(piece, piece.shared)
+        if piece.is_moved:
+            return self._append([piece], [_encoded(*piece[:4])], keep=keep)[0]
+        return self.write_many([piece], keep=keep)[0]
+
     def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""
-        place, chunk, box, data, room = piece
-        start = place.logical_start(chunk)
-        first = 0 if box is None else _first_of_run(place, chunk, box)
-        checks = RunChecksums(0 if first is None else start + first)
+        place, chunk, box, data, room, *_ = piece
+        start = place.start_of_run(chunk, box)
+        checks = RunChecksums(start or 0)
         if room is None:
             container, offset = self._stored([data], segment_alignment(data.nbytes), checks.add, keep=keep)
         else:
             container, offset = room
-            self._packs[container][1].write_at(offset, [data], checks.add, keep=keep)
+            self._file(container).write_at(offset, [data], checks.add, keep=keep)
         run = checks.run()
         segment = Segment(container, offset, data.nbytes, box, run.blocks)
-        if first is None:
-            return StoredChunk(segment, start, data.nbytes, None)
-        return StoredChunk(segment, start + first, data.nbytes, run.cuts)
+        if start is None:
+            return StoredChunk(segment, place.logical_start(chunk), data.nbytes, None)
+        return StoredChunk(segment, start, data.nbytes, run.cuts)
 
     def _append(
         self, pieces: Sequence[ChunkPiece], encoded: Sequence[_Encoded], *, keep: bool
@@ -180,11 +212,15 @@ class PackedChunkWriter:
 
         Those of one slot need none between them, but where they are compressed nobody would map them together.
         """
+        known = [self._compressed(*one) for one in zip(pieces, encoded, strict=True)]
         buffers: list[memoryview] = []
         offsets: list[int] = []
         length, widest = 0, 1
         before: SlotPlace | None = None
-        for piece, (data, *_) in zip(pieces, encoded, strict=True):
+        for piece, (data, *_), shared in zip(pieces, encoded, known, strict=True):
+            if shared is not None:
+                offsets.append(0)
+                continue
             nbytes = data.nbytes
             alignment = segment_alignment(nbytes)
             follows = piece.place is before and piece.place.compressor is None
@@ -199,28 +235,42 @@ class PackedChunkWriter:
             widest = max(widest, alignment)
         container, base = 0, 0
         if length:
-            container, base = self._stored(buffers, widest, keep=keep)
-        return [
-            StoredChunk(
-                Segment(container, base + offset, data.nbytes, box, checksums) if data.nbytes else None,
-                start,
-                size,
-                cuts,
-            )
-            for (data, checksums, box, start, size, cuts), offset in zip(encoded, offsets, strict=True)
-        ]
+            container, base = self._stored(buffers, widest, keep=keep, is_moved=pieces[0].is_moved)
+        found: list[StoredChunk] = []
+        for (data, checksums, box, start, size, cuts), offset, shared in zip(
+            encoded, offsets, known, strict=True
+        ):
+            segment = None
+            if shared is not None:
+                segment = Segment(self._linked(shared), shared.offset, data.nbytes, box, checksums)
+            elif data.nbytes:
+                segment = Segment(container, base + offset, data.nbytes, box, checksums)
+            found.append(StoredChunk(segment, start, size, cuts))
+        return found
+
+    def _compressed(self, piece: ChunkPiece, encoded: _Encoded) -> SharedRun | None:
+        """Where the base has a chunk that was compressed."""
+        data, checksums, *_ = encoded
+        if self._base is None or piece.place.compressor is None or not data.nbytes:
+            return None
+        return self._base.compressed(piece.place, piece.chunk, data, checksums)
 
     def settle(self) -> None:
         """Have packs write what they kept back."""
         for _, pack in [*self._packs]:
-            pack.settle()
+            if not isinstance(pack, int):
+                pack.settle()
 
-    def finish(self) -> list[tuple[str, int]]:
+    def finish(self) -> list[Pack]:
         """Close the packs."""
-        return [(key, pack.close()) for key, pack in self._packs]
+        return [
+            Pack(key, pack, shared=True) if isinstance(pack, int) else Pack(key, pack.close())
+            for key, pack in self._packs
+        ]
 
     def abort(self) -> None:
         """Give up packs that are not closed."""
         for _, pack in self._packs:
-            with suppress(Exception):
-                pack.abort()
+            if not isinstance(pack, int):
+                with suppress(Exception):
+                    pack.abort()

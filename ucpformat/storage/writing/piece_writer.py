@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, exact_cover
-from ucpformat.model.references import Pack
 from ucpformat.storage.checksum import ContentDigest, whole_digest
 from ucpformat.storage.writing.chunk_writer import ChunkWriter, PlainChunkWriter
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
@@ -24,10 +23,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ucpformat.model.references import Pack
     from ucpformat.model.root import Storage
     from ucpformat.model.table import Segment, TableBuilder
     from ucpformat.storage.stores.store import Store
-    from ucpformat.storage.writing.chunk_writer import SlotPlace, StoredChunk
+    from ucpformat.storage.writing.chunk_writer import BaseChunks, SlotPlace, StoredChunk
 
 __all__ = ["Entry", "Ledger", "PieceWriter", "SettledEntries", "Settlement", "settled"]
 
@@ -144,6 +144,7 @@ class PieceWriter:
     """Writes boxes of slots, given by names of atom and slot.
 
     ``name`` is that of its packs, which no other writer may use: an attempt identifier and the writer's number.
+    What ``base`` has is not written again; it is closed with the writer.
     """
 
     def __init__(
@@ -155,16 +156,22 @@ class PieceWriter:
         name: str,
         workers: int,
         progress: Callable[[int], None] | None = None,
+        base: BaseChunks | None = None,
     ) -> None:
         self.places = places
+        self._base = base
         self.ledger = Ledger()
         self._chunks: ChunkWriter
         if storage == "plain":
-            self._chunks = PlainChunkWriter(store.create)
+            self._chunks = PlainChunkWriter(store.create, base)
         else:
-            self._chunks = PackedChunkWriter(store, name=name, packs=min(store.packs_at_once, workers))
+            packs = min(store.packs_at_once, workers)
+            self._chunks = PackedChunkWriter(store, name=name, packs=packs, base=base)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-write")
-        self._slot_writer = SlotWriter(self._chunks, self.ledger, self._executor, workers, progress)
+        shared = base if storage == "packed" else None  # in plain, each object is looked for as it is made
+        self._slot_writer = SlotWriter(
+            self._chunks, self.ledger, self._executor, workers, progress, base=shared
+        )
 
     def begin(self) -> None:
         """Write what has to stand before chunks; one writer of an attempt does."""
@@ -214,11 +221,13 @@ class PieceWriter:
     def finish(self) -> list[Pack]:
         """Wait for everything submitted, and close the packs; raises the first error of a background write."""
         self.drain()
-        return [Pack(key, length) for key, length in self._chunks.finish()]
+        return self._chunks.finish()
 
     def close(self) -> None:
-        """Release threads."""
+        """Release threads, and the base."""
         self._executor.shutdown()
+        if self._base is not None:
+            self._base.close()
 
     def abort(self) -> None:
         """Stop: what is not yet written never is."""
@@ -226,6 +235,8 @@ class PieceWriter:
         self._executor.shutdown(cancel_futures=True)
         with suppress(Exception):
             self._chunks.abort()
+        if self._base is not None:
+            self._base.close()
 
 
 def _misfit(at: str, what: str, shape: tuple[int, ...]) -> UcpError:

@@ -53,7 +53,9 @@ class SettledColumns:
     """
 
     def __init__(
-        self, places: Mapping[tuple[str, str], SlotPlace], parts: Sequence[tuple[StoredColumns, int]]
+        self,
+        places: Mapping[tuple[str, str], SlotPlace],
+        parts: Sequence[tuple[StoredColumns, Sequence[int]]],
     ) -> None:
         names = list(places)
         self._places = list(places.values())

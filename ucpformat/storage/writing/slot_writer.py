@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
-    from ucpformat.storage.writing.chunk_writer import ChunkWriter, Room, SlotPlace
+    from ucpformat.storage.writing.chunk_writer import BaseChunks, ChunkWriter, Room, SlotPlace
     from ucpformat.storage.writing.piece_writer import Ledger
 
 __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
@@ -94,18 +94,22 @@ class _Run:
                 return shares
         return [self]
 
-    def piece(self, number: int, chunks: ChunkWriter) -> ChunkPiece:
-        """A part of the run; who is first to ask for any has room reserved for all of them."""
+    def piece(self, number: int, chunks: ChunkWriter, base: BaseChunks | None) -> ChunkPiece:
+        """A part of the run; who is first to ask for any has room reserved for all that are surely written."""
         with self._lock:
             if self._rooms is None:
-                self._rooms = self._reserved(chunks)
+                self._rooms = self._reserved(chunks, base)
         return _piece(*self.parts[number])._replace(room=self._rooms.get(number))
 
-    def _reserved(self, chunks: ChunkWriter) -> dict[int, Room]:
+    def _reserved(self, chunks: ChunkWriter, base: BaseChunks | None) -> dict[int, Room]:
         """Room for each part, by number; a chunk of zeros takes none, and lengths of what is compressed are unknown."""
         if self.parts[0][0].place.compressor is not None:
             return {}
-        stored = [number for number, part in enumerate(self.parts) if not _is_zero_chunk(*part)]
+        stored = [
+            number
+            for number, part in enumerate(self.parts)
+            if not _is_zero_chunk(*part) and (base is None or not base.begins_alike(_piece(*part)))
+        ]
         lengths = [_elements(*self.parts[number]).nbytes for number in stored]
         rooms = chunks.reserve(self.lane, lengths) if stored else None
         return {} if rooms is None else dict(zip(stored, rooms, strict=True))
@@ -114,7 +118,7 @@ class _Run:
 class SlotWriter:
     """Cuts data into chunks, hands them on, and enters into ``ledger`` what became of them.
 
-    ``progress`` is told raw bytes, from any thread.
+    ``progress`` is told raw bytes, from any thread. What ``base`` has is not written again.
     """
 
     def __init__(
@@ -124,7 +128,10 @@ class SlotWriter:
         executor: Executor,
         workers: int,
         progress: Callable[[int], None] | None,
+        *,
+        base: BaseChunks | None = None,
     ) -> None:
+        self._base = base
         self._chunks = chunks
         self._ledger = ledger
         self._executor = executor
@@ -281,12 +288,27 @@ class SlotWriter:
             self._write_pieces(names, pieces, keep=True)
 
     def _write_part(self, run: _Run, number: int, *, keep: bool = False) -> None:
-        self._write_pieces([run.name], [run.piece(number, self._chunks)], keep=keep)
+        self._write_pieces([run.name], [run.piece(number, self._chunks, self._base)], keep=keep)
+
+    @staticmethod
+    def _resolved(
+        base: BaseChunks, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece]
+    ) -> tuple[list[tuple[str, str]], list[ChunkPiece]]:
+        """Pieces, and names of their slots, with what the base has of them."""
+        found_names: list[tuple[str, str]] = []
+        found: list[ChunkPiece] = []
+        for name, piece in zip(names, pieces, strict=True):
+            some = [piece] if piece.room is not None else base.resolved(piece)
+            found_names += [name] * len(some)
+            found += some
+        return found_names, found
 
     def _write_pieces(
         self, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece], *, keep: bool
     ) -> None:
         """Have pieces stored; ``keep``: their data do not change before `drain` returns."""
+        if self._base is not None:
+            names, pieces = self._resolved(self._base, names, pieces)
         chunks = [piece.chunk for piece in pieces]
         stored = self._chunks.write_many(pieces, keep=keep)
         self._ledger.extend(zip(names, chunks, stored, strict=True))

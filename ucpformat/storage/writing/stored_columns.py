@@ -106,18 +106,20 @@ class StoredColumns:
 
     @classmethod
     def joined(
-        cls, parts: Sequence[tuple[StoredColumns, int]], names: Sequence[tuple[str, str]]
+        cls, parts: Sequence[tuple[StoredColumns, Sequence[int]]], names: Sequence[tuple[str, str]]
     ) -> StoredColumns:
         """All entries of ``parts``, whose slots are among ``names``.
 
-        With each part comes the number of packs before its own.
+        With each part come the numbers of its packs among those of all.
         """
         rows = np.concatenate([part.rows for part, _ in parts])
         lengths = [len(part.rows) for part, _ in parts]
-        container = rows[:, CONTAINER]
-        shifts = np.repeat(np.array([packs for _, packs in parts], np.int64), lengths)
-        shifts[(container == NONE) | (container == OWN_OBJECT)] = 0
-        container += shifts
+        first = 0
+        for length, (_, packs) in zip(lengths, parts, strict=True):
+            container = rows[first : first + length, CONTAINER]
+            is_packed = (container != NONE) & (container != OWN_OBJECT)
+            container[is_packed] = np.array(packs, np.int64)[container[is_packed]]
+            first += length
         place = {name: index for index, name in enumerate(names)}
         last = 0
         # Most often all parts count the same slots.

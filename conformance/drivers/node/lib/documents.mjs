@@ -187,7 +187,7 @@ export class Names {
 
 /**
  * Reads the pack list.
- * @returns {{key: string, length: number}[]}
+ * @returns {{key: string, length: number, shared: boolean}[]}
  */
 export function readPacks(document, key, problems) {
   const keys = new KeySet();
@@ -195,7 +195,7 @@ export function readPacks(document, key, problems) {
     const at = place(key, `/packs/${i}/key`);
     checkKey(pack.get('key'), 'packs/', at, problems);
     keys.add(pack.get('key'), at, problems);
-    return {key: pack.get('key'), length: pack.get('length')};
+    return {key: pack.get('key'), length: pack.get('length'), shared: pack.has('shared')};
   });
 }
 

@@ -114,10 +114,10 @@ class SlotCheck {
   }
 }
 
-/** Bytes of packs that belong to no segment (UCP-D-108). */
+/** Bytes of packs that belong to no segment, but of shared ones (UCP-D-108). */
 function checkGaps({packs, use, soundPacks, store, problems}) {
-  packs.forEach(({key}, i) => {
-    if (!soundPacks[i]) return;
+  packs.forEach(({key, shared}, i) => {
+    if (!soundPacks[i] || shared) return;
     for (const [start, stop] of use.gaps(i)) {
       for (const [from, to] of pieces(start, stop)) {
         if (isZero(store.read(key, from, to - from))) continue;

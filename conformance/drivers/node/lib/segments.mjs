@@ -19,11 +19,12 @@ function compareOffsets(a, b) {
 }
 
 /**
- * Checks the segments of one slot (UCP-D-098, UCP-D-101 to UCP-D-105, UCP-D-107, UCP-D-109).
+ * Checks the segments of one slot (UCP-D-098, UCP-D-101 to UCP-D-105, UCP-D-107, UCP-D-109,
+ * UCP-D-136).
  * @param {import('./table.mjs').ChunkTable} table checked
  * @param {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null,
  *   label: string}} slot
- * @param {{key: string, length: number}[] | null} packs null in storage plain
+ * @param {{key: string, length: number, shared: boolean}[] | null} packs null in storage plain
  * @param {import('./errors.mjs').Problems} problems
  */
 export function checkSegments(table, slot, packs, problems) {
@@ -65,10 +66,13 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
     const box = table.box(s, ndim);
     const offset = table.offsets[s];
     const length = table.lengths[s];
-    if (offset % (length >= LARGE ? 4096 : 64) !== 0 && !ends.has(place(table.containers[s], offset))) {
+    const pack = packs[table.containers[s]];
+    const aligned = offset % (length >= LARGE ? 4096 : 64) === 0;
+    if (pack.shared && offset % grid.itemSize !== 0) report('has a shared segment that is not aligned');
+    if (!pack.shared && !aligned && !ends.has(place(table.containers[s], offset))) {
       report('has a segment that is neither aligned nor behind another one of its slot');
     }
-    if (offset + length > packs[table.containers[s]].length) report('leaves its pack');
+    if (offset + length > pack.length) report('leaves its pack');
     if (box !== null) {
       if (box.shape.includes(0)) return report('has an empty box');
       if (!fits(box, shape)) return report('has a box that leaves it');

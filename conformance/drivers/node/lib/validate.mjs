@@ -139,12 +139,13 @@ class Validation {
 
   /** Declared against needed features (UCP-D-009). */
   features() {
-    if (this.parts.some(({atoms}) => atoms.length === 0)) return;
+    if (this.parts.some(({atoms}) => atoms.length === 0) || (this.root.packs && !this.packs)) return;
     const {readFeatures, writeFeatures} = this.root;
     const needed = new Set(this.parts
       .flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots))
       .map((slot) => slot.compressor?.get('name'))
       .filter((name) => DEFINED_FEATURES.has(name)));
+    if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
     readFeatures.forEach((name, i) => {
       if (!needed.has(name) || READ_FEATURES.has(name)) return;
       this.problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`),
