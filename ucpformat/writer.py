@@ -443,7 +443,8 @@ class CheckpointWriter:
             key = self._atoms.keys_of[spec.name]
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
         self._data_bytes += table.nbytes
-        self._shared_bytes += table.nbytes_in(self._shared_packs)
+        if self._shared_packs:
+            self._shared_bytes += table.nbytes_in(self._shared_packs)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
         if len(rows) > MAX_TABLE_BYTES:

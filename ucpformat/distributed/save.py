@@ -125,7 +125,9 @@ def _agree(
     def begin() -> tuple[Description, bytes]:
         nonlocal local, options
         options.require_known()
-        options, base = options.based()
+        base = None
+        if options.base is not None:
+            options, base = options.based(options.base)
         local = describe_state()
         description = describe(
             local,

@@ -61,16 +61,14 @@ class SaveOptions:
         if self.step is not None:
             object.__setattr__(self, "step", step_number(self.step))
 
-    def based(self) -> tuple[SaveOptions, str | None]:
-        """Return the options with the chunk size of the base, and the root digest of that; as they are without one.
+    def based(self, base: str) -> tuple[SaveOptions, str]:
+        """Return the options with the chunk size of a base, and the root digest of that.
 
         Raises:
             UcpError: as `root_of_base`.
         """
-        if self.base is None:
-            return self, None
         wanted = None if self.chunk_bytes == DEFAULT_CHUNK_BYTES else self.chunk_bytes
-        root = root_of_base(self.base, storage=self.storage, chunk_bytes=wanted)
+        root = root_of_base(base, storage=self.storage, chunk_bytes=wanted)
         return replace(self, chunk_bytes=root.chunk_bytes), root.digest
 
     def require_known(self) -> None:
