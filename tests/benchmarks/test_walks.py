@@ -12,7 +12,7 @@ MOST = {
     "save, two ranks": (468, 69),
     "open and slice": (207, 31),
     "validate": (196, 37),
-    "convert safetensors to ucp": (308, 57),
+    "convert safetensors to ucp": (308, 56),
 }
 """Functions and modules."""
 CALLBACKS = {

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.storage.stores.local_io import read_at
+from ucpformat.storage.stores.local_io import Identity, identity_of, read_at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Identity", "LinkSource", "identity_of", "make_link"]
-
-Identity = tuple[int, int]
-"""What tells a file from every other, whatever its path: device and number."""
+__all__ = ["LinkSource", "make_link"]
 
 _COMPARED_BYTES: Final = 1 << 18
 """What is read and compared at a time, while the processor's cache has it."""
@@ -27,11 +24,6 @@ _NO_LINKS: Final = frozenset(
     for name in ("EXDEV", "EMLINK", "EPERM", "EACCES", "ENOENT", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")
 )
 """What a system says that has no link for a file: then its bytes are written anew."""
-
-
-def identity_of(status: os.stat_result) -> Identity:
-    """Return which file a status is of."""
-    return status.st_dev, status.st_ino
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import is_staged, staged_name
 from ucpformat.storage.stores.joined_mapping import fit_pages, joined
-from ucpformat.storage.stores.linking import Identity, LinkSource, identity_of, make_link
+from ucpformat.storage.stores.linking import LinkSource, make_link
 from ucpformat.storage.stores.local_files import (
     KeptFiles,
     Mappings,
@@ -28,6 +28,9 @@ from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
     MISSING,
     READ_FLAGS,
+    Identity,
+    identity_of,
+    is_ours_alone,
     make_parents,
     opened,
     read_all,
@@ -55,11 +58,6 @@ _JUNCTION: Final = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", -1)  # a link to 
 _MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
 _PIECE_BYTES: Final = 1 << 23
 _ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
-
-
-def _is_ours_alone(status: os.stat_result) -> bool:
-    """Whether nobody but this user, and the administrator, may change a file."""
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 class LocalStore:
@@ -210,7 +208,7 @@ class LocalStore:
         with ExitStack() as stack:
             if stop - start >= _MAPPED_BYTES:
                 with suppress(UcpError, OSError), self._reading(key) as descriptor:
-                    if _is_ours_alone(os.fstat(descriptor)):
+                    if is_ours_alone(os.fstat(descriptor)):
                         view = self.mapped(key, start, stop)
                         stack.enter_context(populated(view))
                         data = view

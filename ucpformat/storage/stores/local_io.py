@@ -28,8 +28,11 @@ __all__ = [
     "DIRECTORY_FLAGS",
     "MISSING",
     "READ_FLAGS",
+    "Identity",
     "exchange_names",
+    "identity_of",
     "in_words",
+    "is_ours_alone",
     "make_parents",
     "opened",
     "read_all",
@@ -69,6 +72,9 @@ _IOV_LIMIT: Final = 1024
 _COPIED_BYTES: Final = 1 << 23
 _NBYTES: Final = attrgetter("nbytes")
 
+
+Identity = tuple[int, int]
+"""What tells a file from every other, whatever its path: device and number."""
 
 MISSING: Final = "the object is missing; restore it from a copy, or load another checkpoint"
 
@@ -122,6 +128,16 @@ def require_commits(at: str) -> None:
             "save to an object store, or on Linux or macOS"
         )
         raise error("UCP-E-STORE", message, at=at)
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """Return which file a status is of."""
+    return status.st_dev, status.st_ino
+
+
+def is_ours_alone(status: os.stat_result) -> bool:
+    """Whether nobody but this user, and the administrator, may change a file."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def require_regular(mode: int, key: str) -> None:
