@@ -48,7 +48,7 @@ def test_all_lines_name_a_test_or_say_that_there_is_none() -> None:
     found = [
         row
         for section in (
-            "Where checkpoints lie",
+            "Stores",
             "Operating systems and file systems",
             "Frameworks",
             "Devices",
