@@ -156,7 +156,7 @@ class _Unpublished:
         self._root = root
 
     def head(self, key: str, most: int) -> bytes | None:
-        """The first bytes of an object."""
+        """Return the first bytes of an object."""
         return self._root[:most] if key == ROOT_KEY else self._store.head(key, most)
 
     def __getattr__(self, name: str) -> Any:
@@ -164,7 +164,7 @@ class _Unpublished:
 
 
 def _reached(checkpoint: Checkpoint) -> Iterator[str]:
-    """Keys of all objects that the root document reaches, but its own."""
+    """Yield keys of all objects that the root document reaches, but its own."""
     yield from (reference.key for _, reference in checkpoint.root.references())
     yield from (blob.object.key for blob in checkpoint.state.blobs.values())
     if checkpoint.packs is not None:

@@ -35,7 +35,7 @@ _NO_ANNOTATIONS: Final[Mapping[str, JsonValue]] = {}
 
 
 def _no_annotations() -> Mapping[str, JsonValue]:
-    """One mapping for all: an empty one for each of 10,000 slots makes the cycle collector run more often."""
+    """Return one mapping for all: an empty one for each of 10,000 slots makes the cycle collector run more often."""
     return _NO_ANNOTATIONS
 
 
@@ -100,7 +100,7 @@ class Declared:
                 self.layouts.setdefault(slot.layout, len(self.layouts))
 
     def atom(self, spec: AtomSpec, slots: Iterable[Slot]) -> Atom:
-        """The atom of the index that ``spec`` becomes, with these slots."""
+        """Return the atom of the index that ``spec`` becomes, with these slots."""
         ordered = tuple(sorted(slots, key=lambda slot: slot.name))
         return Atom(spec.name, self.keys_of[spec.name], ordered, spec.aliases, spec.annotations)
 
@@ -112,7 +112,7 @@ class Declared:
         annotations: dict[str, JsonValue],
         extensions: dict[str, Extension],
     ) -> Root:
-        """The root document as far as it is known before anything is written: without references to other documents.
+        """Return the root document as known before anything is written: without references to other documents.
 
         Raises:
             UcpError: as `parse_root`, for what no reader would take.
@@ -138,7 +138,7 @@ class Declared:
         return root
 
     def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
-        """Where every slot goes, in the order of table rows."""
+        """Return where every slot goes, in the order of table rows."""
         keys = self.keys_of
         return {
             (atom, name): slot_place(keys[atom], atom, name, slot, chunk_bytes)
@@ -146,7 +146,7 @@ class Declared:
         }
 
     def _is_sound(self) -> bool:
-        """Whether nothing can be wrong with atoms whose names have been given keys, as with most."""
+        """Return whether nothing can be wrong with atoms whose names have been given keys, as with most."""
         for spec in self.specs:
             if spec.aliases or (len(spec.slots) > 1 and len({*map(str.lower, spec.slots)}) < len(spec.slots)):
                 return False
@@ -167,7 +167,7 @@ class Declared:
 
 
 def slots_of(spec: AtomSpec) -> list[tuple[str, SlotSpec]]:
-    """Slots by name, in the order of table rows.
+    """Return slots by name, in the order of table rows.
 
     Raises:
         UcpError: ``UCP-E-SCHEMA`` where there is none.
@@ -178,7 +178,7 @@ def slots_of(spec: AtomSpec) -> list[tuple[str, SlotSpec]]:
 
 
 def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int) -> SlotPlace:
-    """Where a declared slot goes, and how it is cut.
+    """Return where a declared slot goes, and how it is cut.
 
     Raises:
         UcpError: ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.

@@ -52,7 +52,7 @@ class Problem:
         return "warning" if self.code.startswith("UCP-W-") else "error"
 
     def to_json(self) -> dict[str, str]:
-        """The object that ``ucp validate --format json`` prints.
+        """Return the object that ``ucp validate --format json`` prints.
 
         >>> ucp.Problem("UCP-E-MISSING", "packs/0.pack", "it is gone").to_json()["at"]
         'packs/0.pack'
@@ -103,7 +103,7 @@ class UcpError(Exception):
         return f"{where} at {at}" if at else where
 
     def problem(self) -> Problem:
-        """The same finding as data.
+        """Return the same finding as data.
 
         >>> ucp.StoreError("UCP-E-STORE", "the disk is full", at="packs/0.pack").problem().code
         'UCP-E-STORE'
@@ -279,5 +279,5 @@ REGISTRY: Final[dict[str, _Entry]] = {
 
 
 def error(code: str, message: str, *, at: str = "") -> UcpError:
-    """The registered exception for ``code``, ready to be raised."""
+    """Return the registered exception for ``code``, ready to be raised."""
     return REGISTRY[code].kind(code, message, at=at)

@@ -110,7 +110,7 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Compact UTF-8 JSON, members in the order given, no newline at the end.
+    """Return compact UTF-8 JSON, members in the order given, no newline at the end.
 
     Floats are written in their shortest round-trip form; integral ones up to 2**53 - 1 read back as integers.
 
@@ -137,7 +137,7 @@ def pointer(at: str, *parts: str | int) -> str:
 
 
 def equal(a: JsonValue, b: JsonValue) -> bool:
-    """Whether two values are the same JSON: ``1``, ``1.0`` and ``True`` differ, member order is ignored."""
+    """Return whether two values are the same JSON: ``1``, ``1.0`` and ``True`` differ, member order is ignored."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict) and isinstance(b, dict):
@@ -157,7 +157,7 @@ def _decode(data: bytes, at: str) -> str:
 
 
 def deeper_than_limit(data: bytes) -> bool:
-    """Whether brackets nest deeper than the limit, by whole-buffer passes instead of a walk.
+    """Return whether brackets nest deeper than the limit, by whole-buffer passes instead of a walk.
 
     In a document that is not JSON the answer may be either; it is bounded all the same, since what the parser
     can descend into is what was peeled off here plus what was left.
@@ -177,7 +177,7 @@ def deeper_than_limit(data: bytes) -> bool:
 
 
 def _has_long_integers(data: bytes) -> bool:
-    """Whether an integer may be too long; False where there is none, and all that looks like it is within texts."""
+    """Return whether an integer may be too long; False where there is none, and all that look so are within texts."""
     if data[:16].isdigit():
         return True  # the whole document is one number, which has nothing before it
     marks = data.translate(_NUMBERS)

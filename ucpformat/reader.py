@@ -92,7 +92,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         return _reopened, self._opening
 
     def reduced(self, atom: str, slot: str | None) -> tuple[Any, ...]:
-        """What pickle keeps of a view of an atom, or of one of its slots.
+        """Return what pickle keeps of a view of an atom, or of one of its slots.
 
         >>> import pickle
         >>> pickle.loads(pickle.dumps(view)).shape
@@ -272,7 +272,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         place: BufferPlace | None = None,
         out: object = None,
     ) -> NDArray[np.generic] | None:
-        """The local tensor that ``layout`` puts at ``coord``, or the whole slot without a layout.
+        """Return the local tensor that ``layout`` puts at ``coord``, or the whole slot without a layout.
 
         ``coord`` gives the position on the mesh by axis name; axes left out are at 0. ``place`` says where in
         the buffer the tensor lies if the layout has a `Concat`; left out, it is that of the slot where the

@@ -72,14 +72,14 @@ _Validator: Final[type[Validator]] = extend(Draft202012Validator, {"anyOf": _any
 
 
 def _folder() -> Traversable:
-    """The schemas inside an installed package, or beside it in a checkout."""
+    """Return the schemas inside an installed package, or beside it in a checkout."""
     packaged = files("ucpformat") / "_schema" / "draft"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "schema" / "draft"
 
 
 @cache
 def _schemas() -> dict[str, Schema]:
-    """All schemas by name, without ``$schema``: where it stands, jsonschema would go on without `_any_of` below it."""
+    """Return all schemas by name, without ``$schema``, where jsonschema would go on without `_any_of` below it."""
     found: dict[str, Schema] = {}
     for entry in sorted(_folder().iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(_SUFFIX):
@@ -91,7 +91,7 @@ def _schemas() -> dict[str, Schema]:
 
 @cache
 def _demands() -> dict[int, _Demands]:
-    """The types and required members of each alternative of each ``anyOf``, by the identity of the alternative."""
+    """Return types and required members of each alternative of each ``anyOf``, by the alternative's identity."""
     found: dict[int, _Demands] = {}
 
     def visit(document: Schema, schema: Any) -> None:
@@ -122,7 +122,7 @@ def _demands_of(document: Any, alternative: Any) -> _Demands:
 
 @cache
 def registry() -> SchemaRegistry:
-    """All schemas by their ``$id``; a reference to anything else fails."""
+    """Return all schemas by their ``$id``; a reference to anything else fails."""
     empty: SchemaRegistry = Registry()
     return empty.with_resources(
         (f"{BASE}{name}{_SUFFIX}", DRAFT202012.create_resource(schema)) for name, schema in _schemas().items()
@@ -130,13 +130,13 @@ def registry() -> SchemaRegistry:
 
 
 def schema_names() -> tuple[str, ...]:
-    """Names of the schemas, sorted: ``atom``, ``defs``, ``envelope``, ..."""
+    """Return names of the schemas, sorted: ``atom``, ``defs``, ``envelope``, ..."""
     return tuple(_schemas())
 
 
 @cache
 def validator(name: str, definition: str = "") -> Validator:
-    """The validator of the schema ``name``, or of its ``$defs`` entry ``definition``; KeyError if unknown."""
+    """Return the validator of the schema ``name``, or of its ``$defs`` entry ``definition``; KeyError if unknown."""
     schema = _schemas()[name]
     if definition:
         schema = {"$ref": f"{BASE}{name}{_SUFFIX}#/$defs/{definition}"}
@@ -144,7 +144,7 @@ def validator(name: str, definition: str = "") -> Validator:
 
 
 def problems(name: str, value: JsonValue, at: str) -> Iterator[Problem]:
-    """What the schema ``name`` has against ``value``, in order of place; ``at`` is the document's place.
+    """Yield what the schema ``name`` has against ``value``, in order of place; ``at`` is the document's place.
 
     The first thousand problems are enough: a document of zeros where objects belong has one for every second byte.
 
@@ -183,7 +183,7 @@ def _superfluous(fault: ValidationError) -> list[str]:
 
 
 def _message(fault: ValidationError) -> str:
-    """The validator's words, except where they would repeat a whole document."""
+    """Return the validator's words, except where they would repeat a whole document."""
     keyword: Any = fault.validator
     wanted: Any = fault.validator_value
     found: Any = fault.instance

@@ -27,12 +27,12 @@ __all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource", "destination_of
 
 
 def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
-    """Whether ``out`` is an array that takes elements of the data type ``kind`` in this shape as it is."""
+    """Return whether ``out`` is an array that takes elements of the data type ``kind`` in this shape as it is."""
     return type(out) is np.ndarray and out.dtype == kind.numpy and out.shape == shape and out.flags.writeable
 
 
 def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> NDArray[np.generic]:
-    """Where a read of ``stored`` goes: new memory, or ``out`` seen as numpy, which has to fit.
+    """Return where a read of ``stored`` goes: new memory, or ``out`` seen as numpy, which has to fit.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for another shape or data type, or memory that cannot be written.
@@ -69,7 +69,7 @@ class ViewSource(Protocol):
         ...
 
     def reduced(self, atom: str, slot: str | None) -> tuple[Any, ...]:
-        """What pickle keeps of a view (`object.__reduce__`): how to make it anew where it is unpickled."""
+        """Return what pickle keeps of a view (`object.__reduce__`): how to make it anew where it is unpickled."""
         ...
 
 
@@ -226,7 +226,7 @@ class SlotView:
         return cast("NDArray[np.generic]", out[(*selected.index, ...)])
 
     def read(self, out: object = None) -> NDArray[np.generic]:
-        """The whole slot, into ``out`` if given (see `Checkpoint.read`).
+        """Return the whole slot, into ``out`` if given (see `Checkpoint.read`).
 
         >>> view.read().tolist()
         [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
@@ -236,7 +236,7 @@ class SlotView:
         return target
 
     def mapped(self) -> NDArray[np.generic]:
-        """The whole slot where it lies in storage, without a copy: an array that cannot be written.
+        """Return the whole slot where it lies in storage, without a copy: an array that cannot be written.
 
         A slot of up to ``chunk_bytes`` (16 MiB, unless the writer chose otherwise) lies in one part, and so do larger
         ones, as a rule, where one process saved them whole, uncompressed, in storage packed. Parts that follow one
@@ -270,7 +270,7 @@ class SlotView:
         return self._source.reader.mapped(self._stored)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
-        """All elements, read now.
+        """Return all elements, read now.
 
         Raises:
             ValueError: with ``copy=False``.

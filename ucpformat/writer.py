@@ -167,7 +167,7 @@ class CheckpointWriter:
             self.commit()
 
     def grid(self, atom: str, slot: str) -> ChunkGrid:
-        """How a slot is cut: writers that stream do best to write chunk by chunk.
+        """Return how a slot is cut: writers that stream do best to write chunk by chunk.
 
         >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
         ...     writer.grid("w", "value").count
@@ -177,7 +177,7 @@ class CheckpointWriter:
         return self.pieces.places[atom, slot].grid
 
     def dtype(self, atom: str, slot: str) -> DType:
-        """Data type of a declared slot.
+        """Return data type of a declared slot.
 
         >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
         ...     writer.dtype("w", "value").name
@@ -246,7 +246,7 @@ class CheckpointWriter:
         self._store.flush()
 
     def _finished(self) -> list[Pack]:
-        """The packs of this writer, which are then closed, and of those admitted."""
+        """Return the packs of this writer, which are then closed, and of those admitted."""
         if self._packs is None:
             self._packs = self.pieces.finish()
             self._own_packs = len(self._packs)

@@ -98,7 +98,7 @@ class UcpZarrStore(Store):
         return f"ucp://{self._checkpoint.store.url}"
 
     def _chunk(self, key: str) -> tuple[StoredSlot, int] | None:
-        """The slot and the chunk that a Zarr key names, if any."""
+        """Return the slot and the chunk that a Zarr key names, if any."""
         parts = key.split("/")
         stored = self._slots.get("/".join(parts[:2]))
         if stored is None or len(parts) < 3 or parts[2] != "c":
@@ -141,7 +141,7 @@ class UcpZarrStore(Store):
         return {**document, "dimension_names": self._dimensions(stored, key)}  # type: ignore[dict-item]
 
     def _dimensions(self, stored: StoredSlot, key: str) -> list[str]:
-        """Names of dimensions: within a group, one name has one extent."""
+        """Return names of dimensions: within a group, one name has one extent."""
         siblings = [self._slots[name].grid.shape for name in self._groups[key.rpartition("/")[0]]]
         return [
             f"dim_{dim}"
@@ -166,7 +166,7 @@ class UcpZarrStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Bytes of a document or chunk; None for a key that does not exist."""
+        """Return bytes of a document or chunk; None for a key that does not exist."""
         data = await asyncio.to_thread(self._read, key)
         if data is None:
             return None
@@ -175,11 +175,11 @@ class UcpZarrStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Several ranges at once."""
+        """Return several ranges at once."""
         return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
 
     async def exists(self, key: str) -> bool:
-        """Whether there is a document or chunk of that key."""
+        """Return whether there is a document or chunk of that key."""
         parent, _, name = key.rpartition("/")
         is_document = name == _METADATA and (parent in self._groups or parent in self._slots)
         return is_document or self._chunk(key) is not None
@@ -197,7 +197,7 @@ class UcpZarrStore(Store):
         raise ValueError("a checkpoint is read-only")
 
     async def list(self) -> AsyncIterator[str]:
-        """All keys."""
+        """Yield all keys."""
         for group in sorted(self._groups):
             yield f"{group}/{_METADATA}".lstrip("/")
         for prefix, stored in self._slots.items():
@@ -206,13 +206,13 @@ class UcpZarrStore(Store):
                 yield f"{prefix}/{stored.chunk_key(chunk)}"
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Keys that begin with ``prefix``."""
+        """Yield keys that begin with ``prefix``."""
         async for key in self.list():
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names directly under ``prefix``."""
+        """Yield names directly under ``prefix``."""
         base = prefix.rstrip("/") + "/" if prefix.rstrip("/") else ""
         seen = set()
         async for key in self.list_prefix(base):

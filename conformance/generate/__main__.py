@@ -35,7 +35,7 @@ __all__ = ["all_cases", "main"]
 
 
 def all_cases() -> Iterator[Case]:
-    """Every static case, made anew."""
+    """Yield every static case, made anew."""
     yield from good_cases()
     yield from layout_cases()
     yield from buffer_cases()

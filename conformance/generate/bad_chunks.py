@@ -27,7 +27,7 @@ from ucp_conformance.oracle.bytes_of import crc32c, sha256
 
 
 def bad_chunk_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield _many()
     yield from _chunks()
     yield from _zarr()
@@ -35,7 +35,7 @@ def bad_chunk_cases() -> Iterator[Case]:
 
 
 def _many() -> Case:
-    """Faults in several rooms that do not hide each other."""
+    """Return a case with faults in several documents that do not hide each other."""
 
     def broken(draft: Draft) -> None:
         draft.parts[0].index["atoms"][0]["slots"]["value"]["content"] = "crc32c-tree:" + "5" * 64

@@ -24,7 +24,7 @@ from ucp_conformance.drafting import Draft
 
 
 def bad_commit_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield case(
         "torn/no-root", "Everything but the root document", ("UCP-R-013", "UCP-W-003"), "UCP-E-NOT-FOUND", without("ucp.json")
     )  # fmt: skip

@@ -19,7 +19,7 @@ from ucp_conformance.drafting import Draft
 
 
 def bad_document_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield from _root()
     yield from _state()
 

@@ -16,7 +16,7 @@ from ucp_conformance.drafting import Draft
 
 
 def bad_index_cases() -> Iterator[Case]:
-    """Names, keys, slots, shapes."""
+    """Yield cases of names, keys, slots and shapes."""
     atom = ("index0", "atoms", 0)
     slot = (*atom, "slots", "value")
     at = f"{INDEX}#/atoms/0"
@@ -78,7 +78,7 @@ def bad_index_cases() -> Iterator[Case]:
         )  # fmt: skip
 
     def merged(draft: Draft, names: Sequence[str]) -> None:
-        """Both atoms in one part, under other names."""
+        """Put both atoms in one part, under other names."""
         first, second = draft.parts
         first.index["atoms"] += second.index["atoms"]
         for found, name in zip(first.index["atoms"], names, strict=True):

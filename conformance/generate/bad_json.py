@@ -20,7 +20,7 @@ from ucp_conformance.drafting import Draft
 
 
 def bad_json_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield from _json()
     yield from _envelope()
 

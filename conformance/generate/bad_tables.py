@@ -19,7 +19,7 @@ from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 
 
 def bad_table_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield from _tables()
     yield from _segments()
 
@@ -114,7 +114,7 @@ FIRST = {"atom": "alpha", "slot": "exp_avg"}
 
 
 def _scalar_box(draft: Draft) -> None:
-    """The slot without dimensions is the second one of the second part."""
+    """Make the slot without dimensions the second one of the second part."""
     draft.parts[1].table.rows[-1][4] = 1
 
 

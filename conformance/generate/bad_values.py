@@ -12,12 +12,12 @@ __all__ = ["bad_value_cases"]
 
 
 def body(dtype: str, shape: list[int], data: str) -> dict[str, Any]:
-    """The content of an array."""
+    """Return the content of an array."""
     return {"dtype": dtype, "shape": shape, "data": data}
 
 
 def named(kind: str, value: Any) -> dict[str, Any]:
-    """An object of a type."""
+    """Return an object of a type."""
     return {"$object": {"type": kind, "value": value}}
 
 
@@ -144,7 +144,7 @@ def _cases_per_rank() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
 
 
 def bad_value_cases() -> Iterator[Case]:
-    """All of them, as a value and one as an option."""
+    """Yield all cases, as a value and one as an option."""
     requirements = ("UCP-D-088", "UCP-R-023")
     for name, value in BY_SCHEMA.items():
         mutate = put("state", "values", "bad", to=value)

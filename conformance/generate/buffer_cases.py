@@ -29,7 +29,7 @@ GROUP: Step = {"kind": "concat", "group": "g"}
 
 
 def place(offsets: int | Sequence[int], totals: int | Sequence[int], *axes: str) -> dict[str, Any]:
-    """A place; with axes, one entry per combination."""
+    """Return a place; with axes, one entry per combination."""
     if isinstance(offsets, int) and isinstance(totals, int):
         return {"offsets": [offsets], "totals": [totals]}
     return {"offsets": offsets, "totals": totals, "axes": list(axes)}
@@ -124,7 +124,7 @@ BAD: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str, dict[str,
 
 
 def group(storage: str) -> Draft:
-    """Three tensors on two tensor-parallel ranks, one of them replicated there; two buffers that lie alike.
+    """Return three tensors on two tensor-parallel ranks, one of them replicated there; two buffers that lie alike.
 
     Of 7 rows 4 are on the first rank and 3 on the second: what follows lies elsewhere on either.
     """

@@ -54,7 +54,7 @@ class Case:
         return vector_of(self.document(), self.files or {}, self.expected)
 
     def document(self) -> dict[str, Any]:
-        """The content of case.json."""
+        """Return the content of case.json."""
         value: dict[str, Any] = {
             "id": self.id,
             "title": self.title,
@@ -106,7 +106,7 @@ def validation(
     level: str = "inspect",
     never: Sequence[str] = (),
 ) -> Check:
-    """A validator finds these codes, and nothing else unless ``also``; those of ``never`` it does not."""
+    """Return the check that a validator finds these codes, nothing else unless ``also``, and none of ``never``."""
     expect: dict[str, Any] = {"codes": list(codes), "also": also}
     if never:
         expect["never"] = list(never)
@@ -132,7 +132,7 @@ def refusal(
     role: str = "reader",
     name: str = "",
 ) -> Check:
-    """A reader or rewriter refuses with one of these codes."""
+    """Return the check that a reader or rewriter refuses with one of these codes."""
     expect: dict[str, Any] = {"codes": list(codes)}
     if at:
         expect["at"] = list(at)
@@ -167,7 +167,7 @@ def bad_case(
     features: Sequence[str] = (),
     never: Sequence[str] = (),
 ) -> Case:
-    """A mutation of a good parent: the validator names it, a reader refuses it at each of ``ops``."""
+    """Return a mutation of a good parent: the validator names it, a reader refuses it at each of ``ops``."""
     wanted = [codes] if isinstance(codes, str) else list(codes)
     places = [at] if isinstance(at, str) else list(at)
     mutate(draft)
@@ -194,14 +194,14 @@ def bad_case(
 
 
 def level_of(slot: Mapping[str, Any]) -> str:
-    """The level at which a slot is read whole."""
+    """Return the level at which a slot is read whole."""
     return "dense" if slot["dtype"] in CORE_DTYPES and "compressor" not in slot else "full"
 
 
 def checks_of_good(
     draft: Draft, *, warnings: Sequence[str] = (), reads: bool = True, rewrite: bool = True
 ) -> tuple[list[Check], dict[str, bytes], Logical]:
-    """What follows from a good checkpoint: no problems, its description, every slot and blob, a rewrite."""
+    """Return what follows from a good checkpoint: no problems, its description, every slot and blob, a rewrite."""
     with tempfile.TemporaryDirectory() as folder:
         draft.write(Path(folder) / "x")
         seen = examine(Path(folder) / "x")

@@ -27,7 +27,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 
 
 def forward_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for name, change in BROKEN.items():
         yield _refused(
             f"version/{name}", f"An unknown version, content: {name}", ("UCP-R-007", "UCP-D-006"), "UCP-E-VERSION", ("format_version", 1), change, "/format_version"
@@ -77,7 +77,7 @@ def forward_cases() -> Iterator[Case]:
 
 
 def flipped(draft: Draft) -> None:
-    """A space more, after the root document was sealed."""
+    """Add a space after the root document was sealed."""
     draft.after.append(lambda files: files.update({"ucp.json": files["ucp.json"] + b" "}))
 
 
@@ -108,7 +108,7 @@ def _refused(
 
 
 def _ignored(storage: str) -> Case:
-    """A reader takes a checkpoint with an unknown write feature, a rewriter refuses it."""
+    """Return a case in which a reader takes a checkpoint with an unknown write feature, a rewriter refuses it."""
     draft = PARENTS[storage]()
     checks, expected, _ = checks_of_good(draft, rewrite=False)
     draft.root["write_features"] = ["tomorrow"]

@@ -17,7 +17,7 @@ STORAGES = ("plain", "packed")
 
 
 def good(path: str, title: str, requirements: tuple[str, ...], draft: Draft, **options: Any) -> Case:
-    """A good case with all checks that follow."""
+    """Return a good case with all checks that follow."""
     setup = options.pop("setup", [])
     features = options.pop("features", [one for one in draft.root["read_features"] if one == "incremental"])
     checks, expected, _ = checks_of_good(draft, **options)
@@ -27,12 +27,12 @@ def good(path: str, title: str, requirements: tuple[str, ...], draft: Draft, **o
 
 
 def one(slot: SlotDraft, **options: Any) -> Draft:
-    """A checkpoint of one slot."""
+    """Return a checkpoint of one slot."""
     return Draft([AtomDraft("w", {"value": slot})], **options)
 
 
 def good_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for name, make in PARENTS.items():
         yield good(f"parents/{name}", f"Parent of mutations: {name}", ("UCP-R-004",), make())
     for storage in STORAGES:
@@ -66,7 +66,7 @@ def _increments() -> Iterator[Case]:
 
 
 def _counting(dtype: str, count: int) -> bytes:
-    """Bytes that differ from element to element, unused bits zero."""
+    """Return bytes that differ from element to element, unused bits zero."""
     mask = 0xFF & ~unused_bits(dtype)
     return bytes((7 * number + 1) & mask for number in range(count * ITEM_BYTES[dtype]))
 
@@ -149,7 +149,7 @@ def _storage_cases(storage: str) -> Iterator[Case]:
 
 
 def _spellings() -> Iterator[Case]:
-    """A number is its value; text is its characters; members stand in any order."""
+    """Yield cases of spelling: a number is its value; text is its characters; members stand in any order."""
 
     def other(data: bytes) -> bytes:
         for old, new in (

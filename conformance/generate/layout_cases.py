@@ -18,13 +18,13 @@ Step = dict[str, Any]
 
 
 def shard(axis: str, dim: int, rule: str | Sequence[int] = "ceil") -> Step:
-    """A shard step."""
+    """Return a shard step."""
     how: Step = {"rule": rule} if isinstance(rule, str) else {"sizes": list(rule)}
     return {"kind": "shard", "axis": axis, "dim": dim, **how}
 
 
 def blocks(dim: int, sizes: Sequence[int], steps: Any = None) -> Step:
-    """A blocks step."""
+    """Return a blocks step."""
     found: Step = {"kind": "blocks", "dim": dim, "sizes": list(sizes)}
     return found if steps is None else {**found, "steps": steps}
 
@@ -33,42 +33,42 @@ FLAT: Step = {"kind": "flatten"}
 
 
 def join(dim: int) -> Step:
-    """A join step."""
+    """Return a join step."""
     return {"kind": "join", "dim": dim}
 
 
 def only(axis: str, *places: int) -> Step:
-    """An only step."""
+    """Return an only step."""
     return {"kind": "only", "axis": axis, "coordinates": list(places)}
 
 
 def mesh(**axes: int) -> dict[str, Any]:
-    """A mesh by its sizes."""
+    """Return a mesh by its sizes."""
     return {"axes": [{"name": name, "size": size} for name, size in axes.items()]}
 
 
 def view(*shape: int) -> Step:
-    """A view step."""
+    """Return a view step."""
     return {"kind": "view", "shape": list(shape)}
 
 
 def permute(*order: int) -> Step:
-    """A permute step."""
+    """Return a permute step."""
     return {"kind": "permute", "order": list(order)}
 
 
 def pad(dim: int, **how: int) -> Step:
-    """A pad step."""
+    """Return a pad step."""
     return {"kind": "pad", "dim": dim, **how}
 
 
 def ruled(dim: int, count: int, rule: str = "even") -> Step:
-    """Blocks by a rule."""
+    """Return blocks by a rule."""
     return {"kind": "blocks", "dim": dim, "rule": rule, "count": count}
 
 
 def ragged(by: str, name: str, *sizes: int) -> dict[str, Any]:
-    """A mesh of two axes, the size of the second decided by the first."""
+    """Return a mesh of two axes, the size of the second decided by the first."""
     return {"axes": [{"name": by, "size": len(sizes)}, {"name": name, "by": by, "sizes": list(sizes)}]}
 
 
@@ -260,7 +260,7 @@ TOO_MANY: dict[str, tuple[dict[str, Any], list[Step], tuple[int, ...], str]] = {
 def lowered(
     mesh_: dict[str, Any], steps: list[Step], shape: Sequence[int], place: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The result of the protocol's ``lower``."""
+    """Return the result of the protocol's ``lower``."""
     return {
         "locals": [
             {
@@ -281,7 +281,7 @@ def good_layout(
     place: dict[str, Any] | None = None,
     requirements: Sequence[str] = (),
 ) -> Case:
-    """A layout that is lowered, read under, and written."""
+    """Return a layout that is lowered, read under, and written."""
     layout = {"mesh": mesh_, "steps": steps, **({} if place is None else {"place": place})}
     result = lowered(mesh_, steps, shape, place)
     data = floats(_size(shape))
@@ -331,7 +331,7 @@ def bad_layout(
     requirement: str,
     place: dict[str, Any] | None = None,
 ) -> Case:
-    """A layout that neither lowers nor reads."""
+    """Return a layout that neither lowers nor reads."""
     layout = {"mesh": mesh_, "steps": steps, **({} if place is None else {"place": place})}
     draft = Draft([AtomDraft("alpha", {"value": SlotDraft("uint8", shape, b"\1" * max(1, _size(shape)))})])
     checks = [
@@ -368,7 +368,7 @@ def layout_cases() -> Iterator[Case]:
 
 
 def _within_limits() -> Iterator[Case]:
-    """What a limit that was read otherwise would refuse."""
+    """Yield what a limit that was read otherwise would refuse."""
     # 2048 ranges of the dimension and 1024 of the flat tensor: two limits, and not one on the product.
     both = mesh(a=2, b=2)
     steps = [ruled(0, 2048), shard("a", 0), FLAT, ruled(0, 1024), shard("b", 0)]

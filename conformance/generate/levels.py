@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[str, Callable[[Draft], object], str, str, tuple[str, ...
 
 
 def level_cases() -> Iterator[Case]:
-    """A fault is found from its level on, and not before."""
+    """Yield cases in which a fault is found from its level on, and not before."""
     for name, (parent, mutate, code, first, requirements, title) in FAULTS.items():
         draft = PARENTS[parent]()
         mutate(draft)

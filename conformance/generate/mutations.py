@@ -24,7 +24,7 @@ def case(
     path: str, title: str, requirements: Sequence[str], codes: str | Sequence[str], mutate: Callable[[Draft], object],
     parent: str = "packed", **options: Any,
 ) -> Case:  # fmt: skip
-    """A mutation of a parent."""
+    """Return a mutation of a parent."""
     return bad_case(path, title, requirements, codes, PARENTS[parent](), mutate, parent=parent, **options)
 
 
@@ -62,7 +62,7 @@ def drop(*path: str | int) -> Callable[[Draft], object]:
 
 
 def target(draft: Draft, name: str) -> Any:
-    """The document of that name."""
+    """Return the document of that name."""
     if name.startswith("index"):
         return draft.parts[int(name[5:])].index
     if name.startswith("entry"):
@@ -71,12 +71,12 @@ def target(draft: Draft, name: str) -> Any:
 
 
 def inserted(text: bytes) -> Callable[[bytes], bytes]:
-    """A member more, at the front of a document."""
+    """Return the mutation that inserts a member at the front of a document."""
     return lambda data: b"{" + text + b"," + data[1:]
 
 
 def override(name: str, **members: Any) -> Callable[[Draft], object]:
-    """Other members of a reference than follow from the document."""
+    """Return other members of a reference than follow from the document."""
 
     def mutate(draft: Draft) -> None:
         draft.overrides[name] = members
@@ -94,22 +94,22 @@ def after(change: Callable[[Files], object]) -> Callable[[Draft], object]:
 
 
 def without(key: str) -> Callable[[Draft], object]:
-    """An object is missing."""
+    """Return the mutation that removes an object."""
     return after(lambda files: files.pop(key))
 
 
 def longer(key: str) -> Callable[[Draft], object]:
-    """A byte more."""
+    """Return the mutation that adds a byte."""
     return after(lambda files: files.update({key: files[key] + b"\0"}))
 
 
 def shorter(key: str) -> Callable[[Draft], object]:
-    """A byte less."""
+    """Return the mutation that removes a byte."""
     return after(lambda files: files.update({key: files[key][:-1]}))
 
 
 def flipped(key: str, place: int) -> Callable[[Draft], object]:
-    """One bit of an object."""
+    """Return the mutation that flips one bit of an object."""
 
     def change(files: Files) -> None:
         data = bytearray(files[key])
@@ -139,7 +139,7 @@ def cell(row: int, column: int, value: int) -> Callable[[Draft], object]:
 
 
 def resum(draft: Draft, row: int) -> None:
-    """The checksum of a segment after it was moved or cut, by the bytes that are there."""
+    """Compute the checksum of a segment that was moved or cut, from the bytes that are there."""
     found = draft.parts[0].table
     container, _, offset, length, _ = found.rows[row]
     sums = block_checksums(bytes(draft.pack_data[container][offset : offset + length]))
@@ -147,7 +147,7 @@ def resum(draft: Draft, row: int) -> None:
 
 
 def several(*changes: Callable[[Draft], object]) -> Callable[[Draft], object]:
-    """Several changes that together are one mutation."""
+    """Return several changes that together are one mutation."""
 
     def mutate(draft: Draft) -> None:
         for change in changes:

@@ -27,7 +27,7 @@ def floats(count: int, start: float = 1) -> bytes:
 
 
 def atoms() -> list[AtomDraft]:
-    """Two atoms: chunks that do not divide the shape, a layout, a zero entry, an alias."""
+    """Return two atoms: chunks that do not divide the shape, a layout, a zero entry, an alias."""
     return [
         AtomDraft(
             "alpha",
@@ -45,7 +45,7 @@ def atoms() -> list[AtomDraft]:
 
 
 def parent(storage: str) -> Draft:
-    """A checkpoint of two parts in chunks of 32 bytes, with state and a blob."""
+    """Return a checkpoint of two parts in chunks of 32 bytes, with state and a blob."""
     return Draft(
         atoms(),
         storage=storage,
@@ -74,7 +74,7 @@ def boxed() -> Draft:
 
 
 def zipped(storage: str) -> Draft:
-    """One slot with the compressor gzip."""
+    """Return one slot with the compressor gzip."""
     from generate.cases import frozen_encoder
 
     slot = SlotDraft("float32", (5, 3), floats(15), compressor=GZIP)
@@ -84,7 +84,7 @@ def zipped(storage: str) -> Draft:
 
 
 def increment() -> Draft:
-    """An increment: its first pack is shared, and has bytes before, between and behind its segments."""
+    """Return an increment: its first pack is shared, and has bytes before, between and behind its segments."""
     cut = {(0, 0): [((0, 0), (1, 3)), ((1, 0), (1, 3))]}
     slots = {
         "exp_avg": SlotDraft("float32", (5, 3), floats(15, 0.5), boxes=cut),

@@ -38,7 +38,7 @@ _broken_names = several(
 
 
 def _undecodable(draft: Draft) -> None:
-    """A chunk that is no gzip stream, with its checksum, and a content digest that cannot be looked at."""
+    """Make a chunk that is no gzip stream, with its checksum, and a content digest that cannot be looked at."""
     row = draft.parts[0].table.rows[0]
     stored = frozen_encoder(GZIP, bytes(range(24)))[:-9]
     draft.pack_data[0][row[2] : row[2] + row[3]] = stored + bytes(row[3] - len(stored))
@@ -71,7 +71,7 @@ FAULTS: dict[str, tuple[str, Callable[[Draft], object], str, str, tuple[str, ...
 
 
 def precedence_cases() -> Iterator[Case]:
-    """A fault is said once, by the code that comes first in the table of section 18."""
+    """Yield cases in which a fault is reported once, by the code that comes first in the table of section 18."""
     for name, (parent, mutate, code, at, never, title) in FAULTS.items():
         yield case(
             f"precedence/{name}", title, ("UCP-V-001", "UCP-V-005") if "feature" in name else ("UCP-V-005",), code, mutate, parent, at=at or (), ops=(), also=True, never=never,

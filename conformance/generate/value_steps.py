@@ -20,17 +20,17 @@ __all__ = ["value_step_cases"]
 
 
 def partial(axis: str, reduce: str = "sum") -> Step:
-    """A partial step."""
+    """Return a partial step."""
     return {"kind": "partial", "axis": axis, "reduce": reduce}
 
 
 def scale(exponent: int) -> Step:
-    """A scale step."""
+    """Return a scale step."""
     return {"kind": "scale", "exponent": exponent}
 
 
 def local(resize: str = "refuse") -> Step:
-    """A local step."""
+    """Return a local step."""
     return {"kind": "local", "resize": resize}
 
 
@@ -94,7 +94,7 @@ def _writing(
     name: str, title: str, requirements: Sequence[str], slot: dict[str, Any], ins: Sequence[tuple[Any, bytes]],
     result: bytes | str,
 ) -> Case:  # fmt: skip
-    """A slot written from local tensors, or refused with a code."""
+    """Return a slot written from local tensors, or refused with a code."""
     expected = {f"in-{number}.bin": raw for number, (_, raw) in enumerate(ins)}
     given = [
         {"coordinate": list(coordinate), "in": f"in-{number}.bin"}
@@ -180,7 +180,7 @@ def _partial() -> Iterator[Case]:
 def _stored(
     name: str, requirement: str, slot: SlotDraft, layout: dict[str, Any], at: str = f"{INDEX}#/atoms/0/slots/value"
 ) -> Case:  # fmt: skip
-    """A slot whose layout does not suit it: the place is either's."""
+    """Return a slot whose layout does not suit it: the place is either's."""
     draft = Draft([AtomDraft("w", {"value": slot})], root={"meshes": [mesh(a=2, b=2)], "layouts": [layout]})
     requirements = (requirement, "UCP-V-003") if at.startswith("index") else (requirement,)
     return Case(
@@ -260,7 +260,7 @@ def _scale() -> Iterator[Case]:
 
 
 def _scaled_read(name: str, dtype: str, data: bytes, exponent: int) -> Case:
-    """A slot read under a factor."""
+    """Return a slot read under a factor."""
     count = len(data) // ITEM_BYTES[dtype]
     draft = Draft([AtomDraft("w", {"value": SlotDraft(dtype, (count,), data)})], chunk_bytes=16)
     check = {

@@ -19,7 +19,7 @@ STORAGES = ("plain", "packed")
 
 
 def write_refusal_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     yield from _given()
     yield from _places()
     yield from _annotations()
@@ -27,7 +27,7 @@ def write_refusal_cases() -> Iterator[Case]:
 
 
 def _spread(shape: list[int], steps: list[Any], *ins: tuple[list[int], str], dtype: str = "float32") -> Any:
-    """A slot that comes as local tensors on two axes."""
+    """Return a slot that comes as local tensors on two axes."""
     given = [{"coordinate": coordinate, "in": file} for coordinate, file in ins]
     return {"dtype": dtype, "shape": shape, "mesh": mesh(a=2, b=2), "steps": steps, "ins": given}
 
@@ -77,7 +77,7 @@ def _given() -> Iterator[Case]:
 
 
 def _places() -> Iterator[Case]:
-    """An empty directory, and one in which an attempt died."""
+    """Yield an empty directory, and one in which an attempt died."""
     atoms = [{"name": "alpha", "slots": {"value": slot("float32", [5, 3], "w.bin")}}]
     data = {"w.bin": bytes(32) + floats(7)}
     for storage in STORAGES:

@@ -16,7 +16,7 @@ __all__ = ["write_cases"]
 def write_check(
     atoms: list[Any], written: dict[str, str] | None, level: str, *, refuse: str = "", **params: Any
 ) -> dict[str, Any]:
-    """A check of the method write."""
+    """Return a check of the method write."""
     full = {"storage": "packed", "chunk_bytes": 32, "atoms": atoms, **params}
     expect: dict[str, Any] = {"error": {"codes": refuse.split()}} if refuse else {"written": written}
     return {
@@ -30,12 +30,12 @@ def write_check(
 
 
 def slot(dtype: str, shape: list[int], file: str, **more: Any) -> dict[str, Any]:
-    """A slot that comes whole."""
+    """Return a slot that comes whole."""
     return {"dtype": dtype, "shape": shape, "in": file, **more}
 
 
 def write_cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for storage in ("plain", "packed"):
         yield from _good(storage)
     yield from _refusals()

@@ -55,7 +55,7 @@ class Verdict:
 
 
 def command_of(name: str, tree: Path) -> str:
-    """The command that starts the driver of an implementation in a folder."""
+    """Return the command that starts the driver of an implementation in a folder."""
     if name == "node":
         return f"node {shlex.quote(str(tree / 'conformance/drivers/node/driver.mjs'))}"
     driver = tree / "conformance/drivers/python/driver.py"
@@ -68,7 +68,7 @@ def ignore(_: Result) -> None:
 
 
 def cases_of(near: Sequence[str]) -> list[str]:
-    """Ids of the cases that one of the texts names, or that hold a requirement among them."""
+    """Return ids of the cases that one of the texts names, or that hold a requirement among them."""
     found: dict[str, None] = {}
     for text in near:
         named = [
@@ -81,12 +81,12 @@ def cases_of(near: Sequence[str]) -> list[str]:
 
 
 def failures(results: Iterable[Result]) -> Iterator[str]:
-    """Ids of results that are failures, with what came out."""
+    """Return ids of results that are failures, with what came out."""
     return (f"{result.id} ({result.outcome})" for result in results if result.outcome not in FINE)
 
 
 def attempts(connection: Connection, defect: Defect) -> Iterator[tuple[Iterator[Result], bool]]:
-    """Results in the order in which they are asked for, and whether they are of cases near the defect."""
+    """Yield results in the order in which they are asked for, and whether they are of cases near the defect."""
     for case in cases_of(defect.near):
         yield run_static(connection, ignore, only=case), True
     yield run_static(connection, ignore), False
@@ -154,7 +154,7 @@ def _killer(defect: Defect, tree: Path) -> tuple[str | None, bool]:
 
 
 def spared(implementation: str, defects: Sequence[Defect]) -> list[str]:
-    """What fails of the implementation as it is, among the cases that are tried first; nothing may."""
+    """Return what fails of the implementation as it is, among the cases that are tried first; nothing may."""
     near = cases_of([text for defect in defects for text in defect.near])
     connection = Connection(command_of(implementation, ROOT), label=implementation, timeout=TIMEOUT_S)
     try:
@@ -174,7 +174,7 @@ def spared_by_tests(defects: Sequence[Defect]) -> str | None:
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """One line for each defect, and one for each kind and implementation."""
+    """Yield one line for each defect, and one for each kind and implementation."""
     for verdict in verdicts:
         defect = verdict.defect
         found = verdict.killer or verdict.fault or "SURVIVES"

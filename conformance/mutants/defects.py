@@ -108,7 +108,7 @@ def _defect(implementation: str, kind: str, one: dict[str, Any]) -> Defect:
 
 
 def changes(defect: Defect) -> dict[str, str]:
-    """The files that a defect changes, by their path below `ROOT`, and what they then hold.
+    """Return the files that a defect changes, by their path below `ROOT`, and what they then hold.
 
     Raises `EditError` where an edit does not fit exactly one place.
     """
@@ -142,7 +142,7 @@ def copy_sources(implementation: str, tree: Path, *, has_tests: bool) -> None:
 
 @cache
 def _sources(name: str) -> dict[str, str]:
-    """What an implementation consists of, by path below `ROOT`."""
+    """Return what an implementation consists of, by path below `ROOT`."""
     implementation = IMPLEMENTATIONS[name]
     return {
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -168,7 +168,7 @@ def _edited(edit: Edit, texts: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _spans(text: str, where: str) -> Iterator[tuple[int, int]]:
-    """Where the definitions of a qualified name begin and end in a module."""
+    """Yield where the definitions of a qualified name begin and end in a module."""
     lines = text.splitlines(keepends=True)
     edges = [0]
     for line in lines:

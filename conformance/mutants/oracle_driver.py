@@ -58,7 +58,7 @@ class OracleDriver:
         return {"problems": [{"code": problem.code, "at": problem.at} for problem in problems]}
 
     def opened(self, path: str, touched: Sequence[str] = ()) -> Logical:
-        """A checkpoint that a reader of the objects that begin with ``touched`` accepts."""
+        """Return a checkpoint that a reader of the objects that begin with ``touched`` accepts."""
         seen = self.examined(path)
         for problem in seen.errors:
             if self.concerns(problem, touched):
@@ -135,7 +135,7 @@ class OracleDriver:
         return {"dtype": slot["dtype"], "shape": shape}
 
     def readable(self, target: Mapping[str, Any], source: Mapping[str, Any] | None, dtype: str) -> int:
-        """The exponent of a target layout; refuses what is not for reading."""
+        """Return the exponent of a target layout; refuses what is not for reading."""
         exponent = 0
         for step in target["steps"]:
             if step["kind"] == "partial":
@@ -232,7 +232,7 @@ class OracleDriver:
         )  # fmt: skip
 
     def given(self, path: str, item: int, shape: Sequence[int]) -> bytes:
-        """The elements of a file; refuses another number of them than the shape says."""
+        """Return the elements of a file; refuses another number of them than the shape says."""
         raw = Path(path).read_bytes()
         if len(raw) != item * math.prod(shape):
             raise RefusalError("UCP-E-MISMATCH", "", f"{len(raw)} bytes")

@@ -130,7 +130,7 @@ def _greets(connection: Connection, results: list[Result], tell: object) -> bool
 
 
 def _farewell(connection: Connection) -> Result:
-    """The driver ends by itself when it is asked to."""
+    """Return whether the driver ends by itself when it is asked to."""
     reset = connection.request("reset", {})
     reply = connection.shutdown() if reset.kind == "result" else reset
     outcome = (

@@ -47,11 +47,11 @@ class Claims:
     document: dict[str, Any]
 
     def has(self, member: str, value: str) -> bool:
-        """Whether a list of claims names ``value``."""
+        """Return whether a list of claims names ``value``."""
         return value in self.document.get(member, self.document.get("compressors", []))
 
     def writes_compressor(self, name: str) -> bool:
-        """Whether the compressor can be written."""
+        """Return whether the compressor can be written."""
         return name in self.document.get("writes_compressors", self.document["compressors"])
 
 
@@ -135,7 +135,7 @@ class Connection:
                     stream.close()
 
     def stderr(self) -> str:
-        """The end of the log."""
+        """Return the end of the log."""
         if not self._log.exists():
             return ""
         return self._log.read_bytes()[-_TAIL:].decode("utf-8", "replace")
@@ -163,7 +163,7 @@ class Connection:
         self.claims = Claims(reply.body)
 
     def _silence(self, reply: Reply) -> str:
-        """What came instead of a hello, and the driver's last words."""
+        """Return what came instead of a hello, and the driver's last words."""
         detail = reply.body.get("detail", "")
         what = {
             "crash": f"died before it said hello: {detail}",
@@ -175,7 +175,7 @@ class Connection:
         return f"{self.label} {what}; {last}"
 
     def _ended(self) -> str:
-        """How the process ended, which has closed its standard output."""
+        """Return how the process ended, which has closed its standard output."""
         try:
             code = self._process.wait(5.0) if self._process is not None else None
         except subprocess.TimeoutExpired:
@@ -233,7 +233,7 @@ class Connection:
 
 
 def _resolved(word: str, *, is_program: bool) -> str:
-    """A path to a file as it is from anywhere: the driver runs in a folder of its own."""
+    """Return a path to a file as it is from anywhere: the driver runs in a folder of its own."""
     path = Path(word)
     found = path.exists() if "/" in word else path.is_file() and not is_program
     return str(path.absolute()) if found else word
@@ -247,5 +247,5 @@ def _pump(stream: BinaryIO, lines: queue.Queue[bytes | None]) -> None:
 
 
 def _quoted(line: bytes) -> str:
-    """The beginning of a line, as JSON has a string."""
+    """Return the beginning of a line, as JSON has a string."""
     return json.dumps(line[:200].decode("utf-8", "replace").rstrip("\n"), ensure_ascii=False)

@@ -34,12 +34,12 @@ BLANK = "sha256:" + "0" * 64
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON."""
+    """Return compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def gzip(compressor: Mapping[str, Any], raw: bytes) -> bytes:
-    """The encoder of the compressor gzip, and of no other."""
+    """Return the encoder of the compressor gzip, and of no other."""
     if compressor["name"] != "gzip":
         raise ValueError(f"no encoder for {compressor['name']}")
     stream = zlib.compressobj(compressor["configuration"]["level"], zlib.DEFLATED, 31)
@@ -64,7 +64,7 @@ class SlotDraft:
     place: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        """The slot as the index has it."""
+        """Return the slot as the index has it."""
         value: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.layout is not None:
             value["layout"] = self.layout
@@ -90,7 +90,7 @@ class AtomDraft:
     annotations: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        """The atom as the index has it."""
+        """Return the atom as the index has it."""
         value: dict[str, Any] = {
             "name": self.name,
             "key": self.key or self.name,
@@ -115,7 +115,7 @@ class TableDraft:
     tail: bytes = b""
 
     def build(self) -> bytes:
-        """The bytes of the table."""
+        """Return the bytes of the table."""
         fields = {
             "magic": b"UCPTABLE",
             "version": 0,
@@ -214,7 +214,7 @@ class Draft:
                 self.state["blobs"][name] = {"media_type": media_type, "object": reference}
 
     def pack_key(self, number: int) -> str:
-        """Key of a pack."""
+        """Return key of a pack."""
         return f"packs/{self.attempt}-0-{number}.pack"
 
     def _part(self, atoms: Sequence[AtomDraft]) -> DraftPart:
@@ -293,7 +293,7 @@ class Draft:
         return {"key": key, "length": len(data), "digest": sha256(data)} | self.overrides.get(name, {})
 
     def files(self) -> dict[str, bytes]:
-        """All objects of the sealed checkpoint."""
+        """Return all objects of the sealed checkpoint."""
         files = dict(self.objects)
         files |= {self.pack_key(number): bytes(data) for number, data in enumerate(self.pack_data)}
         root = dict(self.root)
@@ -336,12 +336,12 @@ def _feature(slot: SlotDraft) -> str | None:
 
 
 def seal(root: bytes) -> bytes:
-    """The root document with its digest in place of the blank one, if it has a blank one."""
+    """Return the root document with its digest in place of the blank one, if it has a blank one."""
     return root.replace(BLANK.encode(), b"sha256:" + hashlib.sha256(root).hexdigest().encode(), 1)
 
 
 def write_files(files: Mapping[str, bytes], path: Path) -> None:
-    """Files by their keys below ``path``; ``ucp.json`` last."""
+    """Write files by their keys below ``path``; ``ucp.json`` last."""
     path.mkdir(parents=True, exist_ok=True)
     for key, data in sorted(files.items(), key=lambda item: item[0] == "ucp.json"):
         target = path / key

@@ -41,7 +41,7 @@ class Fault:
 
 
 def plan_data(plan: Mapping[str, Any]) -> bytes:
-    """The logical bytes of a plan.
+    """Return the logical bytes of a plan.
 
     Raises:
         RefusalError: where its contributions have no reduction, or that has no factor.
@@ -55,20 +55,20 @@ def plan_data(plan: Mapping[str, Any]) -> bytes:
 
 
 def contributions(plan: Mapping[str, Any]) -> dict[tuple[int, ...], bytes]:
-    """What the source holds of the whole tensor, by position on the axes of its partial steps, in their order."""
+    """Return what the source holds of the whole tensor, by position on the axes of its partial steps, in order."""
     summed = _summed(plan["source"])
     positions = itertools.product(*(range(size) for size in summed.values()))
     return {position: tensor_data(plan, number) for number, position in enumerate(positions)}
 
 
 def _summed(source: Mapping[str, Any]) -> dict[str, int]:
-    """The axes of partial steps with their sizes, in the order of the mesh."""
+    """Return the axes of partial steps with their sizes, in the order of the mesh."""
     names = {step["axis"] for step in source["steps"] if step["kind"] == "partial"}
     return {axis["name"]: axis["size"] for axis in source["mesh"]["axes"] if axis["name"] in names}
 
 
 def refusal_of(plan: Mapping[str, Any]) -> str | None:
-    """The code with which a reader refuses to read under the target (UCP-R-018, UCP-R-020); None if it reads."""
+    """Return the code with which a reader refuses to read under the target (UCP-R-018, UCP-R-020); None if it reads."""
     source, target = plan["source"], plan["target"]
     if target is None:
         return None
@@ -84,7 +84,7 @@ def refusal_of(plan: Mapping[str, Any]) -> str | None:
 
 
 def tensor_data(plan: Mapping[str, Any], number: int = 0) -> bytes:
-    """Bytes of a tensor of the plan: a counter, so that what is misplaced shows, or bits from a seed.
+    """Return bytes of a tensor of the plan: a counter, so that what is misplaced shows, or bits from a seed.
 
     Those of other numbers differ.
     """
@@ -103,7 +103,7 @@ def tensor_data(plan: Mapping[str, Any], number: int = 0) -> bytes:
 def local_of(
     plan: Mapping[str, Any], side: str, data: bytes, coordinate: Sequence[int], local: Local
 ) -> bytes:
-    """What a coordinate of one side holds, with the factor of the layout, or of its own contribution."""
+    """Return what a coordinate of one side holds, with the factor of the layout, or of its own contribution."""
     item = ITEM_BYTES[plan["dtype"]]
     if side == "source" and (summed := _summed(plan["source"])):
         names = [axis["name"] for axis in plan["source"]["mesh"]["axes"]]
@@ -116,7 +116,7 @@ def local_of(
 
 
 def level_of_plan(plan: Mapping[str, Any]) -> str:
-    """The level at which both sides have to master a plan."""
+    """Return the level at which both sides have to master a plan."""
     if plan["dtype"] not in CORE_DTYPES or plan["compressor"] is not None:
         return "full"
     return "reshard" if plan["source"] or plan["target"] else "dense"

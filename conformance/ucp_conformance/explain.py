@@ -24,7 +24,7 @@ def sentences() -> dict[str, str]:
 
 
 def explained(name: str) -> str:
-    """The explanation of the case ``name``; of a check of it, ``CASE:CHECK``, that of its case.
+    """Return the explanation of the case ``name``; of a check of it, ``CASE:CHECK``, that of its case.
 
     Raises:
         UnknownCaseError: with the names that are near.
@@ -110,7 +110,7 @@ def _change(data: bytes, key: str, parent: Mapping[str, bytes] | None) -> str:
 
 
 def expected(expect: Mapping[str, Any]) -> str:
-    """What a check expects, in words."""
+    """Return what a check expects, in words."""
     if "error" in expect:
         return f"a refusal with {' or '.join(expect['error']['codes'])}{_at(expect['error'])}"
     if "problems" in expect:

@@ -36,7 +36,7 @@ class _Search:
         self.since: float | None = None
 
     def told(self) -> str:
-        """How many exchanges there were, by storage."""
+        """Return how many exchanges there were, by storage."""
         counts = ", ".join(f"{count} {storage}" for storage, count in sorted(self.examples.items()))
         return f"{self.examples.total()} examples: {counts}" if counts else "no examples"
 
@@ -55,7 +55,7 @@ class _Search:
 
 
 def case_of(search_plan: dict[str, Any], fault: Fault, writer: str, reader: str) -> dict[str, Any]:
-    """A failed exchange as a document that `replay` takes."""
+    """Return a failed exchange as a document that `replay` takes."""
     return {
         "kind": "exchange", "writer": writer, "reader": reader, "fault": f"{fault.role} {fault.blamed}",
         "why": fault.why, "plan": search_plan,
@@ -63,7 +63,7 @@ def case_of(search_plan: dict[str, Any], fault: Fault, writer: str, reader: str)
 
 
 def run_pair(writer: Connection, reader: Connection, *, examples: int, seed_: int) -> list[Result]:
-    """Results of one ordered pair: one for the writer, one for the reader."""
+    """Return results of one ordered pair: one for the writer, one for the reader."""
     search = _Search(writer, reader)
     start = time.monotonic()
     try:
@@ -116,7 +116,7 @@ def run_pair(writer: Connection, reader: Connection, *, examples: int, seed_: in
 def run_pairs(
     connections: Sequence[Connection], tell: Callable[[Result], None], *, examples: int, seed_: int
 ) -> Iterator[Result]:
-    """All ordered pairs of drivers that write and read; each with itself first."""
+    """Yield all ordered pairs of drivers that write and read; each with itself first."""
     pairs = [(one, one) for one in connections]
     pairs += [(writer, reader) for writer in connections for reader in connections if writer is not reader]
     for writer, reader in pairs:

@@ -31,7 +31,7 @@ def listed(problems: Sequence[Problem]) -> str:
 
 
 def judge(connection: Connection, vector: Vector, check: Mapping[str, Any]) -> tuple[Verdict, float]:
-    """The verdict on a check of the case, and the time the driver took."""
+    """Return the verdict on a check of the case, and the time the driver took."""
     expected = vector.expected
     place = Workplace()
     try:
@@ -56,7 +56,7 @@ def judge(connection: Connection, vector: Vector, check: Mapping[str, Any]) -> t
 
 
 def _left_behind(check: Mapping[str, Any], path: Path, before: Mapping[str, bytes]) -> Verdict:
-    """What a writer has made of a place where something lay: nothing, or, of debris, all its own."""
+    """Return what a writer has made of a place where something lay: nothing, or, of debris, all its own."""
     if "may_refuse" not in check:
         same_as_before = snapshot(path) == before
         return PASS if same_as_before else ("fail", "objects of a published checkpoint were changed")
@@ -69,7 +69,7 @@ def _left_behind(check: Mapping[str, Any], path: Path, before: Mapping[str, byte
 def _params(
     check: Mapping[str, Any], path: Path, expected: Mapping[str, bytes], place: Workplace
 ) -> tuple[dict[str, Any], list[tuple[Any, Path]]]:
-    """Parameters as they are sent, and the files that the driver is to write, after coordinates."""
+    """Return parameters as they are sent, and the files that the driver is to write, after coordinates."""
     params = json.loads(json.dumps(check["params"]))
     outs: list[tuple[Any, Path]] = []
     match check["op"]:
@@ -152,7 +152,7 @@ def _no_answer(reply: Reply) -> Verdict | None:
 
 
 def at_matches(found: str, wanted: Sequence[str]) -> bool:
-    """Whether a place is one of those wanted: the same key, and one pointer the beginning of the other."""
+    """Return whether a place is one of those wanted: the same key, and one pointer the beginning of the other."""
     key, _, pointer = found.partition("#")
     for place in wanted:
         other, _, rest = place.partition("#")
@@ -249,13 +249,13 @@ def _locals(
 
 
 def _drafts(path: Path) -> Verdict | None:
-    """Whether a draft lies beside the root document that it became (UCP-W-014)."""
+    """Return whether a draft lies beside the root document that it became (UCP-W-014)."""
     left = sorted(item.name for item in path.glob(".ucp.json.*"))
     return ("fail", f"the draft {left[0]} is still there") if left else None
 
 
 def judge_written(path: Path, params: Mapping[str, Any], data: Mapping[str, bytes], digest: str) -> Verdict:
-    """Whether the checkpoint at ``path`` is good and holds what ``params`` of a write asked for."""
+    """Return whether the checkpoint at ``path`` is good and holds what ``params`` of a write asked for."""
     seen = examine(path)
     if seen.errors or seen.logical is None:
         return "fail", f"what was written is not good: {listed(seen.problems)}"

@@ -23,7 +23,7 @@ details { margin: .4rem 0; } summary { cursor: pointer; }
 
 
 def page(report: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     suite = report["suite"]
     totals = ", ".join(f"{count} {escape(outcome)}" for outcome, count in report["totals"].items())
     about = f"""<p>Suite {escape(suite["version"])}, vectors <code>{escape(suite["vectors"][:23])}</code>,
@@ -77,7 +77,7 @@ def _pairs(report: dict[str, Any]) -> str:
 
 
 def _pair(results: Sequence[dict[str, Any]]) -> str:
-    """What came of one writer and one reader: how much they exchanged, or who failed."""
+    """Return what came of one writer and one reader: how much they exchanged, or who failed."""
     if not results:
         return "<td class='none'>-</td>"
     rest = [result for result in results if result["outcome"] != "pass"]

@@ -73,7 +73,7 @@ def promote(plan: Mapping[str, Any], name: str, vectors: Path) -> Path:
 
 
 def _write_check(plan: Mapping[str, Any], level: str, expected: dict[str, bytes]) -> dict[str, Any]:
-    """The same tensor, to be written; the local tensors of the source layout go to ``expected``."""
+    """Return the same tensor, to be written; the local tensors of the source layout go to ``expected``."""
     slot: dict[str, Any] = {"dtype": plan["dtype"], "shape": plan["shape"]}
     if plan["compressor"] is not None:
         slot["compressor"] = plan["compressor"]

@@ -32,17 +32,17 @@ class Stream:
         self.out.flush()
 
     def tell(self, result: Result) -> None:
-        """One result."""
+        """Print one result."""
         self.count += 1
         self._line({"result": result.to_json()})
 
     def close(self) -> None:
-        """The footer."""
+        """Print the footer."""
         self._line({"footer": {"results": self.count}})
 
 
 def suite_document(profile: str, seed: int, only: str = "") -> dict[str, Any]:
-    """What was run; ``only`` stands in it where not everything was."""
+    """Return what was run; ``only`` stands in it where not everything was."""
     part = {"only": only} if only else {}
     return part | {
         "name": "ucp-conformance",
@@ -56,7 +56,7 @@ def suite_document(profile: str, seed: int, only: str = "") -> dict[str, Any]:
 def make_report(
     suite: dict[str, Any], connections: Sequence[Connection], results: Sequence[Result]
 ) -> dict[str, Any]:
-    """The whole report as a document that meets `report.schema.json`."""
+    """Return the whole report as a document that meets `report.schema.json`."""
     drivers = []
     for connection in connections:
         hello = connection.claims.document if connection.claims is not None else {"roles": []}
@@ -76,7 +76,7 @@ def make_report(
 
 
 def markdown(report: dict[str, Any], *, most: int = 50) -> str:
-    """A summary for a job's page."""
+    """Return a summary for a job's page."""
     lines = ["# UCP conformance", ""]
     lines += [
         f"Vectors `{report['suite']['vectors'][:19]}`, profile {report['suite']['profile']}, "

@@ -22,17 +22,17 @@ def _data(name: str, beside: str) -> Path:
 
 
 def vectors_folder() -> Path:
-    """The static vectors."""
+    """Return the static vectors."""
     return _data("vectors", "vectors")
 
 
 def untestable_file() -> Path:
-    """Requirements that no case can hold, with reasons."""
+    """Return requirements that no case can hold, with reasons."""
     return _data("untestable.toml", "untestable.toml")
 
 
 def specification() -> str:
-    """The text of the specification that the suite is of."""
+    """Return the text of the specification that the suite is of."""
     return _data("SPEC.md", "../SPEC.md").read_text(encoding="utf-8")
 
 
@@ -48,13 +48,13 @@ def _registry() -> Registry[Any]:
 
 @cache
 def schema_validator(name: str) -> Draft202012Validator:
-    """The validator of one of the format's schemas: ``root``, ``index``, ..."""
+    """Return the validator of one of the format's schemas: ``root``, ``index``, ..."""
     uri = f"https://ucpformat.org/schema/draft/{name}.schema.json"
     return Draft202012Validator({"$ref": uri}, registry=_registry())
 
 
 @cache
 def protocol_validator(name: str) -> Draft202012Validator:
-    """The validator of one of the protocol's schemas: ``request``, ``reply``, ``hello-result``, ``case``, ..."""
+    """Return the validator of one of the protocol's schemas: ``request``, ``reply``, ``hello-result``, ``case``, ..."""
     uri = f"https://ucpformat.org/schema/conformance/{name}.schema.json"
     return Draft202012Validator({"$ref": uri}, registry=_registry())

@@ -53,7 +53,7 @@ class Result:
     case: dict[str, Any] | None = field(default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a report."""
+        """Return the object of a report."""
         value: dict[str, Any] = {
             "id": self.id,
             "driver": self.driver,
@@ -76,7 +76,7 @@ class Result:
 
 
 def read_expected(path: Path) -> list[dict[str, str]]:
-    """The expected failures of a file: ``[[expected]]`` with ``id`` (a glob), ``reason``, maybe ``driver``."""
+    """Return the expected failures of a file: ``[[expected]]`` with ``id`` (a glob), ``reason``, maybe ``driver``."""
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("expected", [])
     for entry in entries:
         if not isinstance(entry.get("id"), str) or len(str(entry.get("reason", "")).split()) < 3:
@@ -85,7 +85,7 @@ def read_expected(path: Path) -> list[dict[str, str]]:
 
 
 def apply_expected(results: Iterable[Result], expected: Sequence[dict[str, str]]) -> list[Result]:
-    """Failures that were expected become xfail; passes that were expected to fail become xpass."""
+    """Turn expected failures into xfail, and passes that were expected to fail into xpass."""
     found = []
     for result in results:
         entry = next((entry for entry in expected if _matches(entry, result)), None)
@@ -104,7 +104,7 @@ def _matches(entry: dict[str, str], result: Result) -> bool:
 def classes(
     results: Sequence[Result], driver: str, roles: Sequence[str], profiles: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The level earned per role, None where not even the lowest is; optional features; profiles beyond core.
+    """Return the level earned per role, None where not even the lowest is; optional features; profiles beyond core.
 
     ``roles`` and ``profiles`` are those that the driver claims.
     """
@@ -142,7 +142,7 @@ def classes(
 
 
 def badge(earned: dict[str, Any], format_version: int = 0) -> dict[str, Any]:
-    """A badge (shields endpoint): the class earned, in words."""
+    """Return a badge (shields endpoint): the class earned, in words."""
     by_level: dict[str, list[str]] = {}
     for role in ROLES:
         if earned.get(role) is not None:

@@ -38,7 +38,7 @@ class _Sequence:
         self.log: list[str] = []
 
     def step(self) -> Fault | None:
-        """One random action."""
+        """Return one random action."""
         name = self.random.choice(_SLOTS)
         actor = self.random.choice(self.actors)
         roles = [role for role in actor.hello().document["roles"] if (actor.label, role) not in self.lacking]
@@ -78,7 +78,7 @@ class _Sequence:
         return Fault(actor.label, role, outcome, f"{why} after {'; '.join(self.log[-8:])}")
 
     def save(self, actor: Connection, name: str) -> Fault | None:
-        """A published checkpoint refuses and stays; any other place takes a new one, debris or not."""
+        """Check that a published checkpoint refuses a save and stays, and that any other directory takes a new one."""
         params, data = self.params(name)
         reply = actor.request("write", params)
         if name in self.held:
@@ -99,7 +99,7 @@ class _Sequence:
         return None
 
     def refuses_debris(self, name: str, reply: Reply) -> bool:
-        """Whether an attempt refuses a place with debris in it, as one does that does not clear it (UCP-W-007)."""
+        """Return whether an attempt refuses a directory with debris, as one that does not clear it must (UCP-W-007)."""
         refused = reply.kind == "error" and reply.body["code"] == "UCP-E-EXISTS"
         return refused and name in self.debris
 
@@ -142,7 +142,7 @@ class _Sequence:
         return self.unchanged(actor, source, "rewriter")
 
     def read(self, actor: Connection, name: str) -> Fault | None:
-        """What was published reads; what was not is not there."""
+        """Check that what was published reads, and that what was not is not there."""
         out = self.place.fresh()
         params = {"path": str(self.paths[name]), "atom": "a0", "slot": "value", "out": str(out)}
         reply = actor.request("read", params)
@@ -164,7 +164,7 @@ class _Sequence:
 def run_stateful(
     connections: Sequence[Connection], tell: Callable[[Result], None], *, sequences: int, seed_: int
 ) -> Iterator[Result]:
-    """A result per driver and role, after sequences in which all drivers take part."""
+    """Yield a result per driver and role, after sequences in which all drivers take part."""
     faults: dict[tuple[str, str], Fault] = {}
     lacking: set[tuple[str, str]] = set()
     for number in range(sequences if connections else 0):

@@ -17,7 +17,7 @@ GIVE_UP_AFTER = 6
 
 
 def unclaimed(claims: Claims, case: Mapping[str, Any], check: Mapping[str, Any]) -> str:
-    """What the driver does not claim and the check takes; the empty string where it claims everything."""
+    """Return what the driver does not claim and the check takes; the empty string where it claims everything."""
     document = claims.document
     if check["role"] not in document["roles"]:
         return f"role {check['role']}"
@@ -38,7 +38,7 @@ def unclaimed(claims: Claims, case: Mapping[str, Any], check: Mapping[str, Any])
 
 
 def run_static(connection: Connection, tell: Callable[[Result], None], *, only: str = "") -> Iterator[Result]:
-    """One result per check of every case whose id contains ``only``."""
+    """Yield one result per check of every case whose id contains ``only``."""
     claims = connection.hello()
     for vector in all_vectors():
         case = vector.case

@@ -52,14 +52,14 @@ def shapes(draw: st.DrawFn) -> list[int]:
 
 @st.composite
 def splits(draw: st.DrawFn, extent: int, parts: int) -> list[int]:
-    """Sizes that sum to an extent, zeros among them."""
+    """Return sizes that sum to an extent, zeros among them."""
     cuts = sorted(draw(st.lists(st.integers(0, extent), min_size=parts - 1, max_size=parts - 1)))
     return [stop - start for start, stop in zip([0, *cuts], [*cuts, extent], strict=True)]
 
 
 @st.composite
 def shards(draw: st.DrawFn, axis: str, size: int, dim: int, extent: int) -> dict[str, Any]:
-    """A shard step whose rule fits the extent."""
+    """Return a shard step whose rule fits the extent."""
     rule = draw(st.sampled_from(["ceil", "ceil", "balanced", "even", "sizes"]))
     step: dict[str, Any] = {"kind": "shard", "axis": axis, "dim": dim}
     if rule == "sizes":
@@ -69,7 +69,7 @@ def shards(draw: st.DrawFn, axis: str, size: int, dim: int, extent: int) -> dict
 
 @st.composite
 def layouts(draw: st.DrawFn, shape: Sequence[int], profiles: Sequence[str]) -> dict[str, Any]:
-    """A mesh of at most eight ranks, and steps that lower; those that would not are left out."""
+    """Return a mesh of at most eight ranks, and steps that lower; those that would not are left out."""
     kinds = kinds_of(profiles)
     axes: list[dict[str, Any]] = [
         {"name": name, "size": size}
@@ -102,7 +102,7 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], profiles: Sequence[str]) -> d
 def _places(
     draw: st.DrawFn, mesh: dict[str, Any], shape: Sequence[int], steps: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A place for what the steps leave at any coordinate, the same everywhere or by one axis."""
+    """Return a place for what the steps leave at any coordinate, the same everywhere or by one axis."""
     most = max(
         (len(local.cells) for local in lower(mesh, steps, shape).values() if local is not None), default=0
     )
@@ -138,7 +138,7 @@ def _lowers(
 
 @st.composite
 def _reshaped(draw: st.DrawFn, shape: Sequence[int]) -> list[int]:
-    """Another shape of as many elements: neighbours joined, or an extent split by a factor."""
+    """Return another shape of as many elements: neighbours joined, or an extent split by a factor."""
     found = list(shape)
     for _ in range(draw(st.integers(1, 2))):
         if len(found) > 1 and draw(st.booleans()):
@@ -216,7 +216,7 @@ def _step(
 
 @st.composite
 def _entries(draw: st.DrawFn) -> tuple[list[int], dict[str, Any], dict[str, Any]]:
-    """Entries of each coordinate's own: a shape, the layout that holds them, and one that asks for them."""
+    """Return entries of each coordinate's own: a shape, the layout that holds them, and one that asks for them."""
     sizes = draw(st.sampled_from([[2], [1], [3], [2, 2], [4], [1, 3]]))
     mesh = {"axes": [{"name": name, "size": size} for name, size in zip("ab", sizes, strict=False)]}
     resize = draw(st.sampled_from(["refuse", "keep"]))
@@ -259,7 +259,7 @@ def _with_partial(draw: st.DrawFn, plan: dict[str, Any], side: str) -> None:
 
 @st.composite
 def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
-    """A plan that both sides claim to master."""
+    """Return a plan that both sides claim to master."""
     both = {
         member: [value for value in writer.document[member] if value in reader.document[member]]
         for member in ("storages", "dtypes", "profiles")

@@ -23,13 +23,13 @@ class Workplace:
         self.root = Path(tempfile.mkdtemp(prefix="u", dir=base))
 
     def fresh(self) -> Path:
-        """A path that does not exist, in a folder that does, both with names that mean nothing."""
+        """Return a path that does not exist, in a folder that does, both with names that mean nothing."""
         folder = self.root / secrets.token_hex(4)
         folder.mkdir()
         return folder / secrets.token_hex(4)
 
     def put(self, data: bytes) -> str:
-        """A file with this content."""
+        """Return a file with this content."""
         path = self.fresh()
         path.write_bytes(data)
         return str(path)
@@ -59,7 +59,7 @@ class Workplace:
 
 
 def snapshot(path: Path) -> dict[str, bytes]:
-    """Every regular file below ``path``."""
+    """Return every regular file below ``path``."""
     return {
         item.relative_to(path).as_posix(): item.read_bytes()
         for item in sorted(path.rglob("*"))

@@ -51,7 +51,7 @@ def diff(context: click.Context, first: str, second: str, reads: bool, output: s
 
 
 def _basis(comparison: Comparison, *, reads: bool) -> str:
-    """How tensors were compared, in words."""
+    """Return how tensors were compared, in words."""
     if reads:
         return ", by every byte"
     ways = []

@@ -57,7 +57,7 @@ def explained_slots(side: Side, name: str, rank: int | None) -> list[ExplainedSl
 
 
 def explanation_lines(side: Side, name: str, explained: Sequence[ExplainedSlots]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield lines for people."""
     for entry in explained:
         kinds = ", ".join(f"{slot.name} ({slot.dtype})" for slot in entry.slots)
         yield f"{name}: {kinds}, {shape_words(entry.slots[0].shape)}, in {side.label}"
@@ -115,7 +115,7 @@ def _box_words(box: Box) -> str:
 def explanations_json(
     name: str, explained: Sequence[tuple[Side, Sequence[ExplainedSlots]]]
 ) -> dict[str, object]:
-    """All of it, every region and box."""
+    """Return all explanations, every region and box."""
     return {
         "atom": name,
         "sides": [

@@ -90,7 +90,7 @@ def _brief(value: JsonValue) -> str:
 
 
 def brief_layout(layout: Layout) -> str:
-    """A layout in a word per step: ``tp/0`` splits dim 0 over the axis tp.
+    """Return a layout in a word per step: ``tp/0`` splits dim 0 over the axis tp.
 
     ``dim0:4`` is the axis of an importer that knew no more than that dim 0 was in 4 parts.
     """

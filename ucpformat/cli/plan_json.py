@@ -32,7 +32,7 @@ def _head(pairing: Pairing) -> dict[str, object]:
 
 
 def survey_json(survey: Survey) -> dict[str, object]:
-    """The totals of all ranks, bytes throughout."""
+    """Return the totals of all ranks, bytes throughout."""
     return {
         **_head(survey.pairing),
         "lower_bound": survey.lower_bound,
@@ -54,7 +54,7 @@ def _flow(flow: Flow) -> dict[str, int]:
 
 
 def detail_json(detail: RankDetail) -> Iterator[str]:
-    """The text of one JSON object, slot by slot as they are planned: `slots` are those that the rank moves."""
+    """Yield the text of one JSON object, slot by slot as they are planned: `slots` are those that the rank moves."""
     head = json.dumps({**_head(detail.pairing), "rank": detail.rank}, indent=2)
     yield head.removesuffix("\n}") + ',\n  "parts": ['
     for number, part in enumerate(detail):
@@ -87,7 +87,7 @@ def _copy(copy: Copy, item: int, peer: int | None) -> dict[str, object]:
 
 
 def _runs(shape: tuple[int, ...], place: Strided, item: int) -> dict[str, object]:
-    """The contiguous byte ranges of local memory, in compact form (see `geometry.Runs`)."""
+    """Return the contiguous byte ranges of local memory, in compact form (see `geometry.Runs`)."""
     runs: Runs = strided_runs(place.offset, shape, place.strides)
     value: dict[str, object] = {"first": runs.first * item, "length": runs.length * item}
     if runs.loops:

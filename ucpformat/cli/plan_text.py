@@ -20,7 +20,7 @@ _NAMES_SHOWN: Final = 3
 
 
 def survey_lines(survey: Survey) -> Iterator[str]:
-    """Lines: what goes, totals beside the lower bound, the largest and smallest rank, a table of ranks."""
+    """Yield lines: what goes, totals beside the lower bound, the largest and smallest rank, a table of ranks."""
     yield from _head(survey.pairing)
     totals = list(survey.ranks.values())
     storage = survey.pairing.route == "storage"
@@ -110,7 +110,7 @@ def _extremes(survey: Survey, word: str, measure: Callable[[RankTotals], int]) -
 
 
 def detail_lines(detail: RankDetail) -> Iterator[str]:
-    """Lines: what the rank does for each slot, by peer or by stored object."""
+    """Yield lines: what the rank does for each slot, by peer or by stored object."""
     yield from _head(detail.pairing)
     rows: list[tuple[str, ...]] = []
     totals = dict.fromkeys(("keeps", "receives", "sends", "reads"), 0)
@@ -145,7 +145,7 @@ def _actions(part: SlotPart) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _size(copies: Sequence[Copy], item: int, *, sent: bool) -> tuple[int, int]:
-    """Bytes, and the contiguous ranges of local memory that they are; copies that continue each other are one."""
+    """Return bytes and their contiguous ranges of local memory; copies that continue each other are one range."""
     single: list[tuple[int, int]] = []
     others = 0
     for copy in copies:
@@ -159,7 +159,7 @@ def _size(copies: Sequence[Copy], item: int, *, sent: bool) -> tuple[int, int]:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of one object, ascending; those that touch or overlap are one."""
+    """Return ranges of one object, ascending; those that touch or overlap are one."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if joined and start <= joined[-1][1]:

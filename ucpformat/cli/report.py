@@ -38,7 +38,7 @@ format_option = click.option(
 
 
 def wants_json(context: click.Context) -> bool:
-    """Whether the command that ran was told ``--format json``."""
+    """Return whether the command that ran was told ``--format json``."""
     return context.meta.get(_OUTPUT) == "json"
 
 
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
-    """Lines of aligned columns, as wide as their content: names are neither cut nor interpreted."""
+    """Yield lines of aligned columns, as wide as their content: names are neither cut nor interpreted."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         cells = [
@@ -77,7 +77,7 @@ SIZE: Final = _Size()
 
 
 def human_bytes(count: int) -> str:
-    """A number of bytes with a binary unit, three digits or so: ``1.50 GiB``."""
+    """Return a number of bytes with a binary unit, three digits or so: ``1.50 GiB``."""
     size, unit = float(count), 0
     while size >= 1024 and unit + 1 < len(_UNITS):
         size, unit = size / 1024, unit + 1

@@ -59,7 +59,7 @@ def ls(run: str, output: str) -> None:
 
 
 def _existing_run(run: str) -> RunDirectory:
-    """A run directory that is there.
+    """Return a run directory, which must exist.
 
     Raises:
         StoreError: ``UCP-E-NOT-FOUND`` where there is none, with what lies there instead.

@@ -87,7 +87,7 @@ def validate(
 
 
 def _stored_bytes(checkpoint: str) -> int:
-    """Roughly what integrity reads, for the bar alone: a broken checkpoint has no total."""
+    """Return roughly what integrity reads, for the bar alone: a broken checkpoint has no total."""
     try:
         with open_checkpoint(checkpoint) as opened:
             return sum(stored.nbytes for stored in opened.slots())

@@ -25,7 +25,7 @@ _GROWTH: Final = 1 << 21
 
 
 def extent(sizes: Iterable[int]) -> int:
-    """What regions of so many bytes each take up, one after another."""
+    """Return what regions of so many bytes each take up, one after another."""
     end = 0
     for nbytes in sizes:
         end += _lead(end, nbytes) + _rounded(nbytes)
@@ -37,7 +37,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _lead(position: int, nbytes: int) -> int:
-    """What is left free before a region: a large one begins where a device takes it without another copy."""
+    """Return what is left free before a region: a large one begins where a device takes it without another copy."""
     return -position % PAGE if nbytes >= LARGE else 0
 
 
@@ -87,7 +87,7 @@ class Arena:
         return needed <= self.nbytes
 
     def take(self, nbytes: int, *, block: bool = True) -> int | None:
-        """First byte of a region; None where there is no room yet and ``block`` is False, or nobody gives any back.
+        """Return the first byte of a region; None without room if ``block`` is False, or if none is given back.
 
         Raises:
             UcpError: ``UCP-E-LIMIT`` for a region larger than the arena.

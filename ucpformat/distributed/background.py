@@ -58,7 +58,7 @@ class AsyncSave:
 
     @classmethod
     def ended(cls, path: str, report: SaveReport) -> AsyncSave:
-        """A save that is over and good.
+        """Return a save that is over and good.
 
         >>> ucp.AsyncSave.ended("example.ucp", report).wait().nbytes
         36
@@ -68,7 +68,7 @@ class AsyncSave:
         return found
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; does not raise.
+        """Return whether it has ended, well or not; does not raise.
 
         >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4)})
         >>> report = save.wait()
@@ -221,7 +221,7 @@ class BackgroundSaver:
         return result
 
     def _admitted(self, path: str, when_busy: WhenBusy) -> bool:
-        """Whether to save now, as all ranks agree."""
+        """Return whether to save now, as all ranks agree."""
         last = self._last
         if when_busy == "wait":
             self.drain()

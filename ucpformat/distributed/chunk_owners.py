@@ -136,7 +136,7 @@ class _Planner:
                     self.portions += [Portion(slot.name, piece) for piece in clipped if piece is not None]
 
     def _chunks(self, slot: SlotToShare) -> Iterable[_Chunk]:
-        """The chunks of which the rank holds a part."""
+        """Yield the chunks of which the rank holds a part."""
         held = held_by_all(slot)
         boxes = [one.box for one in held]
         index = BoxIndex(boxes)
@@ -170,7 +170,7 @@ class _Planner:
             )
 
     def _parts(self, place: int, slot: SlotToShare, chunk: _Chunk) -> Sequence[Assigned]:
-        """What the rank gives of a chunk, and all of it where it owns it; its wave learns of it."""
+        """Return what the rank gives of a chunk, and all of it where it owns it; its wave learns of it."""
         company = chunk.company
         if company is None:
             owner = None

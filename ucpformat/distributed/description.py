@@ -69,7 +69,7 @@ class Description:
     annotations: Mapping[str, JsonValue]
 
     def pack(self) -> bytes:
-        """The bytes that `unpack` reads: those of equal descriptions are equal."""
+        """Return the bytes that `unpack` reads: those of equal descriptions are equal."""
         layouts: dict[Layout, int] = {}
 
         def slot(spec: SlotSpec) -> JsonValue:
@@ -133,7 +133,7 @@ class Description:
 
 
 def describe(local: LocalState, options: Mapping[str, JsonValue]) -> Description:
-    """A process's description; ``options`` are what all processes have to give alike."""
+    """Return a process's description; ``options`` are what all processes have to give alike."""
     return Description(
         options,
         sorted(local.atoms, key=attrgetter("name")),
@@ -148,7 +148,7 @@ def _digest(value: JsonValue) -> str:
 
 
 def agree(group: Group, step: Callable[[], tuple[Description, bytes]]) -> tuple[Described, list[bytes]]:
-    """What all ranks describe, and some bytes of each; ``step`` gives this rank's description and bytes.
+    """Return what all ranks describe, and some bytes of each; ``step`` gives this rank's description and bytes.
 
     Ranks compare digests, and send descriptions only where those differ. A rank alone has nobody to compare with.
 
@@ -257,7 +257,7 @@ class _Merger:
             self.whole.atoms[name] = AtomSpec(name, specs, also, known.annotations)
 
     def _with_one_layout(self, spec: SlotSpec) -> SlotSpec:
-        """The same with the one object that all equal layouts become."""
+        """Return the same with the one object that all equal layouts become."""
         if spec.layout is None:
             return spec
         layout = self._known.get(id(spec.layout))
@@ -279,7 +279,7 @@ class _Merger:
 
 
 def _add_optimizer(whole: Described, name: str, optimizer: Optimizer, rank: int) -> None:
-    """Groups are those of all ranks together: a stage of a pipeline lists only its own parameters."""
+    """Add parameter groups, merged over all ranks: a stage of a pipeline lists only its own parameters."""
     known = whole.optimizers.setdefault(name, optimizer)
     if known is optimizer or known == optimizer:
         return

@@ -41,7 +41,7 @@ _FRACTION: Final = "Fraction"
 
 
 def to_json(value: object) -> JsonValue:
-    """A layout or a place: dataclasses as an object of their name and fields, tuples as arrays."""
+    """Return a layout or a place: dataclasses as an object of their name and fields, tuples as arrays."""
     if isinstance(value, tuple):
         return [to_json(item) for item in value]
     if isinstance(value, Fraction):
@@ -63,10 +63,10 @@ def _from_json(value: JsonValue) -> Any:
 
 
 def layout_from(value: JsonValue) -> Layout:
-    """The layout that `to_json` was given."""
+    """Return the layout that `to_json` was given."""
     return cast("Layout", _from_json(value))
 
 
 def place_from(value: JsonValue) -> BufferPlace:
-    """The place that `to_json` was given."""
+    """Return the place that `to_json` was given."""
     return cast("BufferPlace", _from_json(value))

@@ -51,7 +51,7 @@ class Group(Protocol):
         ...
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What every process gave, in the order of `ranks`."""
+        """Return what every process gave, in the order of `ranks`."""
         ...
 
     def gather(self, data: bytes) -> list[bytes] | None:
@@ -59,7 +59,7 @@ class Group(Protocol):
         ...
 
     def broadcast(self, data: bytes) -> bytes:
-        """What the first process gave."""
+        """Return what the first process gave."""
         ...
 
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
@@ -76,12 +76,12 @@ class Divisible(Protocol):
     """A group that can make others like itself."""
 
     def another(self) -> Group:
-        """A group of the same processes, whose calls never meet those of this one; all processes make it."""
+        """Return a group of the same processes, whose calls never meet those of this one; all processes make it."""
         ...
 
 
 def another(group: Group) -> Group:
-    """A group of the same processes of its own, so that two threads of each may talk at the same time.
+    """Return a group of the same processes of its own, so that two threads of each may talk at the same time.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a group that cannot make one.
@@ -99,15 +99,15 @@ class OneProcess:
     ranks: Sequence[int] = (0,)
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """The data themselves."""
+        """Return the data themselves."""
         return [data]
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        """The data themselves."""
+        """Return the data themselves."""
         return [data]
 
     def broadcast(self, data: bytes) -> bytes:
-        """The data themselves."""
+        """Return the data themselves."""
         return data
 
     def another(self) -> OneProcess:
@@ -146,7 +146,7 @@ def reply_of(step: Callable[[], bytes]) -> Reply:
 
 
 def unpack(group: Group, packed: Sequence[bytes]) -> list[bytes]:
-    """The data of all replies, in the order of ranks.
+    """Return the data of all replies, in the order of ranks.
 
     Raises:
         UcpError: the failure of the first rank that has one, with its code and place.

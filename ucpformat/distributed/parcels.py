@@ -80,14 +80,14 @@ class TensorParcel:
         return self._plan.elements_kept * self.item_bytes
 
     def outgoing(self, copy: Copy) -> NDArray[np.void]:
-        """The elements of a part of a copy; zeros after a failure."""
+        """Return the elements of a part of a copy; zeros after a failure."""
         memory = self._from()
         if memory is None:
             return np.zeros(copy.shape, self._raw)
         return strided_view(memory, copy.shape, copy.source)
 
     def place(self, copy: Copy) -> NDArray[np.void]:
-        """Where the elements of a part of a copy go; nowhere that matters after a failure."""
+        """Return where the elements of a part of a copy go; nowhere that matters after a failure."""
         memories = self._into()
         if not memories:
             return np.empty(copy.shape, self._raw)

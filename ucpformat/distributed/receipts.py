@@ -48,7 +48,7 @@ class Receipt:
 
     @classmethod
     def unpack(cls, data: bytes, slots: Sequence[SlotName]) -> Receipt:
-        """What `pack` was made of."""
+        """Return what `pack` was made of."""
         length, rows, words, checksums = _LENGTHS.unpack_from(data)
         first = _LENGTHS.size + length
         found = json.loads(data[_LENGTHS.size : first].decode())

@@ -208,7 +208,7 @@ class _Redistribution:
         self._plans.check(name)
 
     def _waves(self, names: Sequence[SlotName]) -> Iterator[list[SlotName]]:
-        """Tensors that move together, the same on all ranks: so many that messages fill up, and no more."""
+        """Yield tensors that move together, the same on all ranks: so many that messages fill up, and no more."""
         most = self._message_bytes * LANES * len(self._group.ranks)
         wave: list[SlotName] = []
         nbytes = 0
@@ -248,7 +248,7 @@ def _dotted(name: SlotName) -> str:
 def _arithmetic(
     sources: Sequence[Source], targets: Sequence[Source], kind: str, *, at: str
 ) -> tuple[Reduce | None, int]:
-    """How contributions are reduced, and by which power of two the result is multiplied.
+    """Return how contributions are reduced, and by which power of two the result is multiplied.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for what the data type has no arithmetic for, and factors that round.
@@ -271,7 +271,7 @@ def _arithmetic(
 
 
 def _steps(sources: Sequence[Source]) -> tuple[object, ...]:
-    """The steps that do arithmetic are in layouts of which there is one; `united` refuses the others."""
+    """Return the steps that do arithmetic, of the one layout that has them; `united` refuses several."""
     layout = sources[0].layout
     return () if layout is None else layout.steps
 
@@ -311,7 +311,7 @@ class _Plans:
         self._planned(name, 0)
 
     def plan(self, name: SlotName) -> RankPlan:
-        """The plan for the next tensor; all ranks ask for all tensors in the same order, once."""
+        """Return the plan for the next tensor; all ranks ask for all tensors in the same order, once."""
         key = self._key(name)
         turn = self._turns[key] = self._turns.get(key, -1) + 1
         return self._planned(name, turn)
@@ -333,7 +333,7 @@ class _Plans:
             raise (refusal if refusal.at == at else relocated(refusal, at)) from None
 
     def _spread_of(self, side: int, sources: _Side, shape: tuple[int, ...]) -> Spread | None:
-        """How a tensor is spread where all that hold it say so by one layout."""
+        """Return how a tensor is spread where all that hold it say so by one layout."""
         layout, place = sources[0].layout, sources[0].place
         if len(sources) > 1 or layout is None or not is_whole(sources[0], lower(layout, shape, place=place)):
             return None

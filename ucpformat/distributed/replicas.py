@@ -96,7 +96,7 @@ def _replicated(whole: Described, *, by_layout: bool) -> Iterator[_Copies]:
 def _differing(
     local: LocalState, group: Group, companies: Sequence[tuple[frozenset[int], list[_Copies]]]
 ) -> Iterator[tuple[_Copies, int]]:
-    """What is not the same on all its ranks, with the first rank that has it otherwise than the first one.
+    """Yield what is not the same on all its ranks, with the first rank that has it otherwise than the first one.
 
     Ranks that hold the same say one digest of everything, and those of single tensors only where that differs.
     """
@@ -135,7 +135,7 @@ def _by_company(
     counts: Sequence[int],
     size: int,
 ) -> Iterator[tuple[int, dict[int, bytes]]]:
-    """What the ranks of each company said: ``counts`` digests of ``size`` bytes, company after company."""
+    """Yield what the ranks of each company said: ``counts`` digests of ``size`` bytes, company after company."""
     taken = dict.fromkeys(group.ranks, 0)
     by_rank = dict(zip(group.ranks, replies, strict=True))
     for number, (ranks, _) in enumerate(companies):
@@ -148,7 +148,7 @@ def _by_company(
 
 
 def _digests(local: LocalState, copies: Sequence[_Copies]) -> list[bytes]:
-    """Digests of what this rank holds: those of whole tensors on a device are made there."""
+    """Return digests of what this rank holds: those of whole tensors on a device are made there."""
     on_device = [
         number for number, one in enumerate(copies) if one.pieces is None and one.slot in local.devices
     ]

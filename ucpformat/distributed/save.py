@@ -96,7 +96,7 @@ def prepare_save(
     group: Group,
     options: SaveOptions | None = None,
 ) -> Saving:
-    """The first half of `save_together`, after which this rank knows what it has to write; `Saving.run` has to follow.
+    """Do the first half of `save_together`, after which this rank knows what to write; `Saving.run` must follow.
 
     Raises as `save_together`.
     """
@@ -225,7 +225,7 @@ class Saving:
         self._store.close()
 
     def share(self) -> list[Portion]:
-        """What this rank has to write, or to send to the owner of a chunk, in the order of slots."""
+        """Return what this rank has to write, or to send to the owner of a chunk, in the order of slots."""
         if not self._shares_chunks:
             return portions(self._to_share(), self._group.rank)
         others = (slot for slot in self._to_share() if slot.name not in self._whole_chunks)
@@ -239,7 +239,7 @@ class Saving:
         return bool(self._whole_chunks) and len(self._group.ranks) > 1
 
     def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
-        """How a slot is cut, and its data type."""
+        """Return how a slot is cut, and its data type."""
         slot = self._whole.atoms[name[0]].slots[name[1]]
         kind, grid = slot_form(slot.dtype, slot.shape, self._options.chunk_bytes)
         return grid, kind
@@ -315,7 +315,7 @@ class Saving:
         return digest, writer.stored
 
     def _give_up(self, writer: CheckpointWriter | None) -> bool:
-        """Whether certainly nothing is committed, nor will be: others may then remove what they wrote."""
+        """Return whether certainly nothing is committed, nor will be: others may then remove what they wrote."""
         if writer is not None:
             return writer.abort()
         with suppress(Exception):
@@ -390,7 +390,7 @@ class Saving:
         agreed(self._group, step if self._group.rank != self._group.ranks[0] else lambda: b"")
 
     def _values(self) -> dict[str, JsonValue]:
-        """The values that are this rank's to send."""
+        """Return the values that are this rank's to send."""
         rank, owners = self._group.rank, self._whole.owners
         return {name: value for name, value in self.local.state.values.items() if owners[name] == rank}
 

@@ -25,7 +25,7 @@ Replicas = Literal["compare", "check", "trust"]
 
 
 def step_number(step: object) -> int:
-    """A step as an integer; numpy's and torch's integers are taken as well.
+    """Return a step as an integer; numpy's and torch's integers are taken as well.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for anything else, and for negative ones.

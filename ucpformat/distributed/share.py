@@ -60,7 +60,7 @@ __all__ = [
 
 
 def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdings:
-    """What the ranks of a source hold as it is to be stored.
+    """Return what the ranks of a source hold as it is to be stored.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
@@ -78,12 +78,12 @@ def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdin
 
 
 def _whole(shape: tuple[int, ...]) -> Piece:
-    """A dense tensor of ``shape`` as one piece."""
+    """Return a dense tensor of ``shape`` as one piece."""
     return Piece(Box.whole(shape), Strided(0, row_major_strides(shape)))
 
 
 def map_of(holdings: Holdings, rank: int) -> LocalMap | None:
-    """What one rank holds; of a layout, without a look at what others do."""
+    """Return what one rank holds; of a layout, without a look at what others do."""
     if isinstance(holdings, Lowering):
         coordinate = holdings.layout.mesh.find(rank)
         return None if coordinate is None else holdings.at(coordinate)
@@ -91,7 +91,7 @@ def map_of(holdings: Holdings, rank: int) -> LocalMap | None:
 
 
 def is_whole(source: Source, lowering: Lowering) -> bool:
-    """Whether all ranks that hold something by the layout of a source are among its ranks."""
+    """Return whether all ranks that hold something by the layout of a source are among its ranks."""
     mesh = lowering.layout.mesh
     if source.ranks.issuperset(mesh.rank_at(position) for position in range(mesh.size)):
         return True
@@ -99,7 +99,7 @@ def is_whole(source: Source, lowering: Lowering) -> bool:
 
 
 def united(sources: Sequence[Source], shape: tuple[int, ...], *, at: str) -> Holdings:
-    """What ranks hold that say so in several ways; of a layout, only what is held by ranks that say it.
+    """Return what ranks hold that say so in several ways; of a layout, only what is held by ranks that say it.
 
     Raises:
         LayoutError: as `plain_holdings`; ``UCP-E-LAYOUT`` for entries of each coordinate's own.
@@ -132,12 +132,12 @@ class Part(NamedTuple):
 
 
 def flat_memory(local: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The elements of a local tensor in C order; a copy only where they are not in that order."""
+    """Return the elements of a local tensor in C order; a copy only where they are not in that order."""
     return np.ascontiguousarray(local).reshape(-1)
 
 
 def seen_part(memory: NDArray[np.generic], piece: Piece, *, at: str) -> NDArray[np.generic]:
-    """What a dense local tensor, flat, has of a box of the slot."""
+    """Return what a dense local tensor, flat, has of a box of the slot."""
     local, shape = piece.local, piece.box.shape
     last = local.offset + sum((extent - 1) * step for extent, step in zip(shape, local.strides, strict=True))
     if last >= memory.size:
@@ -184,7 +184,7 @@ class _Unit:
 
 
 def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
-    """What ``rank`` writes, slot by slot in the order given.
+    """Yield what ``rank`` writes, slot by slot in the order given.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
@@ -261,7 +261,7 @@ def _dealt(units: list[_Unit], holders: Sequence[int]) -> Iterator[tuple[int, _U
 
 
 def largest_part(slot: SlotToShare) -> int:
-    """How many elements of a slot the rank holds that holds the most; raises as `portions`."""
+    """Return how many elements of a slot the rank holds that holds the most; raises as `portions`."""
     return _largest(slot.sources, slot.grid.shape)
 
 
@@ -275,7 +275,7 @@ def _largest(sources: tuple[Source, ...], shape: tuple[int, ...]) -> int:
 
 
 def held_by_all(slot: SlotToShare, only: int | None = None) -> list[HeldBox]:
-    """Disjoint boxes, with all who hold each; those of which ``only`` one rank has some. None are empty.
+    """Return disjoint boxes, with all who hold each; those of which ``only`` one rank has some. None are empty.
 
     Raises as `portions`.
     """
@@ -291,7 +291,7 @@ def held_by_all(slot: SlotToShare, only: int | None = None) -> list[HeldBox]:
 
 
 def pieces_of(slot: SlotToShare, rank: int) -> tuple[Piece, ...]:
-    """What ``rank`` holds of a slot, as disjoint pieces; raises as `portions`."""
+    """Return what ``rank`` holds of a slot, as disjoint pieces; raises as `portions`."""
     shape = slot.grid.shape
     pieces: tuple[Piece, ...] = ()
     for source in slot.sources:

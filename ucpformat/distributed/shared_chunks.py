@@ -249,7 +249,7 @@ class _ChunkParcel:
         return self._grid.position_of(index)
 
     def outgoing(self, copy: Copy) -> NDArray[np.void]:
-        """The elements of a part of a chunk; zeros where this rank was not given them."""
+        """Return the elements of a part of a chunk; zeros where this rank was not given them."""
         box = self._box(copy)
         for held, data in self._waiting[self._chunk(box)]:
             if held.contains(box):
@@ -266,7 +266,7 @@ class _ChunkParcel:
         return found
 
     def place(self, copy: Copy) -> NDArray[np.void]:
-        """The room for a part of a chunk that this rank owns."""
+        """Return the room for a part of a chunk that this rank owns."""
         box = self._box(copy)
         chunk = self._chunk(box)
         chunk_box = self._grid.box_at(chunk)

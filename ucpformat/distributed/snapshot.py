@@ -45,7 +45,7 @@ class Copy(NamedTuple):
         return self.piece.box.size * self.kind.item_bytes
 
     def target(self, memory: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """The region as an array."""
+        """Return the region as an array."""
         return np.ndarray(self.piece.box.shape, self.kind.numpy, memory.data, self.start)
 
 
@@ -57,7 +57,7 @@ class Copier(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory for an arena."""
+        """Return memory for an arena."""
         ...
 
     def copy(
@@ -153,7 +153,7 @@ class Snapshot:
         self.fits = arena.prepare(extent(sizes))
 
     def batches(self) -> Iterator[Batch]:
-        """The batches; each is copied, or its copy begun, when it is given. Ends early where the arena is abandoned."""
+        """Yield the batches, each copied, or its copy begun, when yielded; end early if the arena is abandoned."""
         most = _BATCH_BYTES if self.fits else min(_BATCH_BYTES, self._arena.nbytes // _BATCHES_OF_A_RING)
         copies: list[Copy] = []
         pending = 0
@@ -233,7 +233,7 @@ def _next_batch(
 
 
 def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:
-    """The parts that this rank has to write, slot by slot, none larger than a chunk."""
+    """Yield the parts that this rank has to write, slot by slot, none larger than a chunk."""
     by_slot: dict[SlotName, list[Piece]] = {}
     for portion in saving.share():
         by_slot.setdefault(portion.name, []).append(portion.piece)

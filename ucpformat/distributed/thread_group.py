@@ -92,7 +92,7 @@ class _Shared:
             self._changed.wait_for(lambda: not self._at_work)
 
     def other(self, number: int) -> _Shared:
-        """The group that was made of this one as the ``number``-th."""
+        """Return the group that was made of this one as the ``number``-th."""
         with self._changed:
             while len(self._others) <= number:
                 self._others.append(_Shared(self.size))
@@ -118,7 +118,7 @@ class ThreadGroup:
         self.exchanged = 0
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What every thread gave."""
+        """Return what every thread gave."""
         self.rounds += 1
         self.sent += len(data)
         return self._shared.exchange(self.rounds - 1, self.rank, data)
@@ -129,16 +129,16 @@ class ThreadGroup:
         return found if self.rank == 0 else None
 
     def broadcast(self, data: bytes) -> bytes:
-        """What the first thread gave."""
+        """Return what the first thread gave."""
         return self.all_gather(data if self.rank == 0 else b"")[0]
 
     def another(self) -> ThreadGroup:
-        """Another group of the same threads."""
+        """Return another group of the same threads."""
         self._made += 1
         return ThreadGroup(self._shared.other(self._made - 1), self.rank)
 
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
-        """Messages to and from other threads."""
+        """Exchange messages with other threads."""
         for rank, message in sends.items():
             if message.size:
                 self.messages += 1

@@ -51,11 +51,11 @@ class Parcel(Protocol):
         ...
 
     def outgoing(self, copy: Copy) -> NDArray[np.void]:
-        """The elements of a part of a copy, in its shape, raw."""
+        """Return the elements of a part of a copy, in its shape, raw."""
         ...
 
     def place(self, copy: Copy) -> NDArray[np.void]:
-        """Where the elements of a part of a copy go, in its shape, raw."""
+        """Return where the elements of a part of a copy go, in its shape, raw."""
         ...
 
 
@@ -80,7 +80,7 @@ class _Part:
 
 
 def strided_view(memory: NDArray[np.void], shape: tuple[int, ...], place: Strided) -> NDArray[np.void]:
-    """Elements of a dense 1-D memory, seen as ``shape``, which is not empty."""
+    """Return elements of a dense 1-D memory, seen as ``shape``, which is not empty."""
     item = memory.itemsize
     steps = tuple(step * item for step in place.strides)
     return np.ndarray(shape, memory.dtype, memory.data, place.offset * item, steps)
@@ -128,7 +128,7 @@ _Parts = Sequence[_Part]
 def _by_peer(
     parcels: Iterable[Parcel], message_bytes: int
 ) -> tuple[dict[int, list[_Part]], dict[int, list[_Part]]]:
-    """What goes to, and comes from, each rank, in the order of messages, no part larger than a message."""
+    """Return what goes to, and comes from, each rank, in the order of messages, no part larger than a message."""
     sends: dict[int, list[_Part]] = {}
     receives: dict[int, list[_Part]] = {}
     for parcel in parcels:
@@ -159,7 +159,7 @@ def _messages(parts: _Parts, message_bytes: int) -> Iterator[_Parts]:
 
 
 def _exchange(giving: Mapping[int, _Parts], taking: Mapping[int, _Parts], group: Group, moved: Moved) -> None:
-    """One message to, and one from, each rank; a message of one dense run is not staged."""
+    """Send one message to, and receive one from, each rank; a message of one dense run is not staged."""
     staged = 0
     sends: dict[int, Bytes] = {}
     receives: dict[int, Bytes] = {}
@@ -185,7 +185,7 @@ def _exchange(giving: Mapping[int, _Parts], taking: Mapping[int, _Parts], group:
 
 
 def _packed(parts: _Parts) -> tuple[Bytes, bool]:
-    """The bytes of a message, and whether they are memory of the tensor itself."""
+    """Return the bytes of a message, and whether they are memory of the tensor itself."""
     if len(parts) == 1:
         elements = parts[0].parcel.outgoing(parts[0].copy)
         memory = _dense(elements)
@@ -198,12 +198,12 @@ def _packed(parts: _Parts) -> tuple[Bytes, bool]:
 
 
 def _dense(elements: NDArray[np.void]) -> Bytes | None:
-    """The bytes of elements that lie together in row-major order."""
+    """Return the bytes of elements that lie together in row-major order."""
     return elements.reshape(-1).view(np.uint8) if elements.flags.c_contiguous else None
 
 
 def _laid_out(parts: _Parts, memory: Bytes) -> Iterator[tuple[_Part, NDArray[np.void]]]:
-    """The parts of a message and where each lies in it."""
+    """Yield the parts of a message and where each lies in it."""
     position = 0
     for part in parts:
         elements = memory[position : position + part.nbytes].view(f"V{part.parcel.item_bytes}")

@@ -39,7 +39,7 @@ Owners = dict[str, list[int]]
 
 
 def announced(local: LocalState, group: Group) -> bytes:
-    """What a rank tells the others of its own values: positions, and digests instead of entries."""
+    """Return what a rank tells the others of its own values: positions, and digests instead of entries."""
     heads = {
         name: [*_place(own, group), hashlib.sha256(dumps_canonical(own.value)).hexdigest()]
         for name, own in sorted(local.own.items())
@@ -77,7 +77,7 @@ def owners_of(group: Group, said: Sequence[bytes]) -> Owners:
 
 
 def entry_of(local: LocalState, group: Group, owners: Owners) -> dict[str, list[JsonValue]]:
-    """The entries that are this rank's to give: name to position and entry."""
+    """Return the entries that are this rank's to give: name to position and entry."""
     given: dict[str, list[JsonValue]] = {}
     for name, own in local.own.items():
         position, _ = _place(own, group)
@@ -89,7 +89,7 @@ def entry_of(local: LocalState, group: Group, owners: Owners) -> dict[str, list[
 def whole_of(
     values: Mapping[str, JsonValue], entries: Sequence[Mapping[str, list[JsonValue]]]
 ) -> dict[str, JsonValue]:
-    """The values, those that differ from rank to rank with all their entries."""
+    """Return the values, those that differ from rank to rank with all their entries."""
     by_name: dict[str, dict[int, JsonValue]] = {}
     for given in entries:
         for name, (position, value) in given.items():
@@ -117,7 +117,7 @@ OPAQUE_MEDIA: Final = "application/octet-stream"
 
 
 def parted(values: Mapping[str, JsonValue]) -> tuple[dict[str, JsonValue], dict[str, bytes]]:
-    """The values that stay in the state document, and the bytes of those that become blobs."""
+    """Return the values that stay in the state document, and the bytes of those that become blobs."""
     plain: dict[str, JsonValue] = {}
     blobs: dict[str, bytes] = {}
     for name, value in values.items():
@@ -132,5 +132,5 @@ def parted(values: Mapping[str, JsonValue]) -> tuple[dict[str, JsonValue], dict[
 
 
 def opaque_value(data: bytes) -> JsonValue:
-    """The tagged value that `parted` takes."""
+    """Return the tagged value that `parted` takes."""
     return encode(NamedValue(OPAQUE_TYPE, data), at="")

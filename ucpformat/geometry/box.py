@@ -23,7 +23,7 @@ __all__ = [
 
 
 def is_extents(values: object) -> bool:
-    """Whether ``values`` is a tuple of integers >= 0; booleans are no integers here."""
+    """Return whether ``values`` is a tuple of integers >= 0; booleans are no integers here."""
     if not isinstance(values, tuple):
         return False
     # Every box is checked, so that a loop counts: a generator takes twice the time.
@@ -34,12 +34,12 @@ def is_extents(values: object) -> bool:
 
 
 def element_count(shape: tuple[int, ...]) -> int:
-    """How many elements a tensor of ``shape`` has; 1 for a 0-d tensor."""
+    """Return how many elements a tensor of ``shape`` has; 1 for a 0-d tensor."""
     return math.prod(shape)
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One stride per dim, in elements, of a dense row-major tensor; zero extents count as zero."""
+    """Return one stride per dim, in elements, of a dense row-major tensor; zero extents count as zero."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
@@ -97,7 +97,7 @@ class Box:
         return Box(offset, shape) if min(shape, default=1) > 0 else None
 
     def contains(self, other: Box) -> bool:
-        """Whether ``other`` lies within the bounds of this box; an empty one must do so too."""
+        """Return whether ``other`` lies within the bounds of this box; an empty one must do so too."""
         self._same_ndim(other)
         return all(map(int.__le__, self.offset, other.offset)) and all(map(int.__le__, other.stop, self.stop))
 

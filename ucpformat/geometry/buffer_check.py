@@ -96,7 +96,7 @@ def buffer_faults(tensors: Sequence[PlacedTensor]) -> Iterator[tuple[int, str]]:
 def _somewhere(
     presents: Sequence[tuple[tuple[int, frozenset[int]], ...]],
 ) -> tuple[tuple[int, frozenset[int]], ...]:
-    """Where at least one of several is held at most: positions on the axes on which each is limited."""
+    """Return where at least one of several is held at most: positions on the axes on which each is limited."""
     limits: dict[int, frozenset[int]] = dict(presents[0]) if presents else {}
     for present in presents[1:]:
         others = dict(present)

@@ -22,7 +22,7 @@ class BufferShare:
         self._kept: dict[int, list[tuple[int, int]]] = {}
 
     def may_hold(self, place: BufferPlace, shape: tuple[int, ...]) -> bool:
-        """Whether the rank's part meets the room of a tensor of ``shape``; raises as `lower`."""
+        """Return whether the rank's part meets the room of a tensor of ``shape``; raises as `lower`."""
         mesh = self._head.mesh
         entry = 0
         for name in place.axes:

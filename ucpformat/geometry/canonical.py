@@ -97,7 +97,7 @@ def _canonical(parts: list[_Part], ndim: int) -> list[_Part]:
 
 
 def _slabs(parts: list[_Part]) -> Iterator[tuple[int, int, list[_Part]]]:
-    """Dim 0 cut at every first and last index of a part; each slab with the parts that span it, if any."""
+    """Yield the slabs between first and last indices of parts along dim 0; each with the parts that span it."""
     waiting = sorted(parts, key=lambda part: part.offset[0], reverse=True)
     edges = {part.offset[0] for part in parts} | {part.offset[0] + part.shape[0] for part in parts}
     cuts = sorted(edges)
@@ -121,7 +121,7 @@ class _Grouping:
         self.steps: list[int] = []
 
     def add(self, start: int, height: int, rows: list[_Part], stride: int) -> None:
-        """Rows ``[start, start + height)``: ``rows`` at the first, ``stride`` further at each next."""
+        """Add rows ``[start, start + height)``: ``rows`` at the first, ``stride`` further at each next."""
         steps = self._joining_steps(start, rows)
         if steps is not None:
             if height == 1 or all(step == stride for step in steps):

@@ -30,7 +30,7 @@ class _Run:
     other: Strided
 
     def part(self, dim: int, start: int, count: int) -> _Run:
-        """The elements ``[start, start + count)`` along one of its dims."""
+        """Return the elements ``[start, start + count)`` along one of its dims."""
         along = self.dims[dim]
         first = list(self.first)
         first[along] += start * self.steps[dim]
@@ -39,12 +39,12 @@ class _Run:
         return replace(self, shape=shape, first=tuple(first), other=replace(self.other, offset=offset))
 
     def span(self, dim: int) -> int:
-        """How far its last element is from its first along one of its dims."""
+        """Return how far its last element is from its first along one of its dims."""
         return (self.shape[dim] - 1) * self.steps[dim]
 
 
 def clipped_move(move: Move, shape: tuple[int, ...], box: Box) -> Iterator[Move]:
-    """The parts of ``move`` that end in ``box`` of the target, which has ``shape``; they count in the box's memory.
+    """Yield the parts of ``move`` that end in ``box`` of the target of this ``shape``; they count in the box's memory.
 
     Raises UCP-E-LIMIT where it falls apart into more pieces than `MAX_PIECES`.
     """
@@ -58,7 +58,7 @@ def clipped_move(move: Move, shape: tuple[int, ...], box: Box) -> Iterator[Move]
 
 
 def source_boxes(move: Move, shape: tuple[int, ...]) -> Iterator[tuple[Box, Move]]:
-    """Boxes of the source, which has ``shape``, and what goes from the memory of each to the target.
+    """Yield boxes of the source, which has ``shape``, and what goes from the memory of each to the target.
 
     A box has at most twice as many elements as are taken from it. Raises as `clipped_move`.
     """
@@ -89,7 +89,7 @@ def _place(run: _Run, box: Box, inner: tuple[int, ...]) -> Strided:
 
 
 def _clipped(run: _Run, dim: int, low: int, high: int) -> Iterator[_Run]:
-    """The parts of ``run`` whose index along ``dim`` is in ``[low, high)``."""
+    """Yield the parts of ``run`` whose index along ``dim`` is in ``[low, high)``."""
     mine = sorted((place for place, along in enumerate(run.dims) if along == dim), key=run.steps.__getitem__)
     spans = sum(map(run.span, mine))
     first = run.first[dim]
@@ -174,7 +174,7 @@ def _index(start: int, dense: tuple[int, ...], shape: tuple[int, ...]) -> tuple[
 
 
 def _dim(step: int, dense: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """The innermost dim along which elements can be ``step`` apart."""
+    """Return the innermost dim along which elements can be ``step`` apart."""
     return next(dim for dim in reversed(range(len(shape))) if step < dense[dim] * shape[dim])
 
 
@@ -185,7 +185,7 @@ def _first_cut(
     dense: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> tuple[int, int, int] | None:
-    """A loop that leaves its dim: which, how many of it do not, and how many make a row where rows are whole."""
+    """Return a loop that leaves its dim: which, how many of it do not, and how many make a row where rows are whole."""
     reach = list(first)
     for at in sorted(range(len(loops)), key=lambda at: loops[at][1]):
         count, step, _ = loops[at]

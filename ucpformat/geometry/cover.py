@@ -141,7 +141,7 @@ def exact_cover(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | No
 
 
 def _tile(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """Whether boxes that lie inside the tensor hold every cell once; wrongly True with a probability below 2^-50.
+    """Return whether boxes inside the tensor hold every cell once; wrongly True with a probability below 2^-50.
 
     With a variable ``x[d]`` for each dim, the cells of a box are the monomials of the product of
     ``(x[d]**start - x[d]**stop) / (1 - x[d])``: boxes tile the tensor if, and only if, their products sum up to that of
@@ -167,7 +167,7 @@ def _tile(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
 
 
 def _are_slabs(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """Whether boxes, which are not empty, lie one behind another in one dim, and have all of every other.
+    """Return whether boxes, which are not empty, lie one behind another in one dim, and have all of every other.
 
     That is how most tensors are cut, and it is seen at a glance.
     """

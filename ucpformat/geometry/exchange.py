@@ -189,7 +189,7 @@ def check_exchange(source: Holdings, target: Holdings) -> None:
 
 
 def _entries_fit(source: Holdings, target: Holdings) -> bool:
-    """Whether entries that belong to each rank stay where they are; of equal shapes, they are equally many."""
+    """Return whether entries that belong to each rank stay where they are; of equal shapes, they are equally many."""
     if source.own_axes is None or target.own_axes is None:
         return source.own_axes == target.own_axes
     return source.keeps_entries or source.own_axes == target.own_axes

@@ -63,7 +63,7 @@ def extent_of(intervals: list[Interval]) -> int:
 
 
 def taken(intervals: list[Interval], start: int, length: int) -> list[Interval]:
-    """Elements ``[start, start + length)`` of the concatenation, empty intervals left out."""
+    """Return elements ``[start, start + length)`` of the concatenation, empty intervals left out."""
     result: list[Interval] = []
     stop = start + length
     position = 0

@@ -108,7 +108,7 @@ class Layout:
         return self.mesh.size * math.prod(counts)
 
     def holds(self, rank: int) -> bool:
-        """Whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty.
+        """Return whether ``rank`` is in the mesh and no `Only` leaves it out; its part may still be empty.
 
         >>> first = ucp.Layout(mesh, (ucp.Only("dp", (0,)),))
         >>> first.holds(3), first.holds(4)

@@ -138,7 +138,7 @@ class Mesh:
         return next((place for place, axis in enumerate(self.axes) if axis.name == name), None)
 
     def coordinates(self) -> Iterator[Coordinate]:
-        """Every coordinate, last axis fastest.
+        """Return every coordinate, last axis fastest.
 
         >>> list(mesh.coordinates())[:3]
         [(0, 0), (0, 1), (0, 2)]

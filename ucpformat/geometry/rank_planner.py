@@ -82,7 +82,7 @@ class RankPlanner:
         self._plans: dict[tuple[Spread, Spread, int], RankPlan] = {}
 
     def takes_part(self, source: Spread, target: Spread) -> bool:
-        """Whether the rank may hold an element of either; cheap, and never False where it does."""
+        """Return whether the rank may hold an element of either; cheap, and never False where it does."""
         return self._holds[0].may_hold(source) or self._holds[1].may_hold(target)
 
     def plan(self, source: Spread, target: Spread, *, turn: int = 0) -> RankPlan | None:

@@ -17,7 +17,7 @@ __all__ = ["load_state", "save_state", "state_of"]
 
 
 def state_of(accelerator: Any) -> dict[str, Any]:
-    """Everything that was prepared or registered: models, their optimizers, schedulers, the scaler, other objects.
+    """Return everything prepared or registered: models, their optimizers, schedulers, the scaler, other objects.
 
     Names count from the second on: ``model``, ``model1``; ``optim``, ``optim1``. Models and optimizers are those
     below Accelerate's wrappers: names of parameters are those of the plain model, whatever divides it.

@@ -110,7 +110,7 @@ def _parts(engine: Any) -> _Parts:
 
 
 def _divided(engine: Any, state: dict[str, Any]) -> _Parts:
-    """Masters and states of ZeRO-1 and 2: of every parameter, a run of its flattened elements on each rank."""
+    """Return masters and states of ZeRO-1 and 2: of every parameter, a run of its flattened elements on each rank."""
     optimizer = engine.optimizer
     if not any(optimizer.optimizer.state.get(flat) for flat in optimizer.single_partition_of_fp32_groups):
         message = "the optimizer has no states before the engine's first step; save after it"
@@ -153,7 +153,7 @@ def _link(optimizer: Any) -> None:
 
 
 def _layouts(members: Sequence[tuple[str, Any]]) -> dict[str, TensorLayout]:
-    """How the ranks hold each parameter's run of elements; ranks tell each other where theirs begin."""
+    """Return how the ranks hold each parameter's run of elements; ranks tell each other where theirs begin."""
     group = group_of(None)
     mine = {
         name: [
@@ -179,7 +179,7 @@ def _layouts(members: Sequence[tuple[str, Any]]) -> dict[str, TensorLayout]:
 
 
 def _state_names(path: str) -> list[str]:
-    """Names of the optimizer's tensors in a checkpoint."""
+    """Return names of the optimizer's tensors in a checkpoint."""
     with open_checkpoint(path) as checkpoint:
         found = {
             name for view in checkpoint.values() for name in view if name not in ("value", _MASTER, _STEP)
@@ -188,7 +188,7 @@ def _state_names(path: str) -> list[str]:
 
 
 def _make_states(engine: Any, names: Sequence[str]) -> None:
-    """States of a fresh optimizer, as its first step would make them, to be filled."""
+    """Make the states of a fresh optimizer, as its first step would make them, to be filled."""
     import torch
 
     optimizer = engine.optimizer
@@ -201,7 +201,7 @@ def _make_states(engine: Any, names: Sequence[str]) -> None:
 
 
 def _take_back(engine: Any, state: dict[str, Any]) -> None:
-    """What is not filled in place."""
+    """Take back what is not filled in place."""
     for name, value in state["engine"].items():
         setattr(engine, name, value)
     optimizer = engine.optimizer

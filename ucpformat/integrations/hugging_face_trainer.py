@@ -142,7 +142,7 @@ class UcpTrainer(Trainer):  # type: ignore[misc]
         self.manager.save(self.state.global_step, state, metrics=self._metrics())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Nothing: the model comes with the optimizer."""
+        """Do nothing: the model comes with the optimizer."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self._step is not None:
@@ -151,7 +151,7 @@ class UcpTrainer(Trainer):  # type: ignore[misc]
             load(self._resumed, self._parts())
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Nothing: it comes with the optimizer."""
+        """Do nothing: it comes with the optimizer."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self._resumed is not None:

@@ -79,7 +79,7 @@ class UcpCheckpointIO(CheckpointIO):  # type: ignore[misc]
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint with its tensors in host memory, from which Lightning fills what it has.
+        """Return the checkpoint with its tensors in host memory, from which Lightning fills what it has.
 
         Raises:
             UcpError: as `ucpformat.load`.
@@ -98,7 +98,7 @@ class UcpCheckpointIO(CheckpointIO):  # type: ignore[misc]
 
 
 def _renamed(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The members that other jobs have as well by their names there: ``model``, ``optim``, ``optim1``, ..."""
+    """Return the members that other jobs have as well by their names there: ``model``, ``optim``, ``optim1``, ..."""
     found = dict(checkpoint)
     if any(_OURS.fullmatch(name) for name in found):
         return found
@@ -125,7 +125,7 @@ def _number(name: str) -> int:
 
 
 def named_states(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """An optimizer's state dict with the names of its parameters for their numbers."""
+    """Return an optimizer's state dict with the names of its parameters for their numbers."""
     return {
         **state,
         "state": {names[number]: slots for number, slots in state["state"].items()},
@@ -137,7 +137,7 @@ def named_states(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
 
 
 def numbered_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The way back from `named_states`: numbers are the places in the groups, as torch counts them.
+    """Return the way back from `named_states`: numbers are the places in the groups, as torch counts them.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a state of a parameter that is in no group.

@@ -24,7 +24,7 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def random_states() -> dict[str, Any]:
-    """Entries ``random``, of each rank under its number, and ``world``: how many ranks there are.
+    """Return entries ``random``, of each rank under its number, and ``world``: how many ranks there are.
 
     Python's, numpy's and torch's generators, and that of the current CUDA device where one is in use.
     """

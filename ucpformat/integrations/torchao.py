@@ -22,7 +22,7 @@ _KINDS = ("OptimState8bit", "OptimStateFp8")
 
 
 def block_layouts(state: Mapping[str, Any]) -> dict[str, TensorLayout]:
-    """What ``layouts=`` of `save` and `load` takes, for a state of modules and optimizers or of their state dicts.
+    """Return the ``layouts=`` of `save` and `load` for a state of modules and optimizers, or of their state dicts.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, naming the entry, for parameters that are not divided in equal parts

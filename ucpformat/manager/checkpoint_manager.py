@@ -114,7 +114,7 @@ class CheckpointManager:
         return b""
 
     def path(self, step: int) -> str:
-        """URL of the checkpoint of a step; where there is none, that of the first one that will be.
+        """Return URL of the checkpoint of a step; where there is none, that of the first one that will be.
 
         >>> ucp.CheckpointManager("run").path(5).rpartition("/")[2]
         'step-5.ucp'
@@ -122,7 +122,7 @@ class CheckpointManager:
         return self.run.path(step)
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending.
+        """Return committed steps, ascending.
 
         >>> with ucp.CheckpointManager("run") as manager:
         ...     saves = [manager.save(step, {"epoch": step}) for step in (1, 2)]
@@ -133,7 +133,7 @@ class CheckpointManager:
         return found
 
     def latest(self) -> int | None:
-        """The greatest committed step, or None.
+        """Return the greatest committed step, or None.
 
         >>> with ucp.CheckpointManager("run") as manager:
         ...     manager.latest()
@@ -142,7 +142,7 @@ class CheckpointManager:
         return found
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The finite metrics that a step was saved with.
+        """Return the finite metrics that a step was saved with.
 
         >>> with ucp.CheckpointManager("run") as manager:
         ...     save = manager.save(1, {"epoch": 1}, metrics={"loss": 0.5})
@@ -244,7 +244,7 @@ class CheckpointManager:
         return self._saver
 
     def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float | None]:
-        """Metrics as checkpoints keep them; null for what is not finite."""
+        """Return metrics as checkpoints keep them; null for what is not finite."""
         wanted = self.retention.metric
         if metrics and wanted is not None and wanted not in metrics:
             message = f"keep_best goes by {wanted!r}, which is not among the metrics: {', '.join(map(repr, metrics))}"
@@ -386,7 +386,7 @@ class CheckpointManager:
         return None
 
     def _agreed_names(self, step: int) -> list[str]:
-        """Names of a step as the first rank sees them, the newest first; one where none is committed."""
+        """Return names of a step as the first rank sees them, the newest first; one where none is committed."""
 
         def see() -> bytes:
             return json.dumps(self.run.committed(step) or [step_name(step)]).encode()
@@ -395,7 +395,7 @@ class CheckpointManager:
         return found
 
     def _fault(self, path: str, level: Level | None) -> UcpError | None:
-        """What the first rank finds wrong with a checkpoint before it is read."""
+        """Return what the first rank finds wrong with a checkpoint before it is read."""
 
         def look() -> bytes:
             fault = first_fault(path)
@@ -447,7 +447,7 @@ class CheckpointManager:
             self._stop = StopRequest(signals or (signal.SIGTERM,))
 
     def stopping(self) -> bool:
-        """Whether a signal of `stop_on` has come on any rank, as all ranks agree; one round of the group.
+        """Return whether a signal of `stop_on` has come on any rank, as all ranks agree; one round of the group.
 
         >>> with ucp.CheckpointManager("run") as manager:
         ...     manager.stopping()

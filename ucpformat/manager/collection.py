@@ -42,7 +42,7 @@ class Collected:
 
 
 def first_fault(url: str) -> UcpError | None:
-    """Why a committed checkpoint cannot be good, as far as its root and state documents and lengths of packs say.
+    """Return why a committed checkpoint cannot be good, by its root and state documents and lengths of packs.
 
     Raises:
         UcpError: what says nothing about the checkpoint: the store fails, or the version or a feature is unknown.
@@ -62,7 +62,7 @@ def first_fault(url: str) -> UcpError | None:
 
 
 def is_damage(code: str) -> bool:
-    """Whether an error of this code says that the checkpoint is damaged, whoever reads it."""
+    """Return whether an error of this code says that the checkpoint is damaged, whoever reads it."""
     return code in _DAMAGE
 
 

@@ -29,18 +29,18 @@ class LocalPlace:
         self.url = str(self._path)
 
     def names(self) -> list[str]:
-        """Entries that are directories, or links to them."""
+        """Return entries that are directories, or links to them."""
         with translated(self.url):
             if not self._path.exists():
                 return []
             return [entry.name for entry in self._path.iterdir() if entry.is_dir()]
 
     def child(self, name: str) -> str:
-        """Path of an entry."""
+        """Return path of an entry."""
         return str(self._path / name)
 
     def age(self, name: str) -> float | None:
-        """Seconds between the newest change below an entry and now, as the file system counts."""
+        """Return seconds between the newest change below an entry and now, as the file system counts."""
         with translated(self.url):
             newest = (self._path / name).stat().st_mtime
             for directory, _, files in os.walk(self._path / name):
@@ -50,7 +50,7 @@ class LocalPlace:
             return self._now() - newest
 
     def _now(self) -> float:
-        """The time of the file system: when a file is made that is made now."""
+        """Return the time of the file system: when a file is made that is made now."""
         probe = self._path / f".ucp-clock-{uuid.uuid4().hex[:8]}"
         descriptor = opened(probe, CREATE_FLAGS)
         try:
@@ -62,13 +62,13 @@ class LocalPlace:
                 os.unlink(probe)
 
     def is_foreign(self, name: str) -> bool:
-        """Whether it is a link, or has anything at its top that is no part of a checkpoint."""
+        """Return whether it is a link, or has anything at its top that is no part of a checkpoint."""
         path = self._path / name
         with translated(self.url):
             return path.is_symlink() or foreign_among([entry.name for entry in path.iterdir()])
 
     def abort_uploads(self, older_than: float, *, dry: bool) -> dict[str, int]:
-        """None: a file is there as soon as it is begun."""
+        """Return nothing: a file is there as soon as it is begun."""
         del older_than, dry
         return {}
 

@@ -33,7 +33,7 @@ class RemotePlace:
             self._uploads = S3Uploads.by(self._filesystem)
 
     def names(self) -> list[str]:
-        """Entries that are no single objects."""
+        """Return entries that are no single objects."""
         with translated(self.url):
             self._filesystem.invalidate_cache()
             try:
@@ -45,7 +45,7 @@ class RemotePlace:
         ]
 
     def child(self, name: str) -> str:
-        """URL of an entry; that of a chain of protocols has the path in its first link."""
+        """Return URL of an entry; that of a chain of protocols has the path in its first link."""
         first, *others = self.url.split("::")
         return "::".join((f"{first.rstrip('/')}/{name}", *others))
 
@@ -53,7 +53,7 @@ class RemotePlace:
         return f"{self._path.rstrip('/')}/{name}"
 
     def age(self, name: str) -> float | None:
-        """Seconds between the newest change of an object below an entry and that of one written now."""
+        """Return seconds between the newest change of an object below an entry and that of one written now."""
         with translated(self.url):
             return self._age(name, self._filesystem.find(self._full(name)))
 
@@ -71,7 +71,7 @@ class RemotePlace:
         return (now - max(changes)).total_seconds() if changes else None
 
     def _now(self) -> datetime.datetime:
-        """What the store says of an object that is written now."""
+        """Return what the store says of an object that is written now."""
         probe = self._full(f".ucp-clock-{uuid.uuid4().hex[:8]}")
         try:
             self._filesystem.pipe_file(probe, b"")
@@ -88,7 +88,7 @@ class RemotePlace:
         return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
     def is_foreign(self, name: str) -> bool:
-        """Whether anything at its top is no part of a checkpoint."""
+        """Return whether anything at its top is no part of a checkpoint."""
         with translated(self.url):
             base = self._filesystem._strip_protocol(self._full(name)).rstrip("/") + "/"
             found = self._filesystem.find(self._full(name))
@@ -141,7 +141,7 @@ class RemotePlace:
         return found
 
     def _is_dead(self, name: str, upload: S3Upload, now: datetime.datetime, older_than: float) -> bool:
-        """Whether an upload is one of a checkpoint, and nothing of it has arrived for so long."""
+        """Return whether an upload is one of a checkpoint, and nothing of it has arrived for so long."""
         if step_of(name) is None or self._uploads is None:
             return False
         if (now - upload.begun).total_seconds() < older_than:
@@ -149,7 +149,7 @@ class RemotePlace:
         return (now - self._uploads.changed(upload)).total_seconds() >= older_than
 
     def _found(self, name: str) -> dict[str, str]:
-        """Paths below an entry, by key."""
+        """Return paths below an entry, by key."""
         self._filesystem.invalidate_cache()
         base = self._filesystem._strip_protocol(self._full(name)).rstrip("/") + "/"
         return {path.removeprefix(base): path for path in self._filesystem.find(self._full(name))}
@@ -171,7 +171,7 @@ class RemotePlace:
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The directories of a path in a checkpoint, the checkpoint's own among them."""
+    """Yield the directories of a path in a checkpoint, the checkpoint's own among them."""
     while "/" in (path := path.rpartition("/")[0]):
         yield path
         if path.rpartition("/")[2].partition(".ucp")[1]:
@@ -179,7 +179,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _reached(url: str) -> Callable[[str], bool] | None:
-    """Which keys the root document at ``url`` reaches; None where that cannot be read."""
+    """Return which keys the root document at ``url`` reaches; None where that cannot be read."""
     try:
         with open_checkpoint(url) as checkpoint:
             root = checkpoint.root

@@ -56,7 +56,7 @@ class Retention:
         return self.last is None and self.every is None and self.best is None
 
     def ranked(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> list[int]:
-        """The steps that have a finite metric, the best one first."""
+        """Return the steps that have a finite metric, the best one first."""
         if self.metric is None:
             return []
         values = {step: metrics.get(step, {}).get(self.metric, math.nan) for step in steps}
@@ -64,14 +64,14 @@ class Retention:
         return [-step for _, step in sorted((sign * v, -s) for s, v in values.items() if math.isfinite(v))]
 
     def kept(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps that are kept, of all that are committed."""
+        """Return the steps that are kept, of all that are committed."""
         ordered = sorted(steps)
         if self.keeps_all or self.is_unjudged(ordered, metrics):
             return set(ordered)
         return self._by_number(ordered) | set(self.ranked(ordered, metrics)[: self.best or 0])
 
     def is_unjudged(self, steps: Iterable[int], metrics: Mapping[int, Mapping[str, float]]) -> bool:
-        """Whether steps are kept only because none has the metric."""
+        """Return whether steps are kept only because none has the metric."""
         ordered = sorted(steps)
         return (
             self.best is not None

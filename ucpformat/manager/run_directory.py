@@ -51,24 +51,24 @@ def step_name(step: int, revision: int = 0) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step whose checkpoint has this name."""
+    """Return the step whose checkpoint has this name."""
     found = _STEP.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def revision_of(name: str) -> int:
-    """How often the checkpoint of this name was replaced before it; 0 for a name of something else."""
+    """Return how often the checkpoint of this name was replaced before it; 0 for a name of something else."""
     found = _STEP.fullmatch(name)
     return 0 if found is None else int(found[2] or 0)
 
 
 def is_aside(name: str) -> bool:
-    """Whether this is what was moved out of the way to be removed: nobody writes or reads it any more."""
+    """Return whether this is what was moved out of the way to be removed: nobody writes or reads it any more."""
     return _DEBRIS.fullmatch(name) is not None
 
 
 def is_of_a_checkpoint(entry: str) -> bool:
-    """Whether a file or directory at the top of a checkpoint belongs there."""
+    """Return whether a file or directory at the top of a checkpoint belongs there."""
     return entry == ROOT_KEY or is_staged(entry) or f"{entry}/" in PREFIXES
 
 
@@ -78,19 +78,19 @@ class Place(Protocol):
     url: str
 
     def names(self) -> list[str]:
-        """Entries of the directory; none where there is no directory."""
+        """Return entries of the directory; none where there is no directory."""
         ...
 
     def child(self, name: str) -> str:
-        """URL of an entry."""
+        """Return URL of an entry."""
         ...
 
     def age(self, name: str) -> float | None:
-        """Seconds since anything of an entry changed, by the clock of the medium; None where it does not say."""
+        """Return seconds since anything of an entry changed, by the clock of the medium; None where it does not say."""
         ...
 
     def is_foreign(self, name: str) -> bool:
-        """Whether an entry has what is no part of a checkpoint, or is a link: it is never removed."""
+        """Return whether an entry has what is no part of a checkpoint, or is a link: it is never removed."""
         ...
 
     def remove(self, name: str) -> None:
@@ -131,11 +131,11 @@ class RunDirectory:
         return self.place.url
 
     def path(self, step: int) -> str:
-        """URL of the checkpoint of a step; where there is none, that of the first one that will be."""
+        """Return URL of the checkpoint of a step; where there is none, that of the first one that will be."""
         return self.place.child(self.name(step) or step_name(step))
 
     def vacant(self, step: int) -> str:
-        """URL for the next checkpoint of a step: beside the committed one, where there is one."""
+        """Return URL for the next checkpoint of a step: beside the committed one, where there is one."""
         names = self.names(step)
         last = names[-1] if names else step_name(step)
         if self._has_root(last):
@@ -147,32 +147,32 @@ class RunDirectory:
         return next(filter(self._has_root, reversed(self.names(step))), None)
 
     def committed(self, step: int) -> list[str]:
-        """Names of the committed checkpoint of a step, and of those behind it that it has replaced, if any is left."""
+        """Return the names of a step's committed checkpoint, and of those that it has replaced, if any is left."""
         return [*filter(self._has_root, reversed(self.names(step)))]
 
     def names(self, step: int) -> list[str]:
-        """Names of all that there is of a step, in the order of revisions, committed or not."""
+        """Return names of all that there is of a step, in the order of revisions, committed or not."""
         return self._named().get(step, [])
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending."""
+        """Return committed steps, ascending."""
         return [step for step, names in self._named().items() if any(map(self._has_root, names))]
 
     def latest(self) -> int | None:
-        """The greatest committed step."""
+        """Return the greatest committed step."""
         named = self._named()
         return next((step for step in reversed(named) if any(map(self._has_root, named[step]))), None)
 
     def uncommitted(self) -> list[int]:
-        """Steps that have a place and no root document: being written, or debris."""
+        """Return steps that have a place and no root document: being written, or debris."""
         return [step for step, names in self._named().items() if not any(map(self._has_root, names))]
 
     def without_root(self) -> list[str]:
-        """Names of what has no root document: being written, or debris."""
+        """Return names of what has no root document: being written, or debris."""
         return [name for names in self._named().values() for name in names if not self._has_root(name)]
 
     def replaced(self) -> dict[str, str]:
-        """Names of committed checkpoints, each with that of the committed one that has replaced it."""
+        """Return names of committed checkpoints, each with that of the committed one that has replaced it."""
         found: dict[str, str] = {}
         for names in self._named().values():
             committed = [name for name in names if len(names) > 1 and self._has_root(name)]
@@ -181,11 +181,11 @@ class RunDirectory:
         return found
 
     def aside(self) -> list[str]:
-        """Names of what was moved out of the way and is not removed yet."""
+        """Return names of what was moved out of the way and is not removed yet."""
         return sorted(name for name in self.place.names() if is_aside(name))
 
     def _named(self) -> dict[int, list[str]]:
-        """Names of checkpoints by step, ascending, and for each in the order of revisions."""
+        """Return names of checkpoints by step, ascending, and for each in the order of revisions."""
         found: dict[int, list[str]] = {}
         for name in sorted(self.place.names(), key=revision_of):
             if (step := step_of(name)) is not None:
@@ -193,18 +193,18 @@ class RunDirectory:
         return dict(sorted(found.items()))
 
     def is_committed(self, step: int) -> bool:
-        """Whether the step has a root document."""
+        """Return whether the step has a root document."""
         return self.name(step) is not None
 
     def is_checkpoint(self) -> bool:
-        """Whether this is no directory of checkpoints, but one itself."""
+        """Return whether this is no directory of checkpoints, but one itself."""
         return _has_root(self.place.url)
 
     def _has_root(self, name: str) -> bool:
         return _has_root(self.place.child(name))
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """The finite metrics that a committed step was saved with.
+        """Return the finite metrics that a committed step was saved with.
 
         Raises:
             UcpError: what reading the root document raises.
@@ -226,7 +226,7 @@ def _has_root(url: str) -> bool:
 
 
 def metrics_of(annotations: Mapping[str, object]) -> dict[str, float]:
-    """The finite metrics among the annotations of a root document; whatever else stands there is left out."""
+    """Return the finite metrics among the annotations of a root document; whatever else stands there is left out."""
     found = annotations.get(METRICS)
     if not isinstance(found, dict):
         return {}
@@ -235,17 +235,17 @@ def metrics_of(annotations: Mapping[str, object]) -> dict[str, float]:
 
 
 def foreign_among(entries: Sequence[str]) -> bool:
-    """Whether something at the top of a checkpoint is no part of one."""
+    """Return whether something at the top of a checkpoint is no part of one."""
     return not all(map(is_of_a_checkpoint, entries))
 
 
 def open_run(url: str | os.PathLike[str]) -> RunDirectory:
-    """The run directory at a local path or any fsspec URL; it need not exist yet."""
+    """Return the run directory at a local path or any fsspec URL; it need not exist yet."""
     return RunDirectory(place_at(url))
 
 
 def place_at(url: str | os.PathLike[str]) -> Place:
-    """The directory at a local path or any fsspec URL."""
+    """Return the directory at a local path or any fsspec URL."""
     from ucpformat.manager.local_place import LocalPlace
     from ucpformat.manager.remote_place import RemotePlace
 

@@ -59,7 +59,7 @@ class ArrangedAtom:
             yield from case_problems((slot.name, pointer("#/slots", slot.name)) for slot in self.slots)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object of the atom."""
+        """Return the JSON object of the atom."""
         return {"name": self.name, "slots": {slot.name: slot.to_json() for slot in self.slots}}
 
 
@@ -111,7 +111,7 @@ class Arrangement:
         return arrangement, problems
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {
             **self.envelope.to_json(),
             "kind": KIND,

@@ -116,7 +116,7 @@ class Slot:
         return slot_problems(self.name, self.dtype, self.shape)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads; what is absent is left out."""
+        """Return the JSON object that `from_json` reads; what is absent is left out."""
         value: dict[str, JsonValue] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.layout is not None:
             value["layout"] = self.layout
@@ -171,18 +171,18 @@ class Atom:
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def slot(self, name: str) -> Slot:
-        """The slot ``name``; raises ``KeyError``."""
+        """Return the slot ``name``; raises ``KeyError``."""
         for slot in self.slots:
             if slot.name == name:
                 return slot
         raise KeyError(name)
 
     def alias_places(self) -> Iterator[tuple[str, str]]:
-        """Every alias after its place relative to the atom."""
+        """Return every alias after its place relative to the atom."""
         return ((f"#/aliases/{index}", alias) for index, alias in enumerate(self.aliases))
 
     def is_sound(self) -> bool:
-        """Whether `problems` finds nothing, told quickly; False where it takes a closer look."""
+        """Return whether `problems` finds nothing, told quickly; False where it takes a closer look."""
         return (
             not self.aliases
             and is_component(self.key)
@@ -244,7 +244,7 @@ class Atom:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads; what is absent is left out."""
+        """Return the JSON object that `from_json` reads; what is absent is left out."""
         value: dict[str, JsonValue] = {
             "name": self.name,
             "key": self.key,

@@ -35,7 +35,7 @@ def require_compression(chosen: object) -> None:
 
 
 def compressor_of(chosen: Compression | None, dtype_name: str, shape: Sequence[int]) -> Compressor | None:
-    """The compressor of one slot, given what the caller chose for all."""
+    """Return the compressor of one slot, given what the caller chose for all."""
     if chosen != AUTO or isinstance(chosen, Compressor):
         return chosen
     if dtype_name not in _PAYING:

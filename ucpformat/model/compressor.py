@@ -72,7 +72,7 @@ class Compressor:
         return cls(name, configuration)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads, its configuration sorted by name.
+        """Return the JSON object that `from_json` reads, its configuration sorted by name.
 
         >>> ucp.Compressor("gzip", {"level": 5}).to_json()
         {'name': 'gzip', 'configuration': {'level': 5}}

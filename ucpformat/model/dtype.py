@@ -145,7 +145,7 @@ def bytes_codec(entry: DType) -> dict[str, JsonValue]:
 
 
 def unused_bits_are_zero(data: NDArray[np.uint8], entry: DType) -> bool:
-    """Whether ``data``, the stored bytes of any number of elements, sets no bit outside the value."""
+    """Return whether ``data``, the stored bytes of any number of elements, sets no bit outside the value."""
     mask = entry.used_mask
     return mask is None or data.size == 0 or int(data.max()) <= mask
 

@@ -58,7 +58,7 @@ class Extension:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads, with all three members."""
+        """Return the JSON object that `from_json` reads, with all three members."""
         return {
             "must_understand": self.must_understand,
             "safe_to_copy": self.safe_to_copy,
@@ -96,7 +96,7 @@ class Envelope:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The six members, in the order of the specification."""
+        """Return the six members, in the order of the specification."""
         return {
             "format": FORMAT,
             "format_version": self.format_version,
@@ -107,7 +107,7 @@ class Envelope:
         }
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """Feature lists that are unsorted, repeat themselves or share a feature (UCP-D-007, UCP-D-008)."""
+        """Yield feature lists that are unsorted, repeat themselves or share a feature (UCP-D-007, UCP-D-008)."""
         for member, features in (
             ("read_features", self.read_features),
             ("write_features", self.write_features),

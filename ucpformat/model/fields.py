@@ -69,7 +69,7 @@ def _joined(at: str, rest: str) -> str:
 
 
 def wrong_type(value: JsonValue, expected: str, at: str) -> UcpError:
-    """The refusal of a value whose JSON type is not ``expected``."""
+    """Return the refusal of a value whose JSON type is not ``expected``."""
     found = "null" if value is None else _TYPE_NAMES.get(type(value), "an object")
     return error("UCP-E-SCHEMA", f"{expected} is expected here, not {found}", at=at)
 

@@ -54,7 +54,7 @@ class IndexPart:
         return cls(tuple(atoms))
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """What is wrong with the content: ``UCP-E-KEY``, ``UCP-E-NAME``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
+        """Yield what is wrong with the content: ``UCP-E-KEY``, ``UCP-E-NAME``, ``UCP-E-DTYPE``, ``UCP-E-SHAPE``.
 
         What depends on other documents is not looked at: layouts, other parts, the root's `Part`.
         """
@@ -81,7 +81,7 @@ class IndexPart:
                 yield from below(found, pointer(at, "atoms", index))
 
     def columns(self) -> PartColumns:
-        """What it takes to find slots, without making atoms where they are `SoundAtoms`."""
+        """Return what it takes to find slots, without making atoms where they are `SoundAtoms`."""
         return self.atoms.columns if isinstance(self.atoms, SoundAtoms) else PartColumns.of(self.atoms)
 
     def reference_problems(self, layouts: int, *, at: str) -> Iterator[Problem]:
@@ -98,7 +98,7 @@ class IndexPart:
                     )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"atoms": [atom.to_json() for atom in self.atoms]}
 
 

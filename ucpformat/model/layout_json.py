@@ -128,7 +128,7 @@ class Resolved:
 
 
 def resolve(meshes: Sequence[MeshRecord], layouts: Sequence[LayoutRecord], *, at: str) -> Resolved:
-    """The meshes and layouts of the root document that lies at the place ``at``."""
+    """Return the meshes and layouts of the root document that lies at the place ``at``."""
     problems: list[Problem] = []
     made_meshes: dict[int, Mesh] = {}
     made_layouts: list[Layout] = []
@@ -154,7 +154,7 @@ def resolve(meshes: Sequence[MeshRecord], layouts: Sequence[LayoutRecord], *, at
 
 
 def _buffer_problems(layouts: Sequence[tuple[int, int, Layout]], at: str) -> Iterator[Problem]:
-    """Layouts that put tensors into one buffer and do different things with it (UCP-D-075)."""
+    """Yield layouts that put tensors into one buffer and do different things with it (UCP-D-075)."""
     known: dict[tuple[int, str], tuple[Step, ...]] = {}
     for index, mesh, layout in layouts:
         tail = buffer_tail(layout)
@@ -307,7 +307,7 @@ def step_from_json(value: JsonValue, *, at: str) -> Step:
 
 
 def step_to_json(step: Step) -> dict[str, JsonValue]:
-    """The JSON object of one step.
+    """Return the JSON object of one step.
 
     Raises ``UCP-E-LAYOUT``: a factor that is no power of two of at most `MAX_EXPONENT`.
     """
@@ -358,7 +358,7 @@ def step_to_json(step: Step) -> dict[str, JsonValue]:
 
 
 def mesh_to_json(mesh: Mesh) -> dict[str, JsonValue]:
-    """The JSON object of a mesh."""
+    """Return the JSON object of a mesh."""
     value: dict[str, JsonValue] = {"axes": [_axis_to_json(axis) for axis in mesh.axes]}
     if mesh.ranks is not None:
         value["ranks"] = list(mesh.ranks)
@@ -372,7 +372,7 @@ def _axis_to_json(axis: Axis) -> JsonValue:
 
 
 def layout_to_json(layout: Layout, meshes: Sequence[Mesh]) -> dict[str, JsonValue]:
-    """The JSON object of a layout whose mesh is one of ``meshes``.
+    """Return the JSON object of a layout whose mesh is one of ``meshes``.
 
     Raises ``UCP-E-REFERENCE``: the mesh is none of them.
     Raises ``UCP-E-LAYOUT``: as `step_to_json`.

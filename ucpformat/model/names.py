@@ -61,7 +61,7 @@ _OWN_KEY: Final = re.compile(rf"(?!(?:{_DEVICE}|(?i:zarr\.json))\Z){_COMPONENT.p
 
 
 def is_component(text: str) -> bool:
-    """Whether `check_component` would let ``text`` pass."""
+    """Return whether `check_component` would let ``text`` pass."""
     return _COMPONENT.fullmatch(text) is not None
 
 
@@ -74,7 +74,7 @@ def fits_glob(glob: str, name: str) -> bool:
 
 
 def are_components(texts: Iterable[str]) -> bool:
-    """Whether `check_component` would let all ``texts`` pass."""
+    """Return whether `check_component` would let all ``texts`` pass."""
     return None not in map(_COMPONENT.fullmatch, texts)
 
 
@@ -121,7 +121,7 @@ def check_name(text: str, at: str) -> None:
 
 
 def are_names(texts: Sequence[str]) -> bool:
-    """Whether `check_name` would let all ``texts`` pass."""
+    """Return whether `check_name` would let all ``texts`` pass."""
     if not texts:
         return True
     together = " ".join(texts)

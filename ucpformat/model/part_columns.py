@@ -58,7 +58,7 @@ class Contents:
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Contents:
-        """Those of slots in order; raises ``ValueError`` or ``TypeError`` for what is none."""
+        """Return those of slots in order; raises ``ValueError`` or ``TypeError`` for what is none."""
         known = bytes([value is not None for value in values])
         texts = [_NO_CONTENT if value is None else value for value in values]
         together = "".join(texts)
@@ -108,7 +108,7 @@ class PartColumns:
 
     @classmethod
     def of(cls, atoms: Sequence[Atom]) -> PartColumns:
-        """The columns of atoms."""
+        """Return the columns of atoms."""
         slots = [slot for atom in atoms for slot in atom.slots]
         return cls(
             [atom.name for atom in atoms],
@@ -132,7 +132,7 @@ class PartColumns:
         return max((layout for layout in {*self.layouts} if layout is not None), default=-1)
 
     def atom(self, position: int, first_slot: int) -> Atom:
-        """One atom, whose slots begin at a number."""
+        """Return one atom, whose slots begin at a number."""
         numbers = range(first_slot, first_slot + self.counts[position])
         slots = tuple(
             Slot(
@@ -193,18 +193,18 @@ class _Objects:
         return len(self._values)
 
     def all(self, member: str) -> list[Any]:
-        """The values of a member that all have; raises ``KeyError``."""
+        """Return the values of a member that all have; raises ``KeyError``."""
         return [*map(itemgetter(member), self._values)]
 
     def some(self, member: str) -> dict[int, Any]:
-        """The values of a member that some have, by the object's number."""
+        """Return the values of a member that some have, by the object's number."""
         if member not in self.members:
             return {}
         return {number: one[member] for number, one in enumerate(self._values) if member in one}
 
 
 def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
-    """The atoms, of which there are some, of a part that has no problems; None where it takes a closer look."""
+    """Return the atoms, of which there are some, of a part that has no problems; None where it takes a closer look."""
     with suppress(KeyError, TypeError, ValueError, UcpError):  # of what is no object, or lacks a member
         atoms = _Objects(values)
         by_atom: list[dict[str, Any]] = atoms.all("slots")
@@ -295,7 +295,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _in_order(slots: dict[str, Any]) -> dict[str, Any]:
-    """Slots in the order of their names, which differ if case is ignored."""
+    """Return slots in the order of their names, which differ if case is ignored."""
     if len(slots) < 2:
         return slots
     names = tuple(slots)
@@ -312,6 +312,6 @@ def _ordered(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shared(values: Iterable[_T]) -> list[_T]:
-    """The values, of which those that are equal, and of one type, are one object."""
+    """Return the values, of which those that are equal, and of one type, are one object."""
     known: dict[_T, _T] = {}
     return [known.setdefault(value, value) for value in values]

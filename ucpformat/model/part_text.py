@@ -34,7 +34,7 @@ def slot_text(
     content: str | None = None,
     annotations: Mapping[str, JsonValue],
 ) -> str:
-    """A slot as a member of ``slots``."""
+    """Return a slot as a member of ``slots``."""
     text = _head(name, dtype, shape, layout)
     if place is not None:
         text += f',"place":{_text(place_to_json(place))}'
@@ -60,7 +60,7 @@ def atom_text(
     aliases: Sequence[str] = (),
     annotations: Mapping[str, JsonValue],
 ) -> str:
-    """An atom of slots of these texts, in the order of their names."""
+    """Return an atom of slots of these texts, in the order of their names."""
     text = f'{{"name":{quoted(name)},"key":{quoted(key)},"slots":{{{",".join(slots)}}}'
     if aliases:
         text += f',"aliases":{_text(list(aliases))}'
@@ -70,7 +70,7 @@ def atom_text(
 
 
 def part_text(atoms: Sequence[str]) -> str:
-    """An index part of atoms of these texts."""
+    """Return an index part of atoms of these texts."""
     return f'{{"atoms":[{",".join(atoms)}]}}'
 
 

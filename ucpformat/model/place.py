@@ -32,7 +32,7 @@ def place_from_json(value: JsonValue, at: str) -> BufferPlace:
 
 
 def place_to_json(place: BufferPlace) -> dict[str, JsonValue]:
-    """The JSON object of a place; without axes where it is the same everywhere."""
+    """Return the JSON object of a place; without axes where it is the same everywhere."""
     value: dict[str, JsonValue] = {"offsets": list(place.offsets), "totals": list(place.totals)}
     if place.axes:
         value["axes"] = list(place.axes)

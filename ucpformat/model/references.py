@@ -45,7 +45,7 @@ class DocumentRef:
 
     @classmethod
     def to(cls, key: str, data: bytes) -> DocumentRef:
-        """The reference to ``data`` stored at ``key``."""
+        """Return the reference to ``data`` stored at ``key``."""
         return cls(key, len(data), sha256_digest(data))
 
     def require(self, stored: DocumentRef) -> None:
@@ -67,7 +67,7 @@ class DocumentRef:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"key": self.key, "length": self.length, "digest": self.digest}
 
 
@@ -99,7 +99,7 @@ class Pack:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"key": self.key, "length": self.length, **({"shared": True} if self.shared else {})}
 
 
@@ -133,5 +133,5 @@ class PackList:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"packs": [pack.to_json() for pack in self.packs]}

@@ -68,7 +68,7 @@ class Producer:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"name": self.name, "version": self.version}
 
 
@@ -85,7 +85,7 @@ class Progress:
         return cls(integer(found["step"], pointer(at, "step")) if "step" in found else None)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {} if self.step is None else {"step": self.step}
 
 
@@ -112,7 +112,7 @@ class Part:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {
             "first": self.first,
             "last": self.last,
@@ -205,7 +205,7 @@ class Root:
         return whole, (*root.problems(at=at), *resolved.problems)
 
     def references(self) -> Iterator[tuple[str, DocumentRef]]:
-        """Every reference after its pointer, in the order of the document."""
+        """Yield every reference after its pointer, in the order of the document."""
         if self.packs is not None:
             yield "/packs", self.packs
         if self.state is not None:
@@ -215,7 +215,7 @@ class Root:
             yield f"/parts/{index}/table", part.table
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """Problems of keys, names, features and recorded lengths; faulty meshes and layouts cannot exist."""
+        """Yield problems of keys, names, features and recorded lengths; faulty meshes and layouts cannot exist."""
         for place, reference in self.references():
             limit = MAX_TABLE_BYTES if place.endswith("/table") else MAX_DOCUMENT_BYTES
             if reference.length > limit:
@@ -241,7 +241,7 @@ class Root:
         yield from self.envelope.problems(at=at)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads; what is absent is left out."""
+        """Return the JSON object that `from_json` reads; what is absent is left out."""
         value: dict[str, JsonValue] = {**self.envelope.to_json(), "digest": self.digest}
         if self.producer is not None:
             value["producer"] = self.producer.to_json()
@@ -259,7 +259,7 @@ class Root:
         return value
 
     def seal(self) -> tuple[bytes, str]:
-        """The content of the root document, and the root digest in it.
+        """Return the content of the root document, and the root digest in it.
 
         Raises ``UCP-E-LIMIT``: it would be over 4 MiB: make fewer and larger parts.
         """
@@ -277,7 +277,7 @@ class Root:
 
 
 def _render(value: dict[str, JsonValue]) -> bytes:
-    """One line per member, and per item of its longer arrays: to be read by people, and diffed."""
+    """Return one line per member, and per item of its longer arrays: to be read by people, and diffed."""
     lines = []
     for name, member in value.items():
         label = jsonio.dumps_canonical(name)
@@ -290,7 +290,7 @@ def _render(value: dict[str, JsonValue]) -> bytes:
 
 
 def root_digest(data: bytes, digest: str, *, at: str = ROOT_KEY) -> str:
-    """The root digest of ``data``, in which the 64 digits of ``digest`` count as zeros (UCP-D-018).
+    """Return the root digest of ``data``, in which the 64 digits of ``digest`` count as zeros (UCP-D-018).
 
     Raises ``UCP-E-DIGEST``: the digits do not occur exactly once, so that it is uncertain which to replace.
     """
@@ -319,7 +319,7 @@ def _check_digest(data: bytes, value: dict[str, JsonValue], at: str) -> None:
 
 
 def parse_root(data: bytes, *, features: frozenset[str], extensions: frozenset[str]) -> Root:
-    """The root document with the content ``data``, by steps 2 to 7 of SPEC 17.1, in that order.
+    """Return the root document with the content ``data``, by steps 2 to 7 of SPEC 17.1, in that order.
 
     ``features`` and ``extensions`` are the names that the reader understands.
 

@@ -51,7 +51,7 @@ def standalone_members(
     *,
     at: str,
 ) -> dict[str, JsonValue]:
-    """The members of a document of its own ``kind``, closed.
+    """Return the members of a document of its own ``kind``, closed.
 
     Raises UCP-E-FORMAT, UCP-E-VERSION, UCP-E-SCHEMA; declared features, which none of them needs, go to
     ``faults``.

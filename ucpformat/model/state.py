@@ -49,7 +49,7 @@ class ParameterGroup:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"atoms": list(self.atoms), "options": dict(self.options)}
 
 
@@ -83,7 +83,7 @@ class Optimizer:
                 seen.add(name)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"groups": [group.to_json() for group in self.groups]}
 
 
@@ -104,7 +104,7 @@ class Blob:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return {"media_type": self.media_type, "object": self.object.to_json()}
 
 
@@ -155,7 +155,7 @@ class StateDocument:
             yield from optimizer.problems(at=pointer(at, "optimizers", name))
 
     def tagged_values(self, *, at: str) -> Iterator[tuple[str, JsonValue]]:
-        """Every tagged value of the document after its place."""
+        """Yield every tagged value of the document after its place."""
         for name, value in self.values.items():
             yield pointer(at, "values", name), value
         for name, optimizer in self.optimizers.items():
@@ -164,7 +164,7 @@ class StateDocument:
                     yield pointer(at, "optimizers", name, "groups", index, "options", option), value
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         value: dict[str, JsonValue] = {
             "values": dict(self.values),
             "optimizers": {name: optimizer.to_json() for name, optimizer in self.optimizers.items()},

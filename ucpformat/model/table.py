@@ -136,7 +136,7 @@ class ChunkTable:
         return cls(rows, box_words, counts, crcs, prefix_sums(counts), prefix_sums(blocks))
 
     def segments(self, chunk: int, ndim: int) -> tuple[Segment, ...]:
-        """Segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
+        """Return segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
         first, last = int(self.first_segment[chunk]), int(self.first_segment[chunk + 1])
         if first == last:
             return ()
@@ -160,7 +160,7 @@ class ChunkTable:
 
 @lru_cache(maxsize=4096)
 def _box_of(words: bytes, ndim: int) -> Box:
-    """The box that the words of a segment say: chunks are mostly cut alike."""
+    """Return the box that the words of a segment say: chunks are mostly cut alike."""
     values = np.frombuffer(words, "<u8").tolist()
     return Box(tuple(values[:ndim]), tuple(values[ndim:]))
 
@@ -189,7 +189,7 @@ def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> N
 
 
 def prefix_sums(counts: NDArray[np.uint32] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sums of the first 0, 1, ... of ``counts``, one more than there are."""
+    """Return the sums of the first 0, 1, ... of ``counts``, one more than there are."""
     sums = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
@@ -286,7 +286,7 @@ class TableBuilder:
         return self._nbytes + sum(segment.length for segment in self._segments)
 
     def build(self) -> bytes:
-        """The table, ready to be written.
+        """Return the table, ready to be written.
 
         Raises:
             InvalidCheckpointError: ``UCP-E-LIMIT`` over 1 GiB (put fewer atoms into a part).

@@ -23,7 +23,7 @@ GROUP_DOCUMENT: Final = dumps_canonical({"zarr_format": 3, "node_type": "group",
 def array_document(
     entry: DType, shape: Sequence[int], chunk_shape: Sequence[int], compressor: Compressor | None
 ) -> bytes:
-    """The ``zarr.json`` of an array in storage plain; both shapes in elements."""
+    """Return the ``zarr.json`` of an array in storage plain; both shapes in elements."""
     codecs: list[JsonValue] = [bytes_codec(entry)]
     if compressor is not None:
         codecs.append(compressor.to_json())
@@ -32,7 +32,7 @@ def array_document(
 
 
 def raw_array_document(entry: DType, shape: Sequence[int], chunk_shape: Sequence[int]) -> bytes:
-    """The ``zarr.json`` of an array whose chunks are raw bytes: what a view of a checkpoint serves."""
+    """Return the ``zarr.json`` of an array whose chunks are raw bytes: what a view of a checkpoint serves."""
     return _document(entry, shape, chunk_shape, [bytes_codec(entry)])
 
 
@@ -55,5 +55,5 @@ def _document(
 
 
 def slot_document(slot: Slot, chunk_shape: Sequence[int]) -> bytes:
-    """The ``zarr.json`` of ``slot``; raises ``UCP-E-DTYPE``."""
+    """Return the ``zarr.json`` of ``slot``; raises ``UCP-E-DTYPE``."""
     return array_document(dtype(slot.dtype), slot.shape, chunk_shape, slot.compressor)

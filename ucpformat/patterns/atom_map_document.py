@@ -106,11 +106,11 @@ class Entry:
     at: str
 
     def side(self, direction: Direction) -> Side:
-        """Its left or its right."""
+        """Return its left or its right."""
         return self.left if direction == "left" else self.right
 
     def takes_slot(self, slot: str) -> bool:
-        """Whether the entry is about slots of this name."""
+        """Return whether the entry is about slots of this name."""
         return self.slots is None or any(glob.match(slot) is not None for glob in self.slots)
 
 
@@ -143,7 +143,7 @@ class AtomMapDocument:
         return cls(parameters, entries, found, at)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return self.document
 
 
@@ -153,7 +153,7 @@ def parse_atom_map(data: bytes, *, at: str = "atom-map.json") -> AtomMapDocument
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """The atoms of a side, in order; those under an ``each`` once."""
+    """Yield the atoms of a side, in order; those under an ``each`` once."""
     match node:
         case Leaf():
             yield node

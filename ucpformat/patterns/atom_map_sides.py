@@ -45,7 +45,7 @@ class Part:
     at: str
 
     def seen(self, shape: Shape) -> Shape:
-        """The shape in which the side sees an atom of ``shape``.
+        """Return the shape in which the side sees an atom of ``shape``.
 
         Raises UCP-E-MISMATCH: it is stated otherwise; UCP-E-PATTERN: its view or permutation does not fit.
         """
@@ -67,7 +67,7 @@ class Part:
         return tuple(viewed[dim] for dim in self.order)
 
     def stated(self, hub: Shape) -> Shape:
-        """The shape of the atom, where the side sees it as ``hub``."""
+        """Return the shape of the atom, where the side sees it as ``hub``."""
         if self.shape is not None:
             return self.shape
         if self.order is None:
@@ -95,7 +95,7 @@ Tensor = Part | Group
 
 
 def expanded(node: Node, captures: Captures, environment: Environment) -> tuple[Tensor, ...]:
-    """The tensors that a side states, each of which is the whole: one, or with ``same`` several.
+    """Return the tensors that a side states, each of which is the whole: one, or with ``same`` several.
 
     Raises UCP-E-PATTERN, UCP-E-SCHEMA where a template has no fitting value, UCP-E-LIMIT over 2^20 atoms.
     """
@@ -142,7 +142,7 @@ def _extents(template: Template | None, environment: Environment, at: str) -> Sh
 
 
 def parts_of(tensor: Tensor) -> Iterator[Part]:
-    """The atoms of which ``tensor`` is made, in order."""
+    """Yield the atoms of which ``tensor`` is made, in order."""
     if isinstance(tensor, Part):
         yield tensor
     else:
@@ -151,7 +151,7 @@ def parts_of(tensor: Tensor) -> Iterator[Part]:
 
 
 def shapes_from_hub(tensor: Tensor, hub: Shape) -> Iterator[Shape]:
-    """The shapes of the atoms, in order, that make up a tensor of the shape ``hub``: as stated, or as follows."""
+    """Yield the shapes of the atoms, in order, that make up a tensor of the shape ``hub``: as stated, or as follows."""
     if isinstance(tensor, Part):
         yield tensor.stated(hub)
         return
@@ -161,7 +161,7 @@ def shapes_from_hub(tensor: Tensor, hub: Shape) -> Iterator[Shape]:
 
 
 def hub_map(tensor: Tensor, shapes: Sequence[Shape]) -> AtomMap:
-    """Where the atoms of ``tensor``, of these shapes, lie in it; members are called by their place in order.
+    """Return where the atoms of ``tensor``, of these shapes, lie in it; members are called by their place in order.
 
     Raises UCP-E-MISMATCH where shapes do not fit what is stated or one another, UCP-E-PATTERN where a view
     or permutation does not fit.

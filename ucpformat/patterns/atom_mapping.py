@@ -76,7 +76,7 @@ class AtomMapping:
 def apply_atom_map(
     document: AtomMapDocument, atoms: AtomShapes, parameters: Settings | None = None, *, towards: Direction
 ) -> AtomMapping:
-    """What the map makes of ``atoms``, which are those of the other side: of the left ``towards="right"``.
+    """Return what the map makes of ``atoms``, which are those of the other side: of the left ``towards="right"``.
 
     Every slot is used by the first entry that has its atom on that side and takes it, or dropped by one.
 
@@ -151,7 +151,7 @@ class _Application:
         return AtomMapping(tuple(made.values()), tuple(equal), tuple(self.dropped))
 
     def _candidates(self, name: str) -> Iterator[tuple[Entry, _Instance | None]]:
-        """Entries that have ``name`` on the source side, in order, and those that drop it."""
+        """Yield entries that have ``name`` on the source side, in order, and those that drop it."""
         components = name.split(".")
         for entry in self.document.entries:
             source, target = entry.side(self.away), entry.side(self.towards)
@@ -172,7 +172,7 @@ class _Application:
                     break
 
     def _instance(self, entry: Entry, captures: Captures) -> _Instance:
-        """The instance of ``entry`` that has these captures; those that are an index of `each` do not count."""
+        """Return the instance of ``entry`` that has these captures; those that are an index of `each` do not count."""
         outer = {name: captures[name] for name in entry.captures}
         key = entry.at, tuple(outer.items())
         found = self.instances.get(key)
@@ -262,7 +262,7 @@ def _carried_parts(
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:
-    """What decides the geometry of a side beside the shapes of its atoms."""
+    """Return what decides the geometry of a side beside the shapes of its atoms."""
     if isinstance(tensor, Group):
         return (tensor.kind, tensor.dim, *map(_form, tensor.of))
     return tensor.shape, tensor.view, tensor.order

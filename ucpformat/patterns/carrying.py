@@ -21,7 +21,7 @@ Read = Callable[[str, str], Array]
 
 
 def carried(mapping: AtomMapping, read: Read) -> Iterator[tuple[str, str, Array]]:
-    """Every slot that ``mapping`` makes: its atom, its name and its elements, one after another.
+    """Yield every slot that ``mapping`` makes: its atom, its name and its elements, one after another.
 
     ``read(atom, slot)`` gives the elements of a source, of any data type; it is called once for each slot
     that a source is part of, so that one slot and its sources are in memory at a time.

@@ -48,7 +48,7 @@ class PatternRule:
     at: str
 
     def captures(self, name: str) -> Captures | None:
-        """The captures of the first glob that ``name`` matches, or None."""
+        """Return the captures of the first glob that ``name`` matches, or None."""
         components = name.split(".")
         for glob in self.match:
             found = glob.match_components(components)
@@ -57,7 +57,7 @@ class PatternRule:
         return None
 
     def takes_slot(self, slot: str) -> bool:
-        """Whether the rule is about slots of this name."""
+        """Return whether the rule is about slots of this name."""
         return self.slots is None or any(glob.match(slot) is not None for glob in self.slots)
 
 
@@ -96,7 +96,7 @@ class Patterns:
         return cls(parameters, meshes, rules, found, at)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads."""
         return self.document
 
 
@@ -161,7 +161,7 @@ def _glob(text: str, faults: list[Problem], at: str) -> Glob:
 
 
 def _scope(match: tuple[Glob, ...], parameters: Scope, faults: list[Problem], at: str) -> Scope:
-    """What expressions of a rule may use: parameters, ``shape``, and integers that all its globs capture."""
+    """Return what expressions of a rule may use: parameters, ``shape``, and integers that all its globs capture."""
     for name in {name for glob in match for name, _ in glob.captures}:
         if name in parameters or name in RESERVED_NAMES:
             message = f"a capture cannot be called {name!r}: that name is taken"

@@ -54,7 +54,7 @@ class Expression:
     names: tuple[str, ...]
 
     def value(self, environment: Environment) -> Value:
-        """Its value, an integer unless it is the name of an array alone.
+        """Return its value, an integer unless it is the name of an array alone.
 
         Raises UCP-E-PATTERN: a division by less than 1 or with a remainder, an index outside its array, a
         result beyond 2^53-1.

@@ -27,7 +27,7 @@ _KINDS: Final[Mapping[str, Kind]] = {"": "text", ":int": "int", ":path": "path"}
 
 
 def is_identifier(text: str) -> bool:
-    """Whether ``text`` can name a capture or a parameter: ASCII letters, digits, ``_``, no digit first."""
+    """Return whether ``text`` can name a capture or a parameter: ASCII letters, digits, ``_``, no digit first."""
     return bool(text) and set(text) <= _LETTERS | _DIGITS and text[0] in _LETTERS
 
 
@@ -114,7 +114,7 @@ class Glob:
         return None not in (*texts, *(gap.name for gap in self.gaps))
 
     def match(self, name: str) -> dict[str, str | int] | None:
-        """The captures where ``name`` matches, each as short as can be, the first one first; else None."""
+        """Return the captures where ``name`` matches, each as short as can be, the first one first; else None."""
         return self.match_components(name.split("."))
 
     def match_components(self, components: Sequence[str]) -> dict[str, str | int] | None:
@@ -144,7 +144,7 @@ class Glob:
         return found
 
     def fill(self, captures: Captures) -> str:
-        """The name that has ``captures``; only of a template.
+        """Return the name that has ``captures``; only of a template.
 
         Raises UCP-E-PATTERN where a value is none that the capture can have.
         """
@@ -160,7 +160,7 @@ class Glob:
         return name
 
     def mismatch(self, name: str) -> tuple[int, str]:
-        """How many components of a name that does not match are as they should be, and what the first other is."""
+        """Return how many components of a name that does not match are right, and what is wrong with the next one."""
         components = name.split(".")
         first, last = self.runs[0], self.runs[-1]
         head = _agreeing(first, components)
@@ -182,7 +182,7 @@ class Glob:
 
 
 def _end(segment: _Segment, text: str, start: int, found: dict[str, str | int]) -> int | None:
-    """Where ``segment`` ends if it begins at ``start``, or None; integers go to ``found``."""
+    """Return where ``segment`` ends if it begins at ``start``, or None; integers go to ``found``."""
     place = start
     for part in segment:
         if isinstance(part, str):

@@ -27,7 +27,7 @@ class Candidate:
 
 
 def unmatched(candidates: Sequence[Candidate], missing: Sequence[tuple[str, str]], at: str) -> UcpError:
-    """The refusal of the atoms and slots ``missing``, of which there is one at least."""
+    """Return the refusal of the atoms and slots ``missing``, of which there is one at least."""
     name, slot = missing[0]
     ranked = sorted((_distance(candidate, name) for candidate in candidates), key=lambda found: -found[0])
     others = list(dict.fromkeys(atom for atom, _ in missing if atom != name))
@@ -41,7 +41,7 @@ def unmatched(candidates: Sequence[Candidate], missing: Sequence[tuple[str, str]
 
 
 def _distance(candidate: Candidate, name: str) -> tuple[int, str]:
-    """How near a candidate comes to ``name``, and why it does not match."""
+    """Return how near a candidate comes to ``name``, and why it does not match."""
     for glob in candidate.names:
         if glob.match(name) is not None:
             specific = sum(map(len, glob.runs))

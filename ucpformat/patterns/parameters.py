@@ -76,7 +76,7 @@ class Parameters:
         return {entry.name: entry.type for entry in self.entries}
 
     def assumed(self, names: Iterable[str], settings: Settings) -> list[Parameter]:
-        """The parameters behind ``names`` that are at their defaults because ``settings`` does not give them."""
+        """Return the parameters behind ``names`` that are at their defaults because ``settings`` does not give them."""
         entries = {entry.name: entry for entry in self.entries}
         found: dict[str, Parameter] = {}
         pending = list(names)
@@ -89,7 +89,7 @@ class Parameters:
         return sorted(found.values(), key=lambda entry: entry.name)
 
     def environment(self, settings: Settings) -> Environment:
-        """The values of all parameters: those of ``settings``, and defaults for the others.
+        """Return the values of all parameters: those of ``settings``, and defaults for the others.
 
         Raises UCP-E-PATTERN where a value is missing, superfluous or of the wrong type.
         """

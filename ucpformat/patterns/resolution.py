@@ -27,14 +27,14 @@ AtomShapes = Mapping[str, Mapping[str, Sequence[int]]]
 
 
 def slot_shapes(atoms: Iterable[Atom]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The names and shapes that `resolve` takes, of the atoms of a checkpoint."""
+    """Return the names and shapes that `resolve` takes, of the atoms of a checkpoint."""
     return {atom.name: {slot.name: slot.shape for slot in atom.slots} for atom in atoms}
 
 
 def resolve(
     patterns: Patterns, atoms: AtomShapes, parameters: Settings | None = None
 ) -> dict[tuple[str, str], Layout]:
-    """The layout of every slot: that of the first rule that matches atom and slot, by ``(atom, slot)``.
+    """Return the layout of every slot: that of the first rule that matches atom and slot, by ``(atom, slot)``.
 
     A slot whose rule says ``null`` is left out. Equal layouts are one object.
 
@@ -86,7 +86,7 @@ class _Resolver:
         return None
 
     def _matching(self, name: str) -> list[tuple[PatternRule, Captures]]:
-        """The rules whose globs match ``name``, up to the first for all slots; kept for the next slot."""
+        """Return the rules whose globs match ``name``, up to the first for all slots; kept for the next slot."""
         found = self.candidates.get(name)
         if found is None:
             found = []
@@ -117,7 +117,7 @@ class _Resolver:
         return layout
 
     def _assumed(self, template: LayoutTemplate) -> str:
-        """What a layout depends on and nobody has given, which is often what is wrong."""
+        """Return what a layout depends on and nobody has given, which is often what is wrong."""
         found = [
             f"{entry.name}={value}" + (f" ({entry.description})" if entry.description else "")
             for entry in self.parameters.assumed(template.steps.names, self.settings)
@@ -135,7 +135,7 @@ class _Resolver:
 
 
 def _step(value: JsonValue, *, at: str) -> Step:
-    """A step; positions of an `Only` are put in order, each once: those of the first and last stage may be one."""
+    """Return a step; positions of an `Only` are sorted and unique: the first and last stage may be one."""
     step = step_from_json(value, at=at)
     return Only(step.axis, tuple(sorted(set(step.coordinates)))) if isinstance(step, Only) else step
 

@@ -60,7 +60,7 @@ class Template:
     names: tuple[str, ...]
 
     def fill(self, environment: Environment) -> JsonValue:
-        """The JSON value with every expression and ``each`` replaced.
+        """Return the JSON value with every expression and ``each`` replaced.
 
         Raises UCP-E-PATTERN where an expression has no value;
         UCP-E-LIMIT where more than `MAX_ITEMS` items would be made.

@@ -100,7 +100,7 @@ def _count_copies(found: Survey, kind: Kind, table: ExchangeTable) -> None:
 
 
 def _written(kept: Amount, received: Amount, contributions: int) -> int:
-    """Elements written, each once, however many contributions are reduced to it."""
+    """Return elements written, each once, however many contributions are reduced to it."""
     return (kept.elements + received.elements) // contributions
 
 

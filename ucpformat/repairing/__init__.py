@@ -347,7 +347,7 @@ def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], None]) -> Iterato
 
 
 def _is_sealed(data: bytes) -> bool:
-    """Whether a root document has the digest that it says: then it is what was written, whatever else it is."""
+    """Return whether a root document has the digest that it says: then it is what was written, whatever else it is."""
     try:
         found = loads(data, at=ROOT_KEY)
     except UcpError:
@@ -360,7 +360,7 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def _is_like(damaged: bytes, root: bytes, digest: str) -> bool:
-    """Whether a damaged root document names a digest, and has most of its bytes in common with the one that has it.
+    """Return whether a damaged root document names a digest, and has most of its bytes in common with its owner's.
 
     The digest alone could be that of a checkpoint which an annotation speaks of.
     """

@@ -36,15 +36,15 @@ class Overlay:
         return self._added[ROOT_KEY]
 
     def size(self, key: str) -> int | None:
-        """Length of an object in bytes."""
+        """Return length of an object in bytes."""
         return len(self._added[key]) if key in self._added else self._store.size(key)
 
     def head(self, key: str, most: int) -> bytes | None:
-        """The first bytes of an object."""
+        """Return the first bytes of an object."""
         return self._added[key][:most] if key in self._added else self._store.head(key, most)
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object."""
+        """Return bytes ``[start, stop)`` of an object."""
         return self._added[key][start:stop] if key in self._added else self._store.read(key, start, stop)
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
@@ -52,7 +52,7 @@ class Overlay:
         self._store.read_into(key, start, buffers)
 
     def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[memoryview | None]:
-        """Bytes that are read: whoever maps a pack that is being replaced would look at the old one."""
+        """Return bytes that are read, since a mapping of a pack that is replaced would still show the old one."""
         del key, start, stop
         return nullcontext()
 

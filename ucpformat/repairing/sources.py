@@ -84,7 +84,7 @@ class Source:
         return None if self._checkpoint is None else self._checkpoint.digest
 
     def _places(self, reference: DocumentRef) -> Iterator[str]:
-        """Keys under which an object of these very bytes may lie."""
+        """Yield keys under which an object of these very bytes may lie."""
         yield reference.key
         if self._checkpoint is None:
             return
@@ -97,7 +97,7 @@ class Source:
                     yield other.key
 
     def document(self, reference: DocumentRef) -> bytes | None:
-        """The bytes of a document, by its digest."""
+        """Return the bytes of a document, by its digest."""
         for key in self._places(reference):
             with suppress(UcpError):
                 data = self.store.head(key, reference.length + 1)
@@ -106,7 +106,7 @@ class Source:
         return None
 
     def object_key(self, reference: DocumentRef) -> str | None:
-        """Where an object of any length lies that has this digest."""
+        """Return where an object of any length lies that has this digest."""
         for key in self._places(reference):
             with suppress(UcpError):
                 if self.store.size(key) != reference.length:
@@ -119,7 +119,7 @@ class Source:
         return None
 
     def raw(self, key: str, start: int, stop: int) -> bytes | None:
-        """Bytes of the object of a key."""
+        """Return bytes of the object of a key."""
         try:
             return self.store.read(key, start, stop)
         except UcpError:
@@ -135,7 +135,7 @@ class Source:
         return None
 
     def elements(self, stored: StoredSlot, boxes: list[Box]) -> bytes | None:
-        """Elements of boxes of the tensor of the same names, one after another; verified by what this one records."""
+        """Return elements of boxes of the tensor with the same names, one by one, verified by what this one records."""
         found = self._slot(stored)
         if found is None:
             return None

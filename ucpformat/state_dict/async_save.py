@@ -213,7 +213,7 @@ def async_save(
 
 
 def _saver_of(group: object) -> AsyncSaver:
-    """The saver that is kept for a group; a job that has begun its default group anew gets another one."""
+    """Return the saver that is kept for a group; a job that has begun its default group anew gets another one."""
     found = group_of(group)
     key: object = found.members if isinstance(found, TorchGroup) else _key(found)
     if key not in _savers:

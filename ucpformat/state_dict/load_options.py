@@ -45,13 +45,13 @@ class Only:
             self._globs = (only,) if isinstance(only, str) else tuple(only)
 
     def __call__(self, name: str) -> bool:
-        """Whether an entry is wanted."""
+        """Return whether an entry is wanted."""
         if self._ask is not None:
             return bool(self._ask(name))
         return not self.is_given or any(fits_glob(glob, name) for glob in self._globs)
 
     def fits(self, names: Sequence[str], stored: Collection[str] = ()) -> dict[str, str | None]:
-        """Every glob, and whether it fits one of ``names``; ``stored`` are names that may have been meant as well."""
+        """Return for every glob whether it fits one of ``names``; ``stored`` are names that may have been meant."""
         found: dict[str, str | None] = {}
         for glob in self._globs:
             is_used = any(fits_glob(glob, name) for name in names)
@@ -60,7 +60,7 @@ class Only:
 
 
 def _glob_meant(glob: str, names: Sequence[str]) -> str:
-    """The glob with what it lacks at the front (``ucp inspect`` prints names without ``model.``), or the nearest."""
+    """Return the nearest glob, or this with its missing front (``ucp inspect`` prints names without ``model.``)."""
     for name in names:
         steps = name.split(".")
         for first in range(1, len(steps)):
@@ -71,7 +71,7 @@ def _glob_meant(glob: str, names: Sequence[str]) -> str:
 
 
 def fronts(names: Iterable[str]) -> Iterator[str]:
-    """Whole components at the front of names, each once."""
+    """Yield whole components at the front of names, each once."""
     found: dict[str, None] = {}
     for name in names:
         end = name.rfind(".")
@@ -82,7 +82,7 @@ def fronts(names: Iterable[str]) -> Iterator[str]:
 
 
 def near(name: str, names: Sequence[str], *, alike: float = _ALIKE) -> str:
-    """The name that is most like another, or an empty text."""
+    """Return the name that is most like another, or an empty text."""
     close = difflib.get_close_matches(name, names[:_MAX_COMPARED], 1, alike)
     return close[0] if close else ""
 
@@ -99,7 +99,7 @@ class Rename:
         self._names: dict[str, str] = {} if rename is None or callable(rename) else dict(rename)
 
     def __call__(self, name: str) -> str:
-        """The name in the checkpoint."""
+        """Return the name in the checkpoint."""
         if self._ask is not None:
             return self._ask(name)
         key = self._key(name)
@@ -114,7 +114,7 @@ class Rename:
         return None
 
     def fits(self, names: Sequence[str]) -> dict[str, str | None]:
-        """Every key, and whether it renames one of ``names``."""
+        """Return every key, and whether it renames one of ``names``."""
         used = {self._key(name) for name in names}
         others = [*names, *fronts(names)] if self._names else []
         return {key: None if key in used else near(key, others) for key in self._names}
@@ -139,7 +139,7 @@ class LoadOptions:
             require_rule(rule, at=name)
 
     def rule(self, name: str) -> Ask | None:
-        """What is asked of a value of each rank's own."""
+        """Return what is asked of a value of each rank's own."""
         return self.per_rank.get(name) if isinstance(self.per_rank, Mapping) else self.per_rank
 
     def _rules(self) -> Mapping[str, Ask | None]:
@@ -161,7 +161,7 @@ class Named:
 
 
 def fits(options: LoadOptions, named: Named, stored: Collection[str]) -> Fits:
-    """What this rank gave by name, and what of that fits its state; ``stored`` are the names of the checkpoint."""
+    """Return what this rank gave by name, and what of it fits its state; ``stored`` are the checkpoint's names."""
     return {
         "only": options.only.fits(named.entries, stored),
         "rename": options.rename.fits(named.entries),
@@ -171,7 +171,7 @@ def fits(options: LoadOptions, named: Named, stored: Collection[str]) -> Fits:
 
 
 def _among(given: Iterable[str], names: Sequence[str]) -> dict[str, str | None]:
-    """Whether each is one of some names, or lies below one, as parts of tensor subclasses do."""
+    """Return whether each is one of some names, or lies below one, as parts of tensor subclasses do."""
     known = set(names)
     return {
         name: None if known.intersection((name, *fronts([name]))) else near(name, names) for name in given
@@ -187,7 +187,7 @@ _FITS_NOTHING: Final = {
 
 
 def without_effect(said: Sequence[Fits]) -> UcpError | None:
-    """The error for names that fit nothing on any of the ranks that gave them, or None; ``said`` is that of all."""
+    """Return the error for names that fit nothing on any rank that gave them, or None; ``said`` is of all ranks."""
     problems: list[str] = []
     for option, what in _FITS_NOTHING.items():
         given: dict[str, str | None] = {}

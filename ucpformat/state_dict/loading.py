@@ -42,7 +42,7 @@ def fill_state(
 
 
 def _compared(state: dict[str, Any], checkpoint: Checkpoint, group: Group, options: LoadOptions) -> Match:
-    """What this rank reads, when all ranks have agreed that it fits; `unexpected` is then what no rank asks for."""
+    """Return what this rank reads, once all ranks agree that it fits; `unexpected` is then what no rank asks for."""
     found: list[Match] = []
 
     def compare() -> bytes:

@@ -46,7 +46,7 @@ _EXTRA_STATE: Final = "_extra_state"  # the key that torch.nn.Module gives what 
 
 
 def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
-    """The items by path; ``UCP-E-NAME`` where two have one."""
+    """Return the items by path; ``UCP-E-NAME`` where two have one."""
     found: dict[StatePath, _T] = {}
     for path, item in items:
         if path in found:
@@ -56,7 +56,7 @@ def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
 
 
 def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
-    """Slots by the paths that they had, or would have, in a state dict."""
+    """Yield slots by the paths that they had, or would have, in a state dict."""
 
     def found() -> Iterator[tuple[StatePath, SlotView]]:
         for view in checkpoint.values():
@@ -190,7 +190,7 @@ class _Stored:
     masters: Mapping[str, tuple[str, SlotView]]
 
     def kind_of(self, name: str) -> str | None:
-        """What it has under a name, in words."""
+        """Return what it has under a name, in words."""
         if name in self.slots:
             return f"a tensor {_said(self.slots[name])}"
         if f"{name}.{DESCRIPTION}" in self.values:
@@ -280,7 +280,7 @@ def _match_tensor(
 
 
 def _is_extra_state(path: StatePath, tensor: LocalTensor, slot: SlotView) -> bool:
-    """Whether these are bytes of a module's own making, which may be more or fewer than in the checkpoint."""
+    """Return whether these are bytes of a module's own making, which may be more or fewer than in the checkpoint."""
     return (
         str(path[-1]).endswith(_EXTRA_STATE)
         and not isinstance(tensor.local, np.ndarray)

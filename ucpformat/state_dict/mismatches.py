@@ -21,7 +21,7 @@ _NAMED: Final = re.compile(r"(?:^|\.)state\.(?!\d+\.)")
 
 
 def of_match(match: Match, *, strict: bool) -> str | None:
-    """What differs, and what is missing where ``strict``; or None."""
+    """Return what differs, and what is missing where ``strict``; or None."""
     problems = [f"{name}: {text}" for name, text in match.problems]
     if strict:
         problems += _missing(match)
@@ -29,12 +29,12 @@ def of_match(match: Match, *, strict: bool) -> str | None:
 
 
 def of_missing(match: Match) -> str:
-    """What is missing, where that is everything."""
+    """Return what is missing, where that is everything."""
     return _listed("has nothing that the checkpoint has", _missing(match))
 
 
 def _missing(match: Match) -> list[str]:
-    """A line for each; what was meant is looked for only where it will be listed."""
+    """Return a line for each; what was meant is looked for only where it will be listed."""
     return [
         f"{one.name}: missing{_instead(one, match) if number < _MAX_LISTED else ''}"
         for number, one in enumerate(match.missing)
@@ -42,7 +42,7 @@ def _missing(match: Match) -> list[str]:
 
 
 def of_unexpected(names: Sequence[str]) -> str:
-    """What the checkpoint has beyond a state."""
+    """Return what the checkpoint has beyond a state."""
     remedy = "ask for a part with only=, or give strict=False"
     return _listed(f"lacks what the checkpoint has ({remedy})", [f"{name}: unexpected" for name in names])
 
@@ -79,7 +79,7 @@ def _instead(one: Missing, match: Match) -> str:
 
 
 def _differing_fronts(name: str, other: str) -> tuple[str, str]:
-    """Both names without the components at the end that they have in common; at least one component each."""
+    """Return both names without the components at the end that they have in common; at least one component each."""
     steps, others = name.split("."), other.split(".")
     while len(steps) > 1 and len(others) > 1 and steps[-1] == others[-1]:
         steps.pop()
@@ -88,7 +88,7 @@ def _differing_fronts(name: str, other: str) -> tuple[str, str]:
 
 
 def _near(source: str, unexpected: Sequence[str], stored: Collection[str]) -> str | None:
-    """The name that was probably meant, among ``stored``: one component more, less or other at the front, or alike."""
+    """Return the name in ``stored`` that was probably meant: one component more, less or other in front, or alike."""
     steps = source.split(".")
     for place in range(len(steps) - 1):
         without = ".".join(steps[:place] + steps[place + 1 :])

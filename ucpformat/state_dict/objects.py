@@ -53,7 +53,7 @@ def extend(obj: object) -> NamedValue | TensorValue | None:
 
 
 def refusal_of(obj: object) -> str:
-    """What to do about an object that is no plain data, such as people do put into states; empty for others."""
+    """Return what to do about an object that is no plain data, such as people do put into states; empty for others."""
     remedy = _remedy(obj)
     kind = type(obj)
     return f"a {kind.__module__}.{kind.__qualname__} is no plain data; {remedy}" if remedy else ""

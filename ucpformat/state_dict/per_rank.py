@@ -65,7 +65,7 @@ def require_rule(ask: Ask | None, *, at: str) -> None:
 
 
 def encoded_own(leaf: PerRank, *, at: str, extend: Extend) -> tuple[JsonValue, OwnValue]:
-    """What is alike on all ranks, a value without entries, and this rank's own."""
+    """Return what is alike on all ranks, a value without entries, and this rank's own."""
     whole = encode(PerRankValues((leaf.value,), leaf.on_resize, leaf.axis), at=at, extend=extend)
     content: Any = whole["$object"]["value"]  # type: ignore[index, call-overload]
     (entry,) = content["entries"]
@@ -76,7 +76,7 @@ def encoded_own(leaf: PerRank, *, at: str, extend: Extend) -> tuple[JsonValue, O
 def own_value(
     stored: object, encoded: JsonValue, leaf: object, ask: Ask | None, place: tuple[int, int], *, at: str
 ) -> object:
-    """What this process gets of a value that differs from rank to rank, in the checkpoint or in the state.
+    """Return what this process gets of a value that differs from rank to rank, in the checkpoint or in the state.
 
     ``encoded`` is ``stored`` as it is in the checkpoint, ``place`` the position in the group, and its size.
 

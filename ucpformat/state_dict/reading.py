@@ -138,7 +138,7 @@ class _Batch:
     def open(
         self, name: str, slot: SlotView, tensor: LocalTensor, local_map: LocalMap
     ) -> NDArray[np.generic]:
-        """Memory to read into, dense, of the type of the slot; what is padding in it is zero."""
+        """Return memory to read into, dense, of the type of the slot; what is padding in it is zero."""
         memory = own_memory(tensor, slot.stored.dtype.name, at=name)
         if memory is None:
             return self._stage(tensor, slot)
@@ -147,7 +147,7 @@ class _Batch:
         return memory
 
     def _stage(self, tensor: LocalTensor, slot: SlotView) -> NDArray[np.generic]:
-        """Memory of the shape of the local tensor and the type of the slot; tensors of one buffer share it."""
+        """Return memory of the shape of the local tensor and the type of the slot; tensors of one buffer share it."""
         key: object = object()
         if tensor.in_buffer:
             key = tensor.storage()
@@ -270,7 +270,7 @@ class _Once:
 
 
 def _numbered(tensors: Sequence[WantedTensor]) -> Iterator[tuple[SlotName, WantedTensor]]:
-    """Tensors by atom and slot, numbered where a rank has a slot under several names."""
+    """Yield tensors by atom and slot, numbered where a rank has a slot under several names."""
     counts: dict[SlotName, int] = {}
     for wanted in tensors:
         stored = wanted[1].stored
@@ -280,7 +280,7 @@ def _numbered(tensors: Sequence[WantedTensor]) -> Iterator[tuple[SlotName, Wante
 
 
 def _waves(slots: Sequence[SlotToShare]) -> Iterator[list[SlotName]]:
-    """Tensors that are read together, the same on all ranks: no rank holds much more than what may be staged."""
+    """Yield tensors that are read together, the same on all ranks: no rank holds much more than what may be staged."""
     wave: list[SlotName] = []
     nbytes = 0
     for slot in slots:
@@ -334,9 +334,9 @@ class _Parcel:
             )
 
     def outgoing(self, copy: Copy) -> NDArray[np.void]:
-        """The elements of a part of what this rank has read."""
+        """Return the elements of a part of what this rank has read."""
         return strided_view(self._memory, copy.shape, copy.source)
 
     def place(self, copy: Copy) -> NDArray[np.void]:
-        """Where the elements of a part go that another rank has read."""
+        """Return where the elements of a part go that another rank has read."""
         return strided_view(self._memory, copy.shape, copy.target)

@@ -155,7 +155,7 @@ class _Moving:
         self.others: dict[StatePath, object] = {}
 
     def held(self, state: Mapping[str, Any]) -> LocalState:
-        """What this rank has of the source."""
+        """Return what this rank has of the source."""
         leaves = flatten(state, is_tensor)
         tensors = {dotted(path): leaf for path, leaf in leaves.items() if is_tensor(leaf)}
         self._paths = {dotted(path): path for path in leaves}
@@ -171,7 +171,7 @@ class _Moving:
         )
 
     def wanted(self, whole: Described) -> Mapping[SlotName, Destination]:
-        """What this rank wants of the target."""
+        """Return what this rank wants of the target."""
         if self._into is None:
             return dict(self._fresh(whole))
         leaves = flatten(self._into, is_tensor)
@@ -256,7 +256,7 @@ class _Moving:
         return Destination(spec, open_, lambda: None)
 
     def made(self) -> dict[StatePath, object]:
-        """The tensors that were wanted, by path."""
+        """Return the tensors that were wanted, by path."""
         as_torch: dict[int, object] = {}
         found: dict[StatePath, object] = {}
         for name, array in self._arrays.items():
@@ -318,7 +318,7 @@ def _require_apart(
 
 
 def _extent(tensor: LocalTensor) -> tuple[str, int, int]:
-    """Where a local tensor lies: the device, and its first and last byte there."""
+    """Return where a local tensor lies: the device, and its first and last byte there."""
     local = tensor.local
     if isinstance(local, np.ndarray):
         where, start, item = "cpu", int(local.ctypes.data), local.itemsize

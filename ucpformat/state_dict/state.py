@@ -35,7 +35,7 @@ def live_state(
     layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
 ) -> LocalState:
-    """What this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
+    """Return what this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
 
     Raises:
         UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
@@ -114,14 +114,14 @@ def live_state(
 
 
 def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:
-    """Paths as `recognise` takes them."""
+    """Return paths as `recognise` takes them."""
     return {name: key_path(path) for name, path in paths.items()}
 
 
 def _tied(
     tensors: Mapping[str, LocalTensor], places: Mapping[str, Assignment]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Names that own their memory, and by owner's atom the names that share it.
+    """Return names that own their memory, and by owner's atom the names that share it.
 
     Only a value is ever tied, and only under a name that has no slots of its own.
     """

@@ -55,7 +55,7 @@ def state_to_save(given: Mapping[str, Any] | Module) -> Mapping[str, Any]:
 
 
 def unwrapped(state: Mapping[str, Any]) -> dict[str, Unwrapped]:
-    """The objects at the top level of a state.
+    """Return the objects at the top level of a state.
 
     An object is a ``torch.nn.Module``, a ``torch.optim.Optimizer`` whose module stands beside it, or anything else
     with ``state_dict()`` and ``load_state_dict()``.

@@ -70,7 +70,7 @@ class Taken:
 
 
 def is_composite(tensor: object) -> bool:
-    """Whether this is a tensor subclass that tells what it is made of; a DTensor is none."""
+    """Return whether this is a tensor subclass that tells what it is made of; a DTensor is none."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -81,7 +81,7 @@ def is_composite(tensor: object) -> bool:
 
 
 def taken_apart(path: StatePath, tensor: Any, layouts: Mapping[str, TensorLayout]) -> Taken:
-    """The tensor itself, or its parts; of a DTensor of such local tensors, those of the local ones.
+    """Return the tensor itself, or its parts; of a DTensor of such local tensors, those of the local ones.
 
     A part that has the shape of its local tensor is held as the DTensor is; how any other is held, ``layouts`` says.
 
@@ -145,7 +145,7 @@ def _type_name(kind: type) -> str:
 
 
 def _extend(obj: object) -> NamedValue | TensorValue | None:
-    """What contexts hold beside plain data: members of enumerations, dataclasses, named tuples."""
+    """Return what contexts hold beside plain data: members of enumerations, dataclasses, named tuples."""
     if isinstance(obj, enum.Enum):
         return NamedValue(_type_name(type(obj)), obj.name)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
@@ -159,7 +159,7 @@ def _extend(obj: object) -> NamedValue | TensorValue | None:
 
 
 def told(description: JsonValue) -> str:
-    """A description in words, for messages."""
+    """Return a description in words, for messages."""
     whole = description.get("$object") if isinstance(description, dict) else None
     value = whole.get("value") if isinstance(whole, dict) else None
     if not isinstance(value, dict):
@@ -169,7 +169,7 @@ def told(description: JsonValue) -> str:
 
 
 def allowed_types() -> dict[str, Any]:
-    """The classes that the user allows, by name, as ``torch.serialization.add_safe_globals`` took them."""
+    """Return the classes that the user allows, by name, as ``torch.serialization.add_safe_globals`` took them."""
     import torch
 
     found = {}
@@ -204,7 +204,7 @@ def _maker(name: str, kind: type[Any]) -> Callable[[Any], object] | None:
 
 
 def put_together(leaves: Mapping[StatePath, object], allowed: Mapping[str, Any]) -> dict[StatePath, object]:
-    """The leaves of a state, those of one tensor subclass as that; as they are where a class is not allowed.
+    """Return the leaves of a state, those of one tensor subclass as that; as they are where a class is not allowed.
 
     Runs ``__tensor_unflatten__`` of classes that were allowed, and nothing else.
     """
@@ -246,7 +246,7 @@ def _made(
 
 
 def _has_named(context: object) -> bool:
-    """Whether something in it is of a class that was not allowed."""
+    """Return whether something in it is of a class that was not allowed."""
     if isinstance(context, NamedValue):
         return True
     if isinstance(context, Mapping):

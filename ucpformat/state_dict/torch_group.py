@@ -76,7 +76,7 @@ class TorchGroup:
         return self._group
 
     def another(self) -> TorchGroup:
-        """A gloo group of the same ranks; no other rank of the job needs to take part."""
+        """Return a gloo group of the same ranks; no other rank of the job needs to take part."""
         import torch.distributed as dist
 
         with _talking():
@@ -85,7 +85,7 @@ class TorchGroup:
 
     @_talking()
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What every process gave."""
+        """Return what every process gave."""
         import torch
         import torch.distributed as dist
 
@@ -112,7 +112,7 @@ class TorchGroup:
 
     @_talking()
     def broadcast(self, data: bytes) -> bytes:
-        """What the first process gave."""
+        """Return what the first process gave."""
         import torch
         import torch.distributed as dist
 
@@ -125,7 +125,7 @@ class TorchGroup:
 
     @_talking()
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
-        """Messages to and from other processes, all at once."""
+        """Exchange messages with other processes, all at once."""
         import torch
         import torch.distributed as dist
 

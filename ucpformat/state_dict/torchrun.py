@@ -17,7 +17,7 @@ __all__ = ["job_group", "started_by_torchrun"]
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several ranks of torchrun's."""
+    """Return whether this process is one of several ranks of torchrun's."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 

@@ -148,7 +148,7 @@ class Base:
         return False
 
     def _parts(self, piece: ChunkPiece) -> list[tuple[Segment, int, ChunkPiece]]:
-        """The parts of a piece that lie in one segment of the base each, and at which byte of it; none if too many."""
+        """Return the parts of a piece by segment of the base, with their first byte in it; none if too many."""
         stored = self._slots.get((piece.place.key, piece.place.slot))
         if stored is None or piece.place.compressor is not None or not piece.data.nbytes:
             return []
@@ -176,7 +176,7 @@ class Base:
         return parts
 
     def _compared(self, segment: Segment, first: int, part: ChunkPiece) -> ChunkPiece:
-        """A part with what the base has of it, if that is the same."""
+        """Return a part with what the base has of it, if that is the same."""
         pack = self._packs[segment.container]
         data = part.data
         known = segment.checksums if not first and data.nbytes == segment.length else b""
@@ -236,7 +236,7 @@ class Base:
     def _segment_like(
         self, place: SlotPlace, chunk: int, nbytes: int, checksums: bytes
     ) -> tuple[StoredSlot, Segment] | None:
-        """The one segment that the base has of a chunk, if it has that length and these checksums."""
+        """Return the one segment that the base has of a chunk, if it has that length and these checksums."""
         stored = self._slots.get((place.key, place.slot))
         segments = () if stored is None else _segments(stored, chunk)
         if stored is None or len(segments) != 1:
@@ -246,7 +246,7 @@ class Base:
         return (stored, segment) if same else None
 
     def _is_linked(self, key: str, source: LinkSource) -> bool:
-        """Whether the target has a pack of the base, linked now if need be."""
+        """Return whether the target has a pack of the base, linked now if need be."""
         with self._lock:
             if key not in self._links:
                 self._links[key] = self._target.link(key, source)
@@ -269,7 +269,7 @@ def _packs_in_use(documents: StoredDocuments) -> list[_PackUse]:
 def _slots_alike(
     documents: StoredDocuments, places: Mapping[tuple[str, str], SlotPlace]
 ) -> dict[tuple[str, str], StoredSlot]:
-    """Slots of the base that have the data type, grid and compressor that they are to have now, by key and name."""
+    """Return slots of the base with the wanted data type, grid and compressor, by key and name."""
     slots: dict[tuple[str, str], StoredSlot] = {}
     for (atom, name), place in places.items():
         found = documents.find(atom)
@@ -282,7 +282,7 @@ def _slots_alike(
 
 
 def _segments(stored: StoredSlot, chunk: int) -> tuple[Segment, ...]:
-    """The segments that the base has of a chunk; none where its table is damaged."""
+    """Return the segments that the base has of a chunk; none where its table is damaged."""
     try:
         return stored.segments(chunk)
     except UcpError:

@@ -52,12 +52,12 @@ def zeros_checksum(length: int) -> int:
 
 
 def packed(values: Iterable[int]) -> bytes:
-    """Checksums as the chunk table has them."""
+    """Return checksums as the chunk table has them."""
     return b"".join([value.to_bytes(4, "little") for value in values])
 
 
 def unpacked(checksums: bytes) -> tuple[int, ...]:
-    """What `packed` was made of."""
+    """Return what `packed` was made of."""
     return struct.unpack(f"<{len(checksums) // 4}I", checksums)
 
 
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 
 
 def checksum_run(data: memoryview, logical_start: int) -> Run:
-    """Checksums of contiguous bytes that lie ``logical_start`` bytes into their slot, in one pass."""
+    """Return checksums of contiguous bytes that lie ``logical_start`` bytes into their slot, in one pass."""
     if 0 < data.nbytes <= BLOCK_BYTES - logical_start % BLOCK_BYTES:
         crc = crc32c(data)
         one = crc.to_bytes(4, "little")
@@ -159,7 +159,7 @@ class RunChecksums:
                 cuts[-1] = (combine(cuts[-1][0], crc, length), cuts[-1][1] + length)
 
     def run(self) -> Run:
-        """What has come so far."""
+        """Return what has come so far."""
         total, left = 0, self._size
         for value in self._blocks:
             total = combine(total, value, min(left, BLOCK_BYTES))
@@ -169,19 +169,19 @@ class RunChecksums:
 
 
 def _cut_lengths(size: int, logical_start: int) -> list[int]:
-    """The lengths in bytes of the cuts of a run."""
+    """Return the lengths in bytes of the cuts of a run."""
     stop = logical_start + size
     edges = range(logical_start - logical_start % BLOCK_BYTES, stop, BLOCK_BYTES)
     return [min(stop, edge + BLOCK_BYTES) - max(logical_start, edge) for edge in edges]
 
 
 def zero_cuts(size: int, logical_start: int) -> bytes:
-    """The cuts of `checksum_run` for ``size`` zero bytes, without the bytes."""
+    """Return the cuts of `checksum_run` for ``size`` zero bytes, without the bytes."""
     return packed(zeros_checksum(length) for length in _cut_lengths(size, logical_start))
 
 
 def whole_digest(cuts: bytes) -> str:
-    """The content digest of a slot that is one run, of these cuts."""
+    """Return the content digest of a slot that is one run, of these cuts."""
     return CONTENT_PREFIX + hashlib.sha256(cuts).hexdigest()
 
 
@@ -211,7 +211,7 @@ class ContentDigest:
                     self._crc = 0
 
     def value(self) -> str | None:
-        """The digest, or None while the runs do not cover the slot."""
+        """Return the digest, or None while the runs do not cover the slot."""
         if self._position != self._size or self._waiting:
             return None
         return CONTENT_PREFIX + self._hash.hexdigest()

@@ -17,7 +17,7 @@ __all__ = ["block_values", "followed"]
 
 @lru_cache(maxsize=64)
 def _tables(bit: int) -> NDArray[np.uint32]:
-    """What ``2**bit`` bytes behind them make of the 256 values of each byte of a checksum; (4, 256)."""
+    """Return what ``2**bit`` bytes behind them make of the 256 values of each byte of a checksum; (4, 256)."""
     tables = np.zeros((4, 256), np.uint32)
     for place in range(32):
         value = np.uint32(combine(1 << place, 0, 1 << bit))

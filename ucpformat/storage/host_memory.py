@@ -47,7 +47,7 @@ def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generi
 
 
 def flat_bytes(array: NDArray[np.generic]) -> memoryview:
-    """The bytes of an array in C order, which is not copied."""
+    """Return the bytes of an array in C order, which is not copied."""
     if array.dtype.isbuiltin == 1 and array.dtype.char in _CASTABLE and array.size and array.ndim:
         return array.data.cast("B")  # a third of the time that numpy takes
     return array.reshape(-1).view(np.uint8).data
@@ -71,7 +71,7 @@ _KEPT_BYTES: Final = 1 << 23
 
 
 def aligned(memory: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
-    """The first ``nbytes`` of a run of bytes that begin at a multiple of `ALIGNMENT`; it has as many more to spare."""
+    """Return ``nbytes`` bytes from a multiple of `ALIGNMENT` on; the run has as many more to spare."""
     return memory[-memory.ctypes.data % ALIGNMENT :][:nbytes]
 
 
@@ -83,7 +83,7 @@ class Scratch:
         self._own = threading.local()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """At least so many bytes, with anything in them, until this thread asks again."""
+        """Return at least so many bytes, with anything in them, until this thread asks again."""
         found: NDArray[np.uint8] | None = getattr(self._own, "memory", None)
         if found is None or found.nbytes < nbytes:
             found = aligned(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes)

@@ -14,6 +14,6 @@ Selection = tuple[slice | EllipsisType, ...]
 
 
 def selection(part: Box, origin: Box) -> Selection:
-    """What selects ``part`` of an array that holds ``origin``; always an array, even where it has one element."""
+    """Return the index that selects ``part`` of an array that holds ``origin``; the result is always an array."""
     local = part.relative_to(origin)
     return (*(slice(start, stop) for start, stop in zip(local.offset, local.stop, strict=True)), ...)

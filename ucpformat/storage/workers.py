@@ -43,7 +43,7 @@ def writer_count(wanted: int | None, *, waits: bool) -> int:
 def task_groups(
     items: Iterable[_T], size: Callable[[_T], int], *, nbytes: int, most: int
 ) -> Iterator[list[_T]]:
-    """Items in order, so many to a task that their sizes come to ``nbytes``, or ``most``: tasks cost as well."""
+    """Yield items in order, so many to a task that their sizes come to ``nbytes``, or ``most``: tasks cost as well."""
     group: list[_T] = []
     held = 0
     for item in items:

@@ -78,7 +78,7 @@ def numpy_array(data: object, dtype: object, shape: object, order: object) -> Nu
 
 
 def numpy_item_size(dtype: NumpyDtype) -> int:
-    """Bytes of one element."""
+    """Return bytes of one element."""
     return int(dtype.name[2:]) * (4 if dtype.name[1] == "U" else 1)
 
 

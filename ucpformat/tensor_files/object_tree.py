@@ -45,7 +45,7 @@ class Limits:
     depth: int = 100
 
     def of(self, nbytes: int) -> Limits:
-        """The limits of a pickle of so many bytes: what it shares may expand to 16 objects for each, and 16,384."""
+        """Return the limits of a pickle of so many bytes: sharing may expand to 16 objects for each, and 16,384."""
         return replace(self, nodes=min(self.nodes, _LEAST_NODES + _NODES_PER_BYTE * nbytes))
 
 

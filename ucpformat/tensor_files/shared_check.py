@@ -107,7 +107,7 @@ class SharedChecks(Generic[_Key]):
 def record_steps(
     opened: OpenSource, records: Sequence[ZipRecord], piece_bytes: int = PIECE_BYTES
 ) -> list[Step]:
-    """Steps that compare the data of records with their CRC-32, which torch writes and never looks at.
+    """Return steps that compare the data of records with their CRC-32, which torch writes and never looks at.
 
     ``opened`` opens the archive that they are in; the steps do that anew, since threads come and go.
     They raise ``UCP-E-SOURCE``, naming the record.

@@ -35,7 +35,7 @@ def is_component(name: str) -> bool:
 
 
 def held_bytes(status: os.stat_result) -> int:
-    """Bytes of a file that its file system keeps: a hole of a terabyte is none."""
+    """Return bytes of a file that its file system keeps: a hole of a terabyte is none."""
     blocks: int | None = getattr(status, "st_blocks", None)
     if blocks is None:
         return status.st_size

@@ -52,7 +52,7 @@ TORCH_DTYPES: Final[dict[str, tuple[str, int]]] = {
 
 
 def item_size(dtype: str) -> int:
-    """Bytes of one element of ``dtype`` (a name that stands in `TORCH_DTYPES`)."""
+    """Return bytes of one element of ``dtype`` (a name that stands in `TORCH_DTYPES`)."""
     return TORCH_DTYPES[dtype][1]
 
 

@@ -104,7 +104,7 @@ class TorchFile:
 
 
 def rank_file(files: SourceFiles, name: str, siblings: Sequence[str] = ()) -> TorchFile:
-    """A file that is one of several alike, each of a rank, layer or expert: the one that was saved under this name.
+    """Return a file among similar ones, each of a rank, layer or expert: the one that was saved under this name.
 
     ``torch.save`` keeps the name it was given in the archive, which is all that tells the files of two ranks apart
     where both hold as much. ``siblings`` are names, without suffix, that differ by more than numbers.

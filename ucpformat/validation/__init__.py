@@ -72,7 +72,7 @@ def validate(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
-    """Every problem of the checkpoint at ``path`` up to ``level``; none is an empty list.
+    """Return every problem of the checkpoint at ``path`` up to ``level``; none is an empty list.
 
     Each level contains the ones before it. ``progress`` is told of every so many stored bytes checked.
     Problems that can only be reached through a broken document are not found before it is mended.
@@ -221,7 +221,7 @@ def _examined(
 def _report_unreferenced(
     store: Store, checked: CheckedCheckpoint, state: StateDocument, findings: Findings
 ) -> None:
-    """Objects that the root does not reach (UCP-V-002)."""
+    """Report objects that the root does not reach (UCP-V-002)."""
     root = checked.root
     reached = {ROOT_KEY, *(reference.key for _, reference in root.references())}
     reached.update(pack.key for pack in checked.packs or ())

@@ -36,7 +36,7 @@ _ZEROS_AS_ONE: Final = 512
 def passed_over(
     store: Store, checked: CheckedCheckpoint, findings: Findings, nbytes: int, expand: int | None
 ) -> list[NDArray[np.int64]]:
-    """Numbers of the slots of each part that are more work than is allowed; a warning says so of each.
+    """Return numbers of the slots of each part that are more work than is allowed; a warning says so of each.
 
     ``nbytes`` are those of documents, ``expand`` what the user allows.
     """
@@ -69,7 +69,7 @@ def _allowed(store: Store, checked: CheckedCheckpoint, nbytes: int) -> int:
 
 
 def _size(store: Store, key: str) -> int:
-    """Bytes of an object; none of one that cannot be looked at: whoever reads it says what is wrong with it."""
+    """Return bytes of an object; none of one that cannot be looked at: whoever reads it says what is wrong with it."""
     try:
         return store.size(key) or 0
     except UcpError:
@@ -77,7 +77,7 @@ def _size(store: Store, key: str) -> int:
 
 
 def _costs(part: StoredPart) -> NDArray[np.float64]:
-    """Bytes that are looked at, of each slot; of objects of their own, those beyond what their lengths allow."""
+    """Return bytes that are looked at, of each slot; of objects of their own, those beyond what their lengths allow."""
     counts, lengths = part.table.counts, part.table.rows["length"].astype(np.float64)
     chunks = np.array([grid.count for _, grid in part.forms], np.int64)
     rows = np.concatenate(([0], np.cumsum(chunks)))

@@ -49,7 +49,7 @@ class Findings:
             self.add(refusal.problem())
 
     def collecting(self) -> _Collecting:
-        """A context that records what its block raises, and goes on behind it; `has_refused` then tells so.
+        """Return a context that records what its block raises, and goes on behind it; `has_refused` then tells so.
 
         What a store raises that does not answer goes on upward: everything behind it would fail in the same way.
         """

@@ -104,7 +104,7 @@ def check_integrity(
 def _in_order(
     executor: Executor, work: Callable[[_Task], _Result], tasks: Iterable[_Task]
 ) -> Iterator[_Result]:
-    """What becomes of each task, in their order; a few are under way at a time."""
+    """Yield what becomes of each task, in their order; a few are under way at a time."""
     pending: deque[Future[_Result]] = deque()
     for task in tasks:
         pending.append(executor.submit(work, task))
@@ -176,7 +176,7 @@ def _differs(stored: StoredSlot, chunk: int, said: dict[int, str], key: str) -> 
 
 
 def _chunks(slots: Iterable[StoredSlot], findings: Findings) -> Iterator[_OfChunk]:
-    """Every chunk; slots that have none are done with."""
+    """Yield every chunk; slots that have none are done with."""
     for stored in slots:
         content = ContentDigest(stored.nbytes)
         if stored.grid.count == 0:
@@ -204,7 +204,7 @@ def _collect(outcomes: Iterable[_Outcome], findings: Findings, progress: Callabl
 
 
 def _check_content(stored: StoredSlot, content: ContentDigest, findings: Findings) -> None:
-    """The content digest (UCP-D-038); a chunk that was refused has been reported already."""
+    """Check the content digest (UCP-D-038); a chunk that was refused has been reported already."""
     recorded, found = stored.content, content.value()
     if recorded is not None and found is not None and recorded != found:
         at = pointer(stored.part.index_key, "atoms")
@@ -246,7 +246,7 @@ def _check_chunks(
 
 
 def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:
-    """The run of a chunk that the table says is zero."""
+    """Return the run of a chunk that the table says is zero."""
     if not stored.part.packed and store.size(key := f"{stored.prefix}/{stored.chunk_key(chunk)}") is not None:
         raise error("UCP-E-LENGTH", ZERO_MESSAGE, at=key)
     start, size = stored.logical_start(chunk), stored.raw_bytes(chunk)
@@ -278,7 +278,7 @@ def _unused_bits(stored: StoredSlot, chunk: int) -> Problem:
 def _raw_bytes(
     stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], read: list[bytes], outcome: _Outcome
 ) -> memoryview:
-    """The logical bytes of a chunk, of whose segments these were ``read`` and are as recorded."""
+    """Return the logical bytes of a chunk, of whose segments these were ``read`` and are as recorded."""
     if segments[0].box is None:
         data = read[0]
         if segments[0].container == OWN_OBJECT:
@@ -296,7 +296,7 @@ def _raw_bytes(
 
 
 def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome) -> bool:
-    """Whether there is anything to look at; a chunk's own object is as long as is recorded."""
+    """Return whether there is anything to look at; a chunk's own object is as long as is recorded."""
     if segment.container != OWN_OBJECT:
         return True
     key = stored.object_key(chunk, segment)
@@ -315,7 +315,7 @@ def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, ou
 def _segment_bytes(
     store: Store, stored: StoredSlot, chunk: int, number: int, segment: Segment, found: Passed
 ) -> bytes:
-    """The bytes of a segment; nothing where they cannot be read. ``found`` is told of bad blocks."""
+    """Return the bytes of a segment; nothing where they cannot be read. ``found`` is told of bad blocks."""
     key = stored.object_key(chunk, segment)
     try:
         data = store.read(key, segment.offset, segment.offset + segment.length)
@@ -329,7 +329,7 @@ def _segment_bytes(
 
 
 def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome) -> memoryview:
-    """Logical bytes of a Zarr chunk: the codec's own checksum, the compressor, the padding."""
+    """Return logical bytes of a Zarr chunk: the codec's own checksum, the compressor, the padding."""
     at = f"{stored.prefix}/{stored.chunk_key(chunk)}"
     body, trailer = memoryview(data)[:-OBJECT_TRAILER], data[-OBJECT_TRAILER:]
     if crc32c(body) != int.from_bytes(trailer, "little"):
@@ -344,7 +344,7 @@ def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome)
 
 
 def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
-    """What of a slot that is passed over lies behind the end of a pack, which takes no look at it."""
+    """Yield what of a slot that is passed over lies behind the end of a pack, which takes no look at it."""
     for chunk in range(stored.grid.count) if stored.part.packed else ():
         try:
             segments = stored.segments(chunk)

@@ -128,7 +128,7 @@ class Passed:
 
 
 def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> bool:
-    """Whether the stored bytes of a chunk, segment after segment, are its logical bytes and nothing else."""
+    """Return whether the stored bytes of a chunk, segment after segment, are its logical bytes and nothing else."""
     if stored.compressor is not None:
         return False
     if segments[0].box is None:
@@ -277,7 +277,7 @@ class Sound(NamedTuple):
 
 
 def near_slots(part: StoredPart, store: Store, passed: NDArray[np.int64]) -> Iterator[Near]:
-    """Slots of one chunk, in groups that are looked at together; but not those that are ``passed`` over."""
+    """Yield slots of one chunk, in groups that are looked at together; but not those that are ``passed`` over."""
     if not part.packed:
         return
     found, gap = part.single_chunks, store.calls.gap
@@ -330,7 +330,7 @@ def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
 def _unsound(
     part: StoredPart, slots: Sequence[_Single], first: int, data: NDArray[np.uint8]
 ) -> Iterator[int]:
-    """Numbers of slots whose part of the bytes that begin at ``first``, which is that of a block, is not sound."""
+    """Yield the numbers of slots whose part of the bytes from ``first`` on, the start of a block, is damaged."""
     for start, stop, number, checksums in slots:
         low = max(start, first)
         piece = data[low - first : stop - first]
@@ -343,6 +343,6 @@ def _unsound(
 
 
 def _has_content(part: StoredPart, one: _Single) -> bool:
-    """Whether the content digest is that of blocks which, in a slot of one chunk, are those of the chunk table."""
+    """Return whether the content digest is that of blocks; in a slot of one chunk, these are the chunk table's."""
     content = part.contents[one.slot]
     return content is None or content == whole_digest(one.checksums)

@@ -55,12 +55,12 @@ class CheckedCheckpoint:
         self.complete = True
 
     def slots(self) -> Iterator[StoredSlot]:
-        """All slots of sound parts."""
+        """Yield all slots of sound parts."""
         for part in self.parts:
             yield from part.slots()
 
     def slots_without(self, passed: Iterable[NDArray[np.int64] | list[int]]) -> Iterator[StoredSlot]:
-        """All slots of sound parts but those whose numbers are ``passed`` for each part."""
+        """Yield all slots of sound parts but those whose numbers are ``passed`` for each part."""
         for part, numbers in zip(self.parts, passed, strict=True):
             left = np.ones(len(part.contents), np.bool_)
             left[numbers] = False
@@ -117,7 +117,7 @@ def check_semantics(
 
 
 def _negotiate(envelope: Mapping[str, JsonValue], findings: Findings) -> None:
-    """Features and extensions that this software lacks, whatever else is wrong with the root."""
+    """Report features and extensions that this software lacks, whatever else is wrong with the root."""
     features = cast("list[str]", envelope["read_features"])
     extensions = cast("dict[str, JsonValue]", envelope["extensions"])
     for wanted, announced in ((features, {}), ([], extensions)):
@@ -126,7 +126,7 @@ def _negotiate(envelope: Mapping[str, JsonValue], findings: Findings) -> None:
 
 
 def _read_packs(documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> bool:
-    """Whether segments can be looked at: storage plain, or a sound pack list."""
+    """Read the pack list, and return whether segments can be looked at: storage plain, or a sound pack list."""
     reference = checked.root.packs
     if reference is None:
         return True
@@ -214,7 +214,7 @@ def _read_parts(store: Store, documents: Documents, findings: Findings, checked:
 
 
 def _check_names(checked: CheckedCheckpoint, findings: Findings) -> set[str]:
-    """Names, aliases and keys are unique over the checkpoint (UCP-D-017, UCP-D-028); returns atoms' names."""
+    """Check that names, aliases and keys are unique (UCP-D-017, UCP-D-028); return atoms' names."""
     parts = checked.parts
     atoms = {name for part in parts for name in part.names}
     # Within one part the index's own check has spoken.
@@ -255,7 +255,7 @@ def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Fin
 
 
 def _check_layouts(checked: CheckedCheckpoint, findings: Findings, layout_work: int) -> None:
-    """Every layout fits the slots that refer to it, and leaves nothing of them out (SPEC 12 and 13)."""
+    """Check that every layout fits the slots that refer to it, and covers them (SPEC 12 and 13)."""
     layouts: tuple[Layout, ...] = checked.root.layouts
     left = layout_work
     passed: dict[Layout, None] = {}
@@ -299,7 +299,7 @@ def _check_cover(lowering: Lowering) -> None:
 
 
 def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Findings) -> None:
-    """The metadata documents of storage plain have exactly the derived bytes (UCP-D-094)."""
+    """Check that the metadata documents of storage plain have exactly the derived bytes (UCP-D-094)."""
     expected = {"atoms/zarr.json": GROUP_DOCUMENT}
     for stored in checked.slots():
         expected[f"atoms/{stored.atom.key}/zarr.json"] = GROUP_DOCUMENT
@@ -316,7 +316,7 @@ def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Fi
 
 
 def _check_overlaps(checked: CheckedCheckpoint, findings: Findings) -> None:
-    """Segments of a pack are disjoint or equal (UCP-D-106), and no pack is empty (UCP-D-118)."""
+    """Check that segments of a pack are disjoint or equal (UCP-D-106), and no pack is empty (UCP-D-118)."""
     for number, pack in enumerate(checked.packs or ()):
         ranges = pack_ranges(checked, number)
         if ranges.size == 0:
@@ -330,7 +330,7 @@ def _check_overlaps(checked: CheckedCheckpoint, findings: Findings) -> None:
 
 
 def pack_ranges(checked: CheckedCheckpoint, pack: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Distinct ``(start, stop)`` byte ranges of the segments of a pack, sorted."""
+    """Return distinct ``(start, stop)`` byte ranges of the segments of a pack, sorted."""
     found = []
     for part in checked.parts:
         rows = part.table.rows[part.table.rows["container"] == pack]

@@ -62,7 +62,7 @@ class Loss:
         return f"{self.atom} {self.slot} {what} of {list(self.shape)}"
 
     def to_json(self) -> dict[str, object]:
-        """The object that ``ucp validate --format json`` prints.
+        """Return the object that ``ucp validate --format json`` prints.
 
         >>> loss.to_json()["bytes"], loss.to_json()["ranges"]
         (16384, ['[64:128, :]'])
@@ -164,7 +164,7 @@ class Survey:
         return sum(loss.nbytes for loss in self.losses)
 
     def to_json(self) -> dict[str, object]:
-        """The object that ``ucp validate --format json`` prints.
+        """Return the object that ``ucp validate --format json`` prints.
 
         >>> sorted(ucp.Survey(losses=(loss,)).to_json())[:3]
         ['lost', 'survives']

@@ -202,7 +202,7 @@ def slot_spec(slot: Json) -> ucp.SlotSpec:
 
 
 def elements(path: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The elements in a file, which are to be as many as the shape says."""
+    """Return the elements in a file, which are to be as many as the shape says."""
     data = Path(path).read_bytes()
     if len(data) != math.prod(shape) * kind.itemsize:
         raise RefusalError("UCP-E-MISMATCH", "", f"{len(data)} bytes for a tensor of the shape {shape}")
@@ -210,7 +210,7 @@ def elements(path: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[
 
 
 def gathered(slot: Json) -> NDArray[Any]:
-    """The whole tensor of a slot, from its file or its local tensors."""
+    """Return the whole tensor of a slot, from its file or its local tensors."""
     kind, shape = DTYPES[slot["dtype"]].numpy, tuple(slot["shape"])
     if "in" in slot:
         return elements(slot["in"], kind, shape)

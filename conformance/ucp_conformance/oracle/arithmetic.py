@@ -89,7 +89,7 @@ def _one(parts: Sequence[bytes], dtype: str, reduce: str) -> bytes:
 
 
 def reduced(contributions: Sequence[bytes], dtype: str, reduce: str) -> bytes:
-    """The reduction of contributions, in their order."""
+    """Return the reduction of contributions, in their order."""
     spread_dtype(dtype, "partial", reduce)
     part = _PARTS.get(dtype, dtype)
     item = ITEM_BYTES[part]
@@ -100,7 +100,7 @@ def reduced(contributions: Sequence[bytes], dtype: str, reduce: str) -> bytes:
 
 
 def scaled(data: bytes, dtype: str, exponent: int) -> bytes:
-    """Every element times a power of two; UCP-E-INEXACT where one would be rounded."""
+    """Return every element times a power of two; UCP-E-INEXACT where one would be rounded."""
     spread_dtype(dtype, "scale")
     part = _PARTS.get(dtype, dtype)
     item = ITEM_BYTES[part]

@@ -12,7 +12,7 @@ __all__ = ["check_place", "clashes", "entry_of"]
 
 
 def _behind(steps: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] | None:
-    """The steps behind the concat, None where there is none."""
+    """Return the steps behind the concat, None where there is none."""
     kinds = [step["kind"] for step in steps]
     return steps[kinds.index("concat") + 1 :] if "concat" in kinds else None
 
@@ -52,7 +52,7 @@ def _most(axis: Mapping[str, Any]) -> int:
 def entry_of(
     mesh: Mapping[str, Any], place: Mapping[str, Any] | None, where: Mapping[str, int]
 ) -> tuple[int, int]:
-    """Offset and total at a coordinate, by a place that was checked."""
+    """Return offset and total at a coordinate, by a place that was checked."""
     if place is None:
         raise AssertionError("unchecked")
     number = 0
@@ -65,7 +65,7 @@ Held = Mapping[tuple[int, ...], tuple[int, int, int] | None]
 
 
 def clashes(tensors: Sequence[Held]) -> Iterator[int]:
-    """Which tensors of a buffer break UCP-D-073 or UCP-D-074 beside earlier ones.
+    """Yield which tensors of a buffer break UCP-D-073 or UCP-D-074 beside earlier ones.
 
     Of each, what lies in the buffer at every coordinate: first element, elements, elements of the buffer.
     """

@@ -46,12 +46,12 @@ _UNUSED: Final = {"bool": 0xFE, "int4": 0xF0, "float4_e2m1fn": 0xF0}
 
 
 def unused_bits(dtype: str) -> int:
-    """The bits of an element's one byte that must be zero; 0 where every bit counts."""
+    """Return the bits of an element's one byte that must be zero; 0 where every bit counts."""
     return _UNUSED.get(dtype, 0)
 
 
 def fill_value(dtype: str) -> str:
-    """The JSON text of the fill value in Zarr metadata."""
+    """Return the JSON text of the fill value in Zarr metadata."""
     if dtype == "bool":
         return "false"
     if dtype.startswith("complex"):
@@ -85,17 +85,17 @@ def crc32c(data: bytes) -> int:
 
 
 def block_checksums(data: bytes) -> list[int]:
-    """The CRC-32C of each successive MiB."""
+    """Return the CRC-32C of each successive MiB."""
     return [crc32c(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)]
 
 
 def sha256(data: bytes) -> str:
-    """The digest of a document as references record it."""
+    """Return the digest of a document as references record it."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def content_digest(data: bytes) -> str:
-    """The content digest of a slot's logical bytes."""
+    """Return the content digest of a slot's logical bytes."""
     leaves = b"".join(struct.pack("<I", crc) for crc in block_checksums(data))
     return "crc32c-tree:" + hashlib.sha256(leaves).hexdigest()
 
@@ -110,7 +110,7 @@ class Grid:
 
     @classmethod
     def of(cls, shape: Sequence[int], item: int, chunk_bytes: int) -> Grid:
-        """The grid of a shape, by the definition."""
+        """Return the grid of a shape, by the definition."""
         extents = tuple(shape)
         if not extents:
             return cls((), (), ())
@@ -129,11 +129,11 @@ class Grid:
         return iter(()) if 0 in self.counts else product(*map(range, self.counts))
 
     def key(self, position: tuple[int, ...]) -> str:
-        """The Zarr key of a chunk."""
+        """Return the Zarr key of a chunk."""
         return "/".join(("c", *map(str, position)))
 
     def box(self, position: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Offset and clipped shape of a chunk."""
+        """Return offset and clipped shape of a chunk."""
         offset = tuple(at * size for at, size in zip(position, self.chunk, strict=True))
         shape = tuple(
             min(size, extent - start)
@@ -143,12 +143,12 @@ class Grid:
 
 
 def boxes_of(offset: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The indices of a box, row-major."""
+    """Return the indices of a box, row-major."""
     return product(*(range(start, start + extent) for start, extent in zip(offset, shape, strict=True)))
 
 
 def linear(index: Sequence[int], shape: Sequence[int]) -> int:
-    """The row-major position of an element."""
+    """Return the row-major position of an element."""
     place = 0
     for at, extent in zip(index, shape, strict=True):
         place = place * extent + at
@@ -156,7 +156,7 @@ def linear(index: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def cut(data: bytes, item: int, shape: Sequence[int], offset: Sequence[int], box: Sequence[int]) -> bytes:
-    """The bytes of a box, dense, out of those of a whole tensor."""
+    """Return the bytes of a box, dense, out of those of a whole tensor."""
     if tuple(offset) == (0,) * len(shape) and tuple(box) == tuple(shape):
         return data
     return b"".join(
@@ -168,7 +168,7 @@ def cut(data: bytes, item: int, shape: Sequence[int], offset: Sequence[int], box
 def paste(
     target: bytearray, item: int, shape: Sequence[int], offset: Sequence[int], box: Sequence[int], data: bytes
 ) -> None:
-    """The reverse of `cut`."""
+    """Do the reverse of `cut`."""
     for number, index in enumerate(boxes_of(offset, box)):
         place = linear(index, shape)
         target[item * place : item * (place + 1)] = data[item * number : item * (number + 1)]

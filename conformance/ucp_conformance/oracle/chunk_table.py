@@ -34,7 +34,7 @@ class Table:
 
 
 def parse_table(data: bytes, at: str) -> Table:
-    """Everything that can be said of a table alone; refuses with UCP-E-TABLE."""
+    """Check everything that can be checked of a table alone; refuses with UCP-E-TABLE."""
 
     def require(good: bool, why: str) -> None:
         if not good:

@@ -67,7 +67,7 @@ def _schema_fault(name: str, text: str) -> tuple[tuple[str | int, ...], str] | N
 
 
 def open_root(store: Store, found: Collected) -> dict[str, Any] | None:
-    """Steps 1 to 7 of SPEC 17.1; None where nothing further can be trusted."""
+    """Do steps 1 to 7 of SPEC 17.1 and return the root; None where nothing further can be trusted."""
     size = store.size(ROOT)
     if size is None:
         raise RefusalError("UCP-E-NOT-FOUND", ROOT)
@@ -129,7 +129,7 @@ def _digest(data: bytes, value: dict[str, Any]) -> None:
 
 
 def references(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Kind, place and reference of every document that the root refers to."""
+    """Yield kind, place and reference of every document that the root refers to."""
     for name in ("packs", "state"):
         if name in root:
             yield name, pointer(ROOT, name), root[name]
@@ -197,7 +197,7 @@ def is_name(text: str) -> bool:
 
 
 def fetch(store: Store, reference: dict[str, Any]) -> bytes:
-    """The bytes of a referenced document, checked (UCP-R-013)."""
+    """Return the bytes of a referenced document, checked (UCP-R-013)."""
     key = reference["key"]
     if not is_key(key):
         raise RefusalError("UCP-E-KEY", key)
@@ -210,14 +210,14 @@ def fetch(store: Store, reference: dict[str, Any]) -> bytes:
 
 
 def document(store: Store, kind: str, reference: dict[str, Any]) -> Any:
-    """A referenced JSON document that meets its schema."""
+    """Return a referenced JSON document that meets its schema."""
     value = parse(fetch(store, reference), at=reference["key"], limit=MOST_DOCUMENT)
     schema(kind, value, reference["key"])
     return value
 
 
 def atom_problems(atoms: list[dict[str, Any]], layouts_count: int, at: str, found: Collected) -> None:
-    """Names, keys, slots, references and shapes of one part."""
+    """Report problems of names, keys, slots, references and shapes of one part."""
     for number, atom in enumerate(atoms):
         here = pointer(at, "atoms", number)
         if not all(map(is_name, (atom["name"], *atom.get("aliases", ())))):

@@ -34,7 +34,7 @@ class Logical:
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def inspect(self) -> dict[str, Any]:
-        """The result of the protocol's ``inspect``."""
+        """Return the result of the protocol's ``inspect``."""
 
         def slot(atom: str, name: str, value: dict[str, Any]) -> dict[str, Any]:
             return {
@@ -67,14 +67,14 @@ class Logical:
         }
 
     def layout(self, index: int | None) -> dict[str, Any] | None:
-        """A layout with its mesh in place."""
+        """Return a layout with its mesh in place."""
         if index is None:
             return None
         found = self.root["layouts"][index]
         return {"mesh": self.root["meshes"][found["mesh"]], "steps": found["steps"]}
 
     def kept(self) -> dict[str, Any]:
-        """What a rewriter keeps (UCP-W-027, UCP-W-028), comparable by `same`."""
+        """Return what a rewriter keeps (UCP-W-027, UCP-W-028), comparable by `same`."""
         seen = self.inspect()
         notes = {
             atom["name"]: [
@@ -126,7 +126,7 @@ def examine(path: Path) -> Examination:
 
 
 def slot_place(logical: Logical, slot: SlotChunks) -> str:
-    """The place of a slot in its index part."""
+    """Return the place of a slot in its index part."""
     part = next(part for part in logical.root["parts"] if part["table"]["key"] == slot.table_key)
     names = [atom["name"] for atom in logical.atoms]
     first = names.index(part["first"])
@@ -135,7 +135,7 @@ def slot_place(logical: Logical, slot: SlotChunks) -> str:
 
 
 def in_buffer(layout: dict[str, Any], slot: dict[str, Any]) -> buffers_of.Held:
-    """What a slot takes of its buffer at every coordinate."""
+    """Return what a slot takes of its buffer at every coordinate."""
     steps = layout["steps"]
     kinds = [step["kind"] for step in steps]
     if "concat" not in kinds:
@@ -322,7 +322,7 @@ class _Examiner:
             raise RefusalError("UCP-E-SEGMENT", key, "alignment")
 
     def check_whole(self, logical: Logical) -> None:
-        """What takes all parts: features, groups, covers."""
+        """Check what takes all parts: features, groups, covers."""
         root = logical.root
         needed = {slot.slot["compressor"]["name"] for slot in self.slots if "compressor" in slot.slot}
         needed |= {"incremental" for pack in self.packs if "shared" in pack}

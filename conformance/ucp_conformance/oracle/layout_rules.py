@@ -15,7 +15,7 @@ MOST: Final = 1 << 20
 
 
 def wrong(why: str) -> RefusalError:
-    """The refusal of a layout."""
+    """Return the refusal of a layout."""
     return RefusalError("UCP-E-LAYOUT", "", why)
 
 
@@ -46,7 +46,7 @@ def check_mesh(mesh: Mapping[str, Any]) -> None:
 
 
 def coordinates(mesh: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """All coordinates, row-major."""
+    """Yield all coordinates, row-major."""
 
     def beginnings(axes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, ...]]:
         if not axes:
@@ -61,13 +61,13 @@ def coordinates(mesh: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
 
 
 def positions(mesh: Mapping[str, Any], name: str, where: Mapping[str, int]) -> int:
-    """How many positions an axis has at a coordinate."""
+    """Return how many positions an axis has at a coordinate."""
     axis = next(axis for axis in mesh["axes"] if axis["name"] == name)
     return int(axis["size"] if "size" in axis else axis["sizes"][where[axis["by"]]])
 
 
 def check_steps(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int:
-    """What can be said of steps without a shape; returns how many ranges they make at most."""
+    """Check what can be checked of steps without a shape; return how many ranges they make at most."""
     sizes = {axis["name"]: axis.get("size", 0) or min(axis["sizes"]) for axis in mesh["axes"]}
     ragged = {axis["name"]: axis["by"] for axis in mesh["axes"] if "by" in axis}
     placed = False

@@ -61,7 +61,7 @@ def lower(
     shape: Sequence[int],
     place: Mapping[str, Any] | None = None,
 ) -> dict[tuple[int, ...], Local | None]:
-    """What every coordinate holds; refuses with UCP-E-LAYOUT what does not fit at some coordinate."""
+    """Return what every coordinate holds; refuses with UCP-E-LAYOUT what does not fit at some coordinate."""
     check_mesh(mesh)
     most = check_steps(mesh, steps)
     check_place(mesh, steps, place)
@@ -137,7 +137,7 @@ def _check_ranges(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], s
 
 
 def _extents(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> list[int]:
-    """The extents that views and permutations leave."""
+    """Return the extents that views and permutations leave."""
     extents = list(shape)
     for step in steps:
         if step["kind"] == "view":
@@ -220,7 +220,7 @@ def _take(tensor: _Tensor, dim: int, kept: Sequence[int]) -> _Tensor:
 def _part(
     extent: int, step: Mapping[str, Any], mesh: Mapping[str, Any], where: Mapping[str, int]
 ) -> tuple[int, int]:
-    """Where the part of this position begins and ends."""
+    """Return where the part of this position begins and ends."""
     n = positions(mesh, step["axis"], where)
     i = where[step["axis"]]
     if "sizes" in step:
@@ -233,7 +233,7 @@ def _part(
 
 
 def _sizes(extent: int, n: int, rule: str) -> list[int]:
-    """The extents of ``n`` parts under a rule."""
+    """Return the extents of ``n`` parts under a rule."""
     if rule == "even":
         if extent % n:
             raise wrong("an even split does not divide the extent")
@@ -245,12 +245,12 @@ def _sizes(extent: int, n: int, rule: str) -> list[int]:
 
 
 def holdings(lowered: Mapping[tuple[int, ...], Local | None]) -> set[int]:
-    """Every logical element that some coordinate holds."""
+    """Return every logical element that some coordinate holds."""
     return {cell for local in lowered.values() if local is not None for cell in local.cells if cell >= 0}
 
 
 def local_bytes(data: bytes, item: int, local: Local) -> bytes:
-    """The elements of a local tensor out of those of the whole one; padding is zero."""
+    """Return the elements of a local tensor out of those of the whole one; padding is zero."""
     return b"".join(
         data[item * cell : item * cell + item] if cell >= 0 else bytes(item) for cell in local.cells
     )
@@ -268,7 +268,7 @@ class _Piece:
 
 
 def pieces(local: Local, view: Sequence[int]) -> list[dict[str, Any]]:
-    """The canonical list of pieces, as the protocol shows it."""
+    """Return the canonical list of pieces, as the protocol shows it."""
     return [
         {"offset": list(p.offset), "shape": list(p.shape), "local": p.local, "strides": list(p.strides)}
         for p in _canonical({c: place for place, c in enumerate(local.cells) if c >= 0}, tuple(view), 0)

@@ -18,7 +18,7 @@ _INTEGRITY = frozenset(f"UCP-E-{name}" for name in ("CHECKSUM", "CODEC", "PADDIN
 
 
 def at_level(problems: Sequence[Problem], level: str) -> list[Problem]:
-    """What of the problems of a checkpoint with one fault a validator finds at a level (section 18)."""
+    """Return what of the problems of a checkpoint with one fault a validator finds at a level (section 18)."""
 
     def is_seen(problem: Problem) -> bool:
         key = problem.at.partition("#")[0]

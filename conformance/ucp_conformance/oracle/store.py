@@ -31,7 +31,7 @@ class Store:
         self.root = root
 
     def size(self, key: str) -> int | None:
-        """Length of an object, None if there is none; refuses links and special files with UCP-E-LINK."""
+        """Return length of an object, None if there is none; refuses links and special files with UCP-E-LINK."""
         here = self.root
         components = key.split("/")
         for number, component in enumerate(components):
@@ -46,13 +46,13 @@ class Store:
         return status.st_size
 
     def read(self, key: str) -> bytes:
-        """The whole object; UCP-E-MISSING where there is none."""
+        """Return the whole object; UCP-E-MISSING where there is none."""
         if self.size(key) is None:
             raise RefusalError("UCP-E-MISSING", key)
         return (self.root / key).read_bytes()
 
     def keys(self) -> set[str]:
-        """The keys of all files."""
+        """Return the keys of all files."""
         return {
             (Path(folder) / name).relative_to(self.root).as_posix()
             for folder, _, names in os.walk(self.root)

@@ -53,7 +53,7 @@ class SlotChunks:
         return self.item * math.prod(self.grid.chunk)
 
     def boxes(self, number: int, table: Table) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
-        """The box of every segment of a chunk."""
+        """Return the box of every segment of a chunk."""
         n = len(self.grid.shape)
         found: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = []
         for segment in self.rows[number]:
@@ -98,7 +98,7 @@ class SlotChunks:
             raise wrong("boxes are not sorted")
 
     def key(self, position: tuple[int, ...], segment: Segment, packs: list[dict[str, Any]]) -> str:
-        """The key of the container of a segment."""
+        """Return the key of the container of a segment."""
         if segment.container == OWN_OBJECT:
             return f"{self.folder}/{self.grid.key(position)}"
         return str(packs[segment.container]["key"])
@@ -106,7 +106,7 @@ class SlotChunks:
     def stored(
         self, store: Store, position: tuple[int, ...], segment: Segment, packs: list[dict[str, Any]]
     ) -> bytes:
-        """The verified stored bytes of a segment."""
+        """Return the verified stored bytes of a segment."""
         key = self.key(position, segment, packs)
         data = store.read(key)
         if segment.container == OWN_OBJECT and len(data) != segment.length:
@@ -122,7 +122,7 @@ class SlotChunks:
     def logical(
         self, store: Store, number: int, position: tuple[int, ...], table: Table, packs: list[dict[str, Any]]
     ) -> bytes:
-        """The clipped raw bytes of a chunk."""
+        """Return the clipped raw bytes of a chunk."""
         _offset, clipped = self.grid.box(position)
         size = self.item * math.prod(clipped)
         segments = self.rows[number]
@@ -172,12 +172,12 @@ class SlotChunks:
         return raw
 
     def place(self, position: tuple[int, ...]) -> int:
-        """Where the chunk begins in the logical bytes: it is one contiguous run."""
+        """Return where the chunk begins in the logical bytes: it is one contiguous run."""
         return self.item * linear(self.grid.box(position)[0], self.grid.shape)
 
 
 def array_document(slot: dict[str, Any], item: int, grid: Grid) -> bytes:
-    """The derived zarr.json of a slot (SPEC 16.3)."""
+    """Return the derived zarr.json of a slot (SPEC 16.3)."""
 
     def numbers(extents: tuple[int, ...]) -> str:
         return "[" + ",".join(map(str, extents)) + "]"

@@ -31,7 +31,7 @@ _WORDS: Final = (("true", True), ("false", False), ("null", None))
 
 
 def parse(data: bytes, *, at: str, limit: int) -> Json:
-    """The value of the document ``data`` at the store key ``at``; refuses with UCP-E-JSON or UCP-E-LIMIT."""
+    """Return the value of the document ``data`` at the store key ``at``; refuses with UCP-E-JSON or UCP-E-LIMIT."""
     if len(data) > limit:
         raise RefusalError("UCP-E-LIMIT", at, f"{len(data)} bytes")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -175,7 +175,7 @@ def _long(text: str) -> float:
 
 
 def same(a: Json, b: Json) -> bool:
-    """Whether two values are the same JSON; numbers by value, booleans apart, order of members ignored."""
+    """Return whether two values are the same JSON; numbers by value, booleans apart, order of members ignored."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
@@ -186,7 +186,7 @@ def same(a: Json, b: Json) -> bool:
 
 
 def canonical(value: Json) -> str:
-    """The text of RFC 8785; strings of Unicode text, numbers of binary64."""
+    """Return the text of RFC 8785; strings of Unicode text, numbers of binary64."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

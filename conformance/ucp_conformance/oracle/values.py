@@ -228,7 +228,7 @@ def _is_key(value: Any) -> bool:
 
 
 def values_of(state: dict[str, Any], at: str) -> Iterator[tuple[str, Any]]:
-    """Every tagged value of a state document, after its place."""
+    """Yield every tagged value of a state document, after its place."""
     for name, value in state["values"].items():
         yield pointer(at, "values", name), value
     for name, optimizer in state["optimizers"].items():

@@ -15,7 +15,7 @@ Digit = tuple[int, int]
 
 
 def view_of(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> tuple[int, ...]:
-    """The view of the logical tensor in which pieces are listed (section 13), from the digits of its index."""
+    """Return the view of the logical tensor in which pieces are listed (section 13), from the digits of its index."""
     logical = tuple(shape)
     count = math.prod(logical)
     weights = [math.prod(logical[dim + 1 :]) for dim in range(len(logical))]
@@ -47,7 +47,7 @@ def view_of(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> tuple[i
 
 
 def _regrouped(dims: Sequence[Sequence[Digit]], shape: Sequence[int]) -> list[list[Digit]]:
-    """Rule 3: the digits in order, neighbours joined, taken by the extents of the new shape."""
+    """Apply rule 3: the digits in order, neighbours joined, taken by the extents of the new shape."""
     rest: list[Digit] = []
     for radix, weight in (digit for dim in dims for digit in dim):
         if rest and rest[-1][1] == weight * radix:

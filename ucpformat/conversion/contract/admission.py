@@ -82,12 +82,12 @@ def _check_expansion(job: Job, source: str, expand: int | None) -> None:
 
 
 def slot_bytes(slot: SlotSpec) -> int:
-    """Logical bytes of a slot."""
+    """Return logical bytes of a slot."""
     return math.prod(slot.shape) * dtype(slot.dtype).item_bytes
 
 
 def stored_bytes(source: str) -> int:
-    """The bytes of all files of a source, of each that can be looked at, without holes; none where it is not local."""
+    """Return the bytes of all files of a source that can be inspected, without holes; none where it is not local."""
     paths = [source]
     if os.path.isdir(source):
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names]

@@ -151,7 +151,7 @@ def slot_blocks(
     read: Callable[[Box, NDArray[np.generic]], None],
     nbytes: int = BLOCK_BYTES,
 ) -> Iterator[tuple[Box, NDArray[Any]]]:
-    """Boxes that tile a slot, each of at most ``nbytes`` or one element, with their elements; none of an empty one.
+    """Yield boxes that tile a slot with their elements, each of at most ``nbytes`` or one element; none if empty.
 
     Each block is one run of the row-major tensor, in an array of its own of the slot's numpy type. Raises what
     ``read`` raises.

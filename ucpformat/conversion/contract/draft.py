@@ -114,7 +114,7 @@ class _Constant:
 
 
 def joined_drafts(drafts: Sequence[tuple[_Draft, str]]) -> _Draft:
-    """One draft of those of several files, which are named; what several hold must be equal, bit by bit.
+    """Return one draft of those of several files, which are named; what several hold must be equal, bit by bit.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where they have other shapes or data types of one slot.

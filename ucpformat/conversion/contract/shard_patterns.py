@@ -99,7 +99,7 @@ class ShardPatterns:
 
 
 def _wholes(shards: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Shapes that the whole may have, the largest first: with padding that shards may have, nothing is dropped."""
+    """Return shapes that the whole may have, the largest first: with the padding of shards, nothing is dropped."""
     first = shards[0]
     if any(len(shard) != len(first) for shard in shards):
         return []

@@ -180,7 +180,7 @@ _LISTED: Final = 100_000
 
 
 def unread_files(source: str, seen: Watched, named: Sequence[Lost]) -> list[Lost]:
-    """What lies in the directory ``source`` and was not looked at, but for what an importer has ``named`` itself.
+    """Return what lies in the directory ``source`` and was not read, other than what an importer ``named`` itself.
 
     A directory of which nothing was read is one entry, ``files/NAME/``. A file beside others that were read, which by
     its suffix may hold states, matters; the rest is reported alone. Nothing is said of a source that is one file, nor
@@ -207,7 +207,7 @@ def unread_files(source: str, seen: Watched, named: Sequence[Lost]) -> list[Lost
 
 
 def _within(top: str, path: Path) -> str | None:
-    """The place of a path below ``top``; of a link itself, not of what it leads to. None where it is elsewhere."""
+    """Return the path relative to ``top``, of a link itself and not of its target; None where it is elsewhere."""
     place = os.path.join(os.path.realpath(path.parent), path.name) if path.name else os.path.realpath(path)
     relative = os.path.relpath(place, top)
     return None if relative.startswith("..") else relative
@@ -225,7 +225,7 @@ def _is_told(name: str, known: set[str]) -> bool:
 
 
 def _entries(root: Path, busy: set[str], taken: set[str | None]) -> Iterator[tuple[str, bool]]:
-    """Files and directories below ``root`` by name; directories are entered where something in them was read."""
+    """Yield files and directories below ``root`` by name; directories are entered where something in them was read."""
     pending = ["."]
     left = _LISTED
     while pending and left > 0:

@@ -45,7 +45,7 @@ class EngineOptions:
 
 
 def needed_for(chunk_bytes: int, upload_bytes: int = 0) -> int:
-    """Bytes that copying one chunk may take: its array, one to cast or compare, one to compress, and a span.
+    """Return bytes that copying one chunk may take: its array, one to cast or compare, one to compress, and a span.
 
     ``upload_bytes`` as the `Store` that it goes to has them.
     """

@@ -105,7 +105,7 @@ def mpi_pool(workers: int | None, within: Within) -> Iterator[Pool]:
 
 
 def _elsewhere(executor: Executor, workers: int, within: Within) -> Pool:
-    """Workers that we do not make: no more tasks are sent out than may hold memory all at once."""
+    """Return workers that we do not make: no more tasks are sent out than may hold memory all at once."""
     return Pool(executor, within(2 * max(workers, 1)), is_remote=True)
 
 

@@ -229,7 +229,7 @@ def cut_job(job: Job) -> Cut:
 
 
 def batch_size(total: int) -> int:
-    """Bytes of a task: enough to be worth sending, few enough to be done again."""
+    """Return bytes of a task: enough to be worth sending, few enough to be done again."""
     return min(max(total // _BATCHES, _MIN_BATCH), _MAX_BATCH)
 
 

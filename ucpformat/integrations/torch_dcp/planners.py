@@ -50,7 +50,7 @@ class _LocalBox:
 
 
 def _boxes(key: str, tensor: object) -> list[_LocalBox] | None:
-    """The boxes of a DTensor with a strided shard; None for everything else."""
+    """Return the boxes of a DTensor with a strided shard; None for everything else."""
     if not isinstance(tensor, DTensor) or all(
         getattr(placement, "split_factor", 1) == 1 for placement in tensor.placements
     ):
@@ -78,7 +78,7 @@ class UcpSavePlanner(DefaultSavePlanner):
     """DCP's default planner, which also knows ranks that hold several boxes of a DTensor."""
 
     def create_local_plan(self) -> SavePlan:
-        """Items for the state dict; those of strided shards are one for each box."""
+        """Return items for the state dict; those of strided shards are one for each box."""
         self._boxes = {
             (key, box.offset): box
             for key, tensor in self.state_dict.items()
@@ -109,7 +109,7 @@ class UcpSavePlanner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The object, or the box of a local tensor that an item is about."""
+        """Return the object, or the box of a local tensor that an item is about."""
         box = self._boxes.get((index.fqn, tuple(index.offset or ())))
         if box is None:
             return super().lookup_object(index)
@@ -120,7 +120,7 @@ class UcpLoadPlanner(DefaultLoadPlanner):
     """DCP's default planner, which also knows ranks that hold several boxes of a DTensor."""
 
     def create_local_plan(self) -> Any:
-        """Items for the state dict; those of strided shards are one or more for each box."""
+        """Return items for the state dict; those of strided shards are one or more for each box."""
         strided = {
             key: boxes
             for key, tensor in self.state_dict.items()
@@ -143,7 +143,7 @@ class UcpLoadPlanner(DefaultLoadPlanner):
         return plan
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The tensor, or the box of a local tensor that an item is about."""
+        """Return the tensor, or the box of a local tensor that an item is about."""
         box = self._boxes.get((index.fqn, tuple(index.offset or ())))
         if box is None:
             found: torch.Tensor = super().lookup_tensor(index)

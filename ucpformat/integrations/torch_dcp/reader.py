@@ -86,7 +86,7 @@ class UcpStorageReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path or a URL."""
+        """Return whether this is a path or a URL."""
         return isinstance(checkpoint_id, str | os.PathLike)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -96,7 +96,7 @@ class UcpStorageReader(StorageReader):
         self._close()
 
     def read_metadata(self) -> Metadata:
-        """What the checkpoint holds; tensors of data types that torch lacks are left out."""
+        """Return what the checkpoint holds; tensors of data types that torch lacks are left out."""
         if self.checkpoint_id is None:
             raise error("UCP-E-STORE", "give UcpStorageReader a path, or the load a checkpoint_id")
         self._close()
@@ -120,14 +120,14 @@ class UcpStorageReader(StorageReader):
         return Metadata(listed, planner_data=paths, storage_meta=meta)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Nothing: all ranks have read the index."""
+        """Do nothing: all ranks have read the index."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """The plan itself."""
+        """Return the plan itself."""
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """The plans themselves."""
+        """Return the plans themselves."""
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:

@@ -120,7 +120,7 @@ class UcpStorageWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path or a URL."""
+        """Return whether this is a path or a URL."""
         return isinstance(checkpoint_id, str | os.PathLike)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -130,7 +130,7 @@ class UcpStorageWriter(StorageWriter):
         self._close()
 
     def storage_meta(self) -> StorageMeta:
-        """Where the checkpoint goes."""
+        """Return where the checkpoint goes."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class UcpStorageWriter(StorageWriter):
             self._store.prepare(self._storage)
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """The plan itself."""
+        """Return the plan itself."""
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
@@ -160,7 +160,7 @@ class UcpStorageWriter(StorageWriter):
         ]
 
     def _plain_places(self, plans: list[Any]) -> dict[str, tuple[str, str]]:
-        """Chunks of storage plain have names of their own: they have to be known before they are written."""
+        """Return the names of chunks of storage plain, which must be known before they are written."""
         paths: dict[str, KeyPath] = {}
         for plan in plans:
             paths.update(plan.planner_data or {})
@@ -243,7 +243,7 @@ class UcpStorageWriter(StorageWriter):
         return results
 
     def _values(self, items: Sequence[Any], planner: Any) -> dict[str, JsonValue]:
-        """Objects as tagged values: planners hand out pickles, which are read by an interpreter of plain data."""
+        """Return objects as tagged values: pickles of planners are read by an interpreter of plain data."""
         values = {}
         for item in items:
             if item.type == WriteItemType.BYTE_IO:

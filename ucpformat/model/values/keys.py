@@ -21,12 +21,12 @@ _LEAVES: Final = frozenset({"$float", "$int", "$bytes", "$complex"})
 
 
 def is_plain_name(value: JsonValue) -> bool:
-    """Whether ``value`` may name a member of a plain object."""
+    """Return whether ``value`` may name a member of a plain object."""
     return type(value) is str and not value.startswith("$")
 
 
 def is_key(value: JsonValue) -> bool:
-    """Whether a well-formed ``value`` is a key."""
+    """Return whether a well-formed ``value`` is a key."""
     if type(value) is not dict:
         return type(value) is not list
     if len(value) != 1:

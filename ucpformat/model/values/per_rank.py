@@ -44,7 +44,7 @@ class PerRankValues:
     axis: str = "rank"
 
     def at(self, position: int, size: int, encoded: JsonValue, *, at: str = "") -> object:
-        """What ``position`` of ``size`` gets; ``encoded`` are the entries as they are stored.
+        """Return what ``position`` of ``size`` gets; ``encoded`` are the entries as they are stored.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` where that is nothing (UCP-R-025).
@@ -70,7 +70,7 @@ class PerRankValues:
 
 
 def new_seed(position: int, size: int, encoded: JsonValue) -> int:
-    """The seed of ``position`` of ``size``, from all entries as they are stored: never that of another position."""
+    """Return the seed of ``position`` of ``size``, from all stored entries: never that of another position."""
     digest = hashlib.sha256(canonical_text([size, encoded])).digest()
     drawn = int.from_bytes(digest[:8], "big") % (1 << 63)
     return drawn - drawn % _POSITIONS_OF_SEEDS + position

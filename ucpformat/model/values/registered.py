@@ -62,7 +62,7 @@ def _dict_from(content: object) -> object:
 
 
 def _zone_is_offset(zone: datetime.tzinfo | None) -> bool:
-    """Whether the ISO text tells all there is to the time zone."""
+    """Return whether the ISO text tells all there is to the time zone."""
     if zone is None:
         return True
     if type(zone) is not datetime.timezone:
@@ -119,7 +119,7 @@ def _path_from(cls: type[pathlib.PurePath]) -> Callable[[Any], object]:
 
 
 def is_spelled_otherwise(value: NamedValue) -> bool:
-    """Whether this is a path that pathlib would write otherwise, which only a `NamedValue` keeps."""
+    """Return whether this is a path that pathlib would write otherwise, which only a `NamedValue` keeps."""
     entry = BY_NAME.get(value.type)
     is_path = entry is not None and issubclass(entry.cls, pathlib.PurePath)
     return is_path and type(value.value) is str and str(entry.cls(value.value)) != value.value  # type: ignore[union-attr]

@@ -17,24 +17,24 @@ _ATOM_MAP: Final = ".atom-map.json"
 
 
 def pattern_names() -> tuple[str, ...]:
-    """The names of the ready-made pattern documents, sorted."""
+    """Return the names of the ready-made pattern documents, sorted."""
     return _names(_PATTERNS)
 
 
 def atom_map_names() -> tuple[str, ...]:
-    """The names of the ready-made atom maps, sorted."""
+    """Return the names of the ready-made atom maps, sorted."""
     return _names(_ATOM_MAP)
 
 
 @cache
 def load_patterns(name: str) -> Patterns:
-    """The ready-made pattern document called ``name``; UCP-E-PATTERN where there is none."""
+    """Return the ready-made pattern document called ``name``; UCP-E-PATTERN where there is none."""
     return parse_patterns(_content(name, _PATTERNS), at=name + _PATTERNS)
 
 
 @cache
 def load_atom_map(name: str) -> AtomMapDocument:
-    """The ready-made atom map called ``name``; UCP-E-PATTERN where there is none."""
+    """Return the ready-made atom map called ``name``; UCP-E-PATTERN where there is none."""
     return parse_atom_map(_content(name, _ATOM_MAP), at=name + _ATOM_MAP)
 
 

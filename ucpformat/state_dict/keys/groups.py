@@ -32,7 +32,7 @@ def gather_groups(
     paths: Mapping[str, KeyPath | None],
     atoms: frozenset[str],
 ) -> Optimizer | None:
-    """The parameter groups of a recognised optimizer, from its encoded objects.
+    """Return the parameter groups of a recognised optimizer, from its encoded objects.
 
     None where the groups cannot be expressed without loss: what `expand_groups` would make of them is compared.
     """
@@ -65,7 +65,7 @@ def _nested(found: NamedOptimizer, objects: Mapping[str, JsonValue]) -> Optimize
 
 
 def _flattened(found: NamedOptimizer, objects: Mapping[str, JsonValue]) -> Optimizer:
-    """Parameters with equal options share a group; groups are in the order of their first parameters."""
+    """Group parameters with equal options; groups are in the order of their first parameters."""
     members: dict[bytes, tuple[list[str], dict[str, JsonValue]]] = {}
     for group in found.groups:
         options = {option: objects[key] for option, key in group.options}
@@ -75,7 +75,7 @@ def _flattened(found: NamedOptimizer, objects: Mapping[str, JsonValue]) -> Optim
 
 
 def expand_groups(optimizer: Optimizer, origin: GroupOrigin) -> dict[str, tuple[KeyPath, JsonValue]]:
-    """The state dict's keys for an optimizer's groups: key to path and encoded object."""
+    """Return the state dict's keys for an optimizer's groups: key to path and encoded object."""
     expanded: dict[str, tuple[KeyPath, JsonValue]] = {}
 
     def put(path: KeyPath, value: JsonValue) -> None:

@@ -203,7 +203,7 @@ def _states(found: _Candidate, names: Mapping[str, str]) -> dict[str, Assignment
 
 
 def _slot(text: str) -> str:
-    """The name of a slot for a state: the state's, or, where that is no component of a key, what is left of it.
+    """Return the name of a slot for a state: the state's, or, where that is no component of a key, what is left of it.
 
     bitsandbytes keeps its states in ``__bnb_optimizer_quant_state__``. The path is kept beside it in any case.
     """

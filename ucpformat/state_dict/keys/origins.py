@@ -44,12 +44,12 @@ SOURCE: Final = "org.ucpformat.source"
 
 
 def slot_annotations(path: StatePath) -> dict[str, JsonValue]:
-    """Annotations of a slot that came from ``path``."""
+    """Return annotations of a slot that came from ``path``."""
     return {SOURCE: {"path": path_to_json(path)}}
 
 
 def slot_path(atom: str, slot: str, annotations: Mapping[str, JsonValue]) -> StatePath:
-    """Where a slot belongs in a state dict: where it came from, else where ``get_state_dict`` has such things."""
+    """Return the path of a slot in a state dict: where it came from, else where ``get_state_dict`` has such states."""
     found = annotations.get(SOURCE)
     path = path_from_json(found.get("path")) if isinstance(found, dict) else None
     if path is not None:
@@ -58,12 +58,12 @@ def slot_path(atom: str, slot: str, annotations: Mapping[str, JsonValue]) -> Sta
 
 
 def alias_annotations(paths: Sequence[StatePath]) -> dict[str, JsonValue]:
-    """Annotations of an atom whose value has tied names, which came from ``paths``."""
+    """Return annotations of an atom whose value has tied names, which came from ``paths``."""
     return {SOURCE: {"aliases": [path_to_json(path) for path in paths]}} if paths else {}
 
 
 def alias_paths(atom: _Named) -> list[StatePath]:
-    """Where the tied names of an atom's value belong in a state dict."""
+    """Return where the tied names of an atom's value belong in a state dict."""
     source = atom.annotations.get(SOURCE)
     kept = source.get("aliases") if isinstance(source, dict) else None
     if isinstance(kept, list):
@@ -75,7 +75,7 @@ def alias_paths(atom: _Named) -> list[StatePath]:
 def state_annotations(
     kind: str, optimizers: Mapping[str, tuple[KeyPath, Form]], paths: Mapping[str, StatePath | None]
 ) -> dict[str, JsonValue]:
-    """Annotations of the state document."""
+    """Return annotations of the state document."""
     return {
         SOURCE: {
             "kind": kind,
@@ -96,13 +96,13 @@ def _member(state: StateDocument, member: str) -> Mapping[str, JsonValue]:
 
 
 def value_paths(state: StateDocument) -> dict[str, StatePath]:
-    """Paths of values and blobs that are not at the top level, by name."""
+    """Return paths of values and blobs that are not at the top level, by name."""
     found = {name: path_from_json(value) for name, value in _member(state, "paths").items()}
     return {name: path for name, path in found.items() if path is not None}
 
 
 def group_origin(state: StateDocument, name: str) -> GroupOrigin:
-    """How an optimizer's groups were held; as ``get_state_dict`` has them where that is not known."""
+    """Return how an optimizer's groups were held; as ``get_state_dict`` has them where that is not known."""
     value = _member(state, "optimizers").get(name)
     path = path_from_json(value.get("path")) if isinstance(value, dict) else None
     form: Form = "flattened" if isinstance(value, dict) and value.get("form") == "flattened" else "nested"
@@ -110,7 +110,7 @@ def group_origin(state: StateDocument, name: str) -> GroupOrigin:
 
 
 def key_path(path: StatePath) -> KeyPath:
-    """A path as DCP has it: an integer key of a mapping is a number."""
+    """Return a path as DCP has it: an integer key of a mapping is a number."""
     return tuple(step.number if isinstance(step, NumberKey) else step for step in path)
 
 
@@ -124,7 +124,7 @@ def state_document(
     *,
     blobs: Collection[str] = (),
 ) -> StateDocument:
-    """The document of encoded objects, by dotted name; ``kind`` says what they were taken from.
+    """Return the document of encoded objects, by dotted name; ``kind`` says what they were taken from.
 
     ``blobs`` are names of objects that are carried as bytes, whose paths are noted as well.
     """

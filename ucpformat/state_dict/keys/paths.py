@@ -48,12 +48,12 @@ KeyPath = tuple[str | int, ...]
 
 
 def dotted(path: StatePath) -> str:
-    """The path as one name, joined by dots."""
+    """Return the path as one name, joined by dots."""
     return ".".join(map(str, path))
 
 
 def flatten(state: Mapping[Any, Any], is_tensor: Callable[[object], bool]) -> dict[StatePath, object]:
-    """Leaves by path.
+    """Return leaves by path.
 
     Raises:
         ImportRefusedError: ``UCP-E-OBJECT`` for a key that is neither a string nor an integer, or for a state
@@ -111,7 +111,7 @@ class _Places(dict[int, Any]):
 
 
 def build(leaves: Mapping[StatePath, object]) -> dict[Any, Any]:
-    """The nested state of flat leaves. A list whose places are not 0 to n - 1 becomes a dict by place.
+    """Return the nested state of flat leaves. A list whose places are not 0 to n - 1 becomes a dict by place.
 
     Raises:
         InvalidCheckpointError: ``UCP-E-NAME`` where one leaf would lie inside another.
@@ -162,12 +162,12 @@ def replace(state: Any, path: StatePath, value: object) -> None:
 
 
 def path_to_json(path: StatePath) -> list[JsonValue]:
-    """A path as an annotation keeps it: a number key is an array of one number."""
+    """Return a path as an annotation keeps it: a number key is an array of one number."""
     return [[step.number] if isinstance(step, NumberKey) else step for step in path]
 
 
 def path_from_json(value: JsonValue) -> StatePath | None:
-    """The path that an annotation keeps. Annotations bind nobody: anything unexpected is None."""
+    """Return the path that an annotation keeps. Annotations bind nobody: anything unexpected is None."""
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_STEPS:
         return None
     steps: list[Step] = []

@@ -17,7 +17,7 @@ __all__ = ["copy_into", "own_memory"]
 
 
 def own_memory(tensor: LocalTensor, kind: str, *, at: str) -> NDArray[np.generic] | None:
-    """The tensor's own memory, where elements of the type ``kind`` can be written to it as they are, densely."""
+    """Return the tensor's own memory, where elements of the type ``kind`` can be written to it as they are, densely."""
     if not tensor.on_host or tensor.dtype != kind:
         return None
     memory = destination_of(tensor.local, at=at)

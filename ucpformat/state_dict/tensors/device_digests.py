@@ -21,7 +21,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def digests_on_device(tensors: Sequence[Any]) -> list[bytes]:
-    """Eight bytes for each tensor; the host waits once for all of them on a device."""
+    """Return eight bytes for each tensor; the host waits once for all of them on a device."""
     import torch
 
     sums = [_sums(tensor) for tensor in tensors]

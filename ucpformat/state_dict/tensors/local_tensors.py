@@ -54,7 +54,7 @@ def _torch() -> Any:
 
 
 def is_tensor(obj: object) -> bool:
-    """Whether ``obj`` is a numpy array (not a scalar) or a torch tensor."""
+    """Return whether ``obj`` is a numpy array (not a scalar) or a torch tensor."""
     torch = _torch()
     return isinstance(obj, np.ndarray) or (torch is not None and isinstance(obj, torch.Tensor))
 
@@ -95,7 +95,7 @@ def _require_host(tensor: Any, at: str) -> None:
 
 
 def elements_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
-    """The elements of a tensor as a numpy array of the format's type, a view wherever memory holds them so.
+    """Return the elements of a tensor as a numpy array of the format's type, a view wherever memory holds them so.
 
     Raises as `tensor_dtype`, and ``UCP-E-MISMATCH`` for a tensor on a device.
     """
@@ -107,7 +107,7 @@ def elements_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
 
 
 def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
-    """A numpy view of a tensor's memory, to be written to.
+    """Return a numpy view of a tensor's memory, to be written to.
 
     Raises as `elements_of`, and ``UCP-E-MISMATCH`` for memory that cannot take the elements as they are.
     """
@@ -128,14 +128,14 @@ def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
 
 
 def same_memory(array: NDArray[np.generic]) -> tuple[object, ...] | None:
-    """A key that tensors share when they are the same elements of the same memory; None if they have none."""
+    """Return a key that tensors share when they are the same elements of the same memory; None if they have none."""
     if array.size == 0:
         return None
     return (array.__array_interface__["data"][0], array.dtype, array.shape, array.strides)
 
 
 def to_torch(array: NDArray[np.generic], name: str) -> Any:
-    """A torch tensor that shares the memory of a fresh, contiguous array of the data type ``name``.
+    """Return a torch tensor that shares the memory of a fresh, contiguous array of the data type ``name``.
 
     Raises:
         UnsupportedError: ``UCP-E-DTYPE`` for types that torch lacks.
@@ -184,11 +184,11 @@ class LocalTensor:
     local: Any
 
     def array(self) -> NDArray[np.generic]:
-        """The local elements in host memory: a view where they lie there, else a copy."""
+        """Return the local elements in host memory: a view where they lie there, else a copy."""
         return elements_of(self.local if self.on_host else self.local.detach().to("cpu"), at="")
 
     def local_map(self, rank: int) -> LocalMap | None:
-        """Where ``rank`` has which boxes of the logical shape; None where it has nothing."""
+        """Return where ``rank`` has which boxes of the logical shape; None where it has nothing."""
         if self.layout is None:
             whole = Piece(Box.whole(self.shape), Strided(0, row_major_strides(self.shape)))
             return LocalMap(self.shape, (whole,))
@@ -205,14 +205,14 @@ class LocalTensor:
         return self.layout is not None and any(isinstance(step, Concat) for step in self.layout.steps)
 
     def memory(self) -> tuple[object, ...] | None:
-        """A key that tensors share when they are the same elements of the same memory, held alike."""
+        """Return a key that tensors share when they are the same elements of the same memory, held alike."""
         if 0 in self.shape:
             return None
         where = self.storage()
         return None if where is None else (*where, self.shape, self.layout, self.place)
 
     def storage(self) -> tuple[object, ...] | None:
-        """A key that is equal for views of the same elements of the same memory; None where numpy has no elements."""
+        """Return a key that is equal for views of the same elements in memory; None where numpy has no elements."""
         if isinstance(self.local, np.ndarray):
             return same_memory(self.local)
         # A rank may have no element of a tensor that others have: its storage is an object all the same.
@@ -222,7 +222,7 @@ class LocalTensor:
 
 
 def local_tensor(tensor: Any, *, rank: int, held: TensorLayout | None = None, at: str) -> LocalTensor | None:
-    """What this process holds of a leaf of a state dict, or None where that is nothing.
+    """Return what this process holds of a leaf of a state dict, or None where that is nothing.
 
     ``held`` says how, for a tensor that does not.
 
@@ -264,7 +264,7 @@ def local_tensor(tensor: Any, *, rank: int, held: TensorLayout | None = None, at
 def local_map_at(
     layout: Layout, shape: tuple[int, ...], place: BufferPlace | None, rank: int
 ) -> LocalMap | None:
-    """Where ``rank`` has which boxes of a tensor of ``shape``; None where it has nothing."""
+    """Return where ``rank`` has which boxes of a tensor of ``shape``; None where it has nothing."""
     coordinate = layout.mesh.find(rank)
     if coordinate is None:
         return None

@@ -15,7 +15,7 @@ __all__ = ["held_shard"]
 
 
 def held_shard(tensor: Any, *, at: str) -> tuple[Any, TensorLayout | None]:
-    """The shard of this rank as a plain tensor, and how the ranks hold the whole; no tensor where it has no shard.
+    """Return this rank's shard as a plain tensor, or none, and how the ranks hold the whole.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for shards of more than one dim, and for several of one rank.

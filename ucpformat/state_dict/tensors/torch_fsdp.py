@@ -23,7 +23,7 @@ __all__ = ["flat_parameters"]
 
 
 def flat_parameters(unit: Any, group: str = "flat_param") -> dict[str, TensorLayout]:
-    """How the ranks hold the parameters of one FSDP1 unit, by their names inside it.
+    """Return how the ranks hold the parameters of one FSDP1 unit, by their names inside it.
 
     ``unit`` is a module that ``FullyShardedDataParallel`` wraps; parameters of units inside it are not among them.
     The local tensor of each is the whole ``flat_param`` of this rank, and so are the optimizer's states without

@@ -35,7 +35,7 @@ _REDUCTIONS: Final[dict[str, Reduce]] = {"sum": "sum", "avg": "mean", "max": "ma
 
 
 def mesh_of(device_mesh: Any) -> Mesh:
-    """The mesh of a ``DeviceMesh``; axes have its names, or ``dim0``, ``dim1``, ...
+    """Return the mesh of a ``DeviceMesh``; axes have its names, or ``dim0``, ``dim1``, ...
 
     A model has few of those and thousands of tensors over them.
     """
@@ -53,7 +53,7 @@ def _mesh_of(device_mesh: Any) -> Mesh:
 
 
 def layout_of(tensor: Any) -> Layout:
-    """The layout of a DTensor over its own mesh, see `mesh_of`.
+    """Return the layout of a DTensor over its own mesh, see `mesh_of`.
 
     A spec says in which order the dims were split, by itself or by the split factors of ``_StridedShard``: that is
     how FSDP2 over tensor parallelism holds a tensor and how ``full_tensor`` gathers it. In extents that do not
@@ -103,7 +103,7 @@ class BoxedTensor:
 
 
 def boxes_of(tensor: Any) -> tuple[tuple[int, ...], LocalMap]:
-    """The shape of the logical tensor, and which boxes of it a ``CheckpointableTensor`` holds.
+    """Return the shape of the logical tensor, and which boxes of it a ``CheckpointableTensor`` holds.
 
     Torch asks nothing but the four attributes of a local tensor; one whose ``local_offsets`` are empty tuples is
     its only box. What no box holds is padding.
@@ -130,7 +130,7 @@ def boxes_of(tensor: Any) -> tuple[tuple[int, ...], LocalMap]:
 
 
 def boxed_holdings(tensors: Mapping[int, Any]) -> ExplicitHoldings:
-    """What ranks hold of one tensor, from the ``CheckpointableTensor`` of each.
+    """Return what ranks hold of one tensor, from the ``CheckpointableTensor`` of each.
 
     Raises:
         LayoutError: as `boxes_of`; and ``UCP-E-LAYOUT`` where the ranks disagree on the global shape.
@@ -143,7 +143,7 @@ def boxed_holdings(tensors: Mapping[int, Any]) -> ExplicitHoldings:
 
 
 def box_description(local_map: LocalMap, shape: Sequence[int]) -> BoxedTensor:
-    """The four attributes for a local tensor that holds what ``local_map`` says of a tensor of ``shape``.
+    """Return the four attributes for a local tensor that holds what ``local_map`` says of a tensor of ``shape``.
 
     Boxes lie in the local tensor as they do in the logical one: pieces that do not, those of flattened and
     permuted tensors, have no such description.

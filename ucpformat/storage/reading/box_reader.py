@@ -141,7 +141,7 @@ class BoxReader:
     def _chunks(
         self, targets: PartTargets, runs: list[ByteRun], blocks: list[Blocks]
     ) -> Iterator[_WantedChunk]:
-        """Chunks one by one; but what fills slots of one chunk in one segment is added to ``runs`` or ``blocks``."""
+        """Yield chunks one by one, but add what fills slots of one chunk in one segment to ``runs`` or ``blocks``."""
         part, numbers, arrays, boxes = targets
         # One alone is not looked up among all slots of the part.
         single = part.single_chunks if len(numbers) > 1 else NO_SINGLE_CHUNKS
@@ -252,7 +252,7 @@ class BoxReader:
         return np.frombuffer(decoded, stored.dtype.numpy).reshape(shape)
 
     def mapped(self, stored: StoredSlot) -> Iterator[tuple[Box, NDArray[np.generic]]]:
-        """The slot as it lies in storage: boxes, and arrays of their elements that cannot be written and own nothing.
+        """Yield the slot as it is stored: boxes, and read-only arrays of their elements without a copy.
 
         Segments that lie one behind the other, as what they hold does in the slot, are one array.
 
@@ -272,7 +272,7 @@ class BoxReader:
             yield held.box, np.frombuffer(data, kind, held.box.size).reshape(held.box.shape)
 
     def mapped_whole(self, stored: StoredSlot) -> NDArray[np.generic] | int:
-        """The slot as one array, its parts mapped one behind the other; how many parts where that cannot be.
+        """Return the slot as one array, its parts mapped one behind the other; how many parts where that cannot be.
 
         Raises:
             UcpError: as `mapped`.
@@ -315,7 +315,7 @@ class BoxReader:
 
 
 def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:
-    """What fills arrays with whole slots of a part, by their places among its single chunks."""
+    """Return what fills arrays with whole slots of a part, by their places among its single chunks."""
     single = part.single_chunks
     starts = single.offsets[places]
     if part.packed:

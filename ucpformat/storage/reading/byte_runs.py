@@ -140,7 +140,7 @@ class ByteRun(NamedTuple):
     copied: tuple[Destination, ...]
 
     def pieces(self, nbytes: int) -> Iterator[ByteRun]:
-        """The run cut after each ``nbytes``."""
+        """Yield the run cut after each ``nbytes``."""
         if self.stop - self.offset <= nbytes:
             yield self
             return
@@ -167,7 +167,7 @@ class ByteRun(NamedTuple):
 def byte_runs(
     key: str, segment: Segment, held: Box, part: Box, target: NDArray[np.generic], *, verify: bool
 ) -> Iterator[ByteRun]:
-    """The runs that fill ``target`` with the box ``part``, not empty, of an uncompressed segment that holds ``held``.
+    """Yield the runs that fill ``target`` with the box ``part``, not empty, of an uncompressed segment of ``held``.
 
     With ``verify`` they are whole checksum blocks.
     """
@@ -266,7 +266,7 @@ class Reads:
     items: list[ByteRun | NDArray[np.generic]]
 
     def calls(self, *, gap: int, window: int, most: int) -> Iterator[tuple[int, int]]:
-        """The first run of each call, and the one behind its last; ``gap`` and ``window`` as `Calls` has them."""
+        """Yield the first run of each call, and the one behind its last; ``gap`` and ``window`` as `Calls` has them."""
         for first, last in call_edges(
             self.of, self.starts, self.stops, gap=gap, nbytes=CALL_BYTES, most=most
         ):
@@ -281,11 +281,11 @@ class Reads:
                 yield first, last
 
     def span(self, call: tuple[int, int]) -> int:
-        """Bytes from the first to the last."""
+        """Return bytes from the first to the last."""
         return int(self.stops[call[1] - 1] - self.starts[call[0]])
 
     def call(self, edges: tuple[int, int]) -> Call:
-        """A call as objects."""
+        """Return a call as objects."""
         some = slice(*edges)
         return Call(
             self.keys[self.of[edges[0]]],
@@ -297,7 +297,7 @@ class Reads:
         )
 
     def shared_or_long(self, window: int) -> NDArray[np.bool_]:
-        """Which share bytes with another, or are more than one call reads."""
+        """Return which share bytes with another, or are more than one call reads."""
         long = self.stops - self.starts > np.where(self.straight > 0, CALL_BYTES, window)
         if self.starts.size < 2:
             return long
@@ -312,7 +312,7 @@ class Reads:
         return long
 
     def run(self, number: int) -> ByteRun:
-        """One run as an object."""
+        """Return one run as an object."""
         item = self.items[number]
         if isinstance(item, ByteRun):
             return item
@@ -321,7 +321,7 @@ class Reads:
         return ByteRun(key, start, stop, start, checksum, ((start, flat_bytes(item)),), ())
 
     def without(self, some: NDArray[np.bool_]) -> Reads:
-        """All others."""
+        """Return all reads but these."""
         left = ~some
         items = [self.items[number] for number in np.flatnonzero(left).tolist()]
         return Reads(
@@ -336,7 +336,7 @@ class Reads:
 
 
 def as_reads(runs: Sequence[ByteRun], blocks: Sequence[Blocks], *, window: int) -> Reads:
-    """Whatever is read at once; runs that share bytes are made one, and long ones cut, such that each fits a call."""
+    """Return runs as reads: those that share bytes are joined, and long ones are cut so that each fits a call."""
     reads = _sorted([_of_runs(runs), *map(_of_blocks, blocks)])
     odd = reads.shared_or_long(window)
     if not odd.any():

@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 1 << 22
 
 
 def read_root(store: Store) -> bytes:
-    """The bytes of the root document.
+    """Return the bytes of the root document.
 
     Raises:
         UcpError: ``UCP-E-NOT-FOUND`` without one, which says what lies there instead; ``UCP-E-LIMIT`` for one over
@@ -50,7 +50,7 @@ def read_root(store: Store) -> bytes:
 
 
 def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """The bytes of a referenced object, checked against length and digest before anybody parses them.
+    """Return the bytes of a referenced object, checked against length and digest before anybody parses them.
 
     Raises:
         UcpError: ``UCP-E-LIMIT``, ``UCP-E-MISSING``, ``UCP-E-LENGTH``, ``UCP-E-DIGEST``.
@@ -139,7 +139,7 @@ class StoredDocuments:
             return self._state
 
     def part(self, index: int) -> StoredPart:
-        """One index part with its table, read and checked on first use.
+        """Return one index part with its table, read and checked on first use.
 
         >>> list(ckpt.part(0).names)
         ['fc.bias', 'fc.weight']
@@ -217,7 +217,7 @@ class StoredDocuments:
             return self._parts[index]
 
     def find(self, name: str) -> tuple[StoredPart, int] | None:
-        """The part that has an atom, and where in it the atom stands.
+        """Return the part that has an atom, and where in it the atom stands.
 
         >>> part, position = ckpt.find("fc.weight")
         >>> part.names[position]
@@ -231,7 +231,7 @@ class StoredDocuments:
         return None if position is None else (part, position)
 
     def slots(self) -> Iterator[StoredSlot]:
-        """Every slot of every atom, in order.
+        """Yield every slot of every atom, in order.
 
         >>> [stored.label for stored in ckpt.slots()]
         ['fc.bias/value', 'fc.weight/value']

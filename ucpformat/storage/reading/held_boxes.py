@@ -27,7 +27,7 @@ class HeldBox(NamedTuple):
 
 
 def held_together(stored: StoredSlot) -> list[HeldBox]:
-    """The whole slot, which is not compressed, in as few boxes as can be looked at without a copy, in order.
+    """Return the whole slot, which is not compressed, in as few boxes as can be looked at without a copy, in order.
 
     Raises:
         InvalidCheckpointError: as `StoredSlot.segments`.
@@ -57,7 +57,7 @@ def _add(found: list[HeldBox], held: HeldBox) -> None:
 
 
 def _joined(first: Box, second: Box) -> Box | None:
-    """The box whose elements, in row-major order, are those of ``first`` and then of ``second``; None if none is."""
+    """Return the box whose elements, row by row, are those of ``first`` and then of ``second``; None if none is."""
     for dim, extent in enumerate(first.shape):
         if first.offset[dim] != second.offset[dim]:
             behind = second.offset[dim] == first.offset[dim] + extent

@@ -95,27 +95,27 @@ class StoredSlot(NamedTuple):
         return self.grid.key(self.grid.index_of(chunk))
 
     def chunk_box(self, chunk: int) -> Box:
-        """The chunk's box of the slot, clipped to the shape."""
+        """Return the chunk's box of the slot, clipped to the shape."""
         return self.grid.box_at(chunk)
 
     def logical_start(self, chunk: int) -> int:
-        """First byte of a chunk within the slot's logical bytes."""
+        """Return the first byte of a chunk within the slot's logical bytes."""
         if chunk == 0:
             return 0
         return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
 
     def place(self, chunk: int) -> str:
-        """Where messages say that a chunk is."""
+        """Return the location of a chunk, for messages."""
         return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.label}"
 
     def object_key(self, chunk: int, segment: Segment) -> str:
-        """Key of the object that holds a segment."""
+        """Return key of the object that holds a segment."""
         if segment.container == OWN_OBJECT:
             return f"{self.prefix}/{self.chunk_key(chunk)}"
         return self.part.packs[segment.container].key
 
     def has_object(self, key: str) -> bool:
-        """Whether ``key`` is that of one of this slot's chunk objects, zero entries included (storage plain)."""
+        """Return whether ``key`` is that of one of this slot's chunk objects, zero entries included (storage plain)."""
         try:
             index = tuple(int(step) for step in key.removeprefix(f"{self.prefix}/c").split("/")[1:])
         except ValueError:
@@ -125,19 +125,19 @@ class StoredSlot(NamedTuple):
         return known and key == f"{self.prefix}/{self.grid.key(index)}"
 
     def chunk_shape(self, chunk: int) -> tuple[int, ...]:
-        """Extents of a chunk clipped to the shape."""
+        """Return extents of a chunk clipped to the shape."""
         if self.grid.chunk_shape == self.grid.shape:
             return self.grid.shape
         return self.chunk_box(chunk).shape
 
     def raw_bytes(self, chunk: int) -> int:
-        """Size of a chunk, clipped, before compression."""
+        """Return size of a chunk, clipped, before compression."""
         return element_count(self.chunk_shape(chunk)) * self.dtype.item_bytes
 
     def meeting(
         self, chunk: int, segments: Iterable[Segment], box: Box
     ) -> Iterator[tuple[Segment, Box, Box]]:
-        """Segments of a chunk that hold cells of ``box``: each with the box of the slot that it holds, and those."""
+        """Yield segments of a chunk with cells of ``box``: each with the box of the slot that it holds, and those."""
         chunk_box = self.chunk_box(chunk)
         wanted = chunk_box.intersect(box)
         if wanted is None:
@@ -153,11 +153,11 @@ class StoredSlot(NamedTuple):
                 yield segment, segment.box.translate(offset), part.translate(offset)
 
     def whole_bytes(self) -> int:
-        """Size of an unclipped chunk before compression."""
+        """Return size of an unclipped chunk before compression."""
         return element_count(self.grid.chunk_shape) * self.dtype.item_bytes
 
     def segments(self, chunk: int) -> tuple[Segment, ...]:
-        """The checked segments of a chunk; none is a zero entry.
+        """Return the checked segments of a chunk; none is a zero entry.
 
         Raises:
             InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-101 to UCP-D-107, UCP-D-115).
@@ -276,11 +276,11 @@ class StoredPart:
                 raise error(refusal.code, refusal.message, at=at) from None
 
     def position(self, atom: str) -> int | None:
-        """Where an atom stands in the part; None if it has none of that name."""
+        """Return where an atom stands in the part; None if it has none of that name."""
         return self._positions.get(atom)
 
     def number(self, atom: str, slot: str) -> int | None:
-        """The number of a slot among those of the part; None if there is none."""
+        """Return the number of a slot among those of the part; None if there is none."""
         position = self._positions.get(atom)
         if position is None:
             return None
@@ -293,12 +293,12 @@ class StoredPart:
             return None
 
     def find(self, atom: str, slot: str) -> StoredSlot | None:
-        """One slot; None if there is none."""
+        """Return one slot; None if there is none."""
         number = self.number(atom, slot)
         return None if number is None else self.slot(number)
 
     def slot(self, number: int) -> StoredSlot:
-        """The slot of a number."""
+        """Return the slot of a number."""
         return self._slot(bisect.bisect_right(self._first_slots, number) - 1, number)
 
     def _slot(self, position: int, number: int) -> StoredSlot:
@@ -315,17 +315,17 @@ class StoredPart:
         )
 
     def slots(self) -> Iterator[StoredSlot]:
-        """All slots, in derived order."""
+        """Yield all slots, in derived order."""
         for position in range(len(self.names)):
             for number in range(self._first_slots[position], self._first_slots[position + 1]):
                 yield self._slot(position, number)
 
     def dtype_of(self, number: int) -> DType:
-        """The data type of the slot of a number."""
+        """Return the data type of the slot of a number."""
         return self.forms[number][0]
 
     def slots_at(self, numbers: Iterable[int]) -> Iterator[StoredSlot]:
-        """The slots of these numbers."""
+        """Yield the slots of these numbers."""
         for number in numbers:
             yield self.slot(number)
 
@@ -369,12 +369,12 @@ class StoredPart:
         self._check_box_words()
 
     def _slot_of_rows(self) -> NDArray[np.int64]:
-        """The number of the slot that each segment is of."""
+        """Return the number of the slot that each segment is of."""
         chunks = np.array([grid.count for _, grid in self.forms], np.int64)
         return np.repeat(np.repeat(np.arange(chunks.size), chunks), self.table.counts)
 
     def _follow(self, numbers: NDArray[np.intp]) -> bool:
-        """Whether each segment of these numbers begins where another one of its slot ends, in the same pack."""
+        """Return whether each segment of these numbers begins where another one of its slot ends, in the same pack."""
         rows = self.table.rows
         slots = self._slot_of_rows()
         ends = np.empty(rows.size, [("slot", np.int64), ("container", np.uint32), ("at", np.uint64)])

@@ -95,7 +95,7 @@ def _of_view(stored: StoredSlot, view: tuple[int, ...], boxes: Sequence[Box]) ->
 
 
 def storage_pattern(stored: StoredSlot) -> tuple[object, ...]:
-    """What decides, beside layout, shape and data type, how much a read fetches: alike for slots stored alike."""
+    """Return what decides, beside layout, shape and data type, how much a read fetches; equal where storage is."""
     table, first = stored.part.table, stored.first_row
     chunks = range(first, first + stored.grid.count)
     counts = table.counts[chunks.start : chunks.stop].tobytes()

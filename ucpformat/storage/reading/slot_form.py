@@ -26,7 +26,7 @@ __all__ = ["NO_SINGLE_CHUNKS", "SingleChunks", "single_chunks", "slot_form", "st
 # The slots of a model repeat few types and shapes.
 @lru_cache(maxsize=4096)
 def slot_form(dtype_name: str, shape: tuple[int, ...], chunk_bytes: int) -> tuple[DType, ChunkGrid]:
-    """The data type and the chunk grid of a slot whose extents are known to be integers.
+    """Return the data type and the chunk grid of a slot whose extents are known to be integers.
 
     Raises:
         UcpError: ``UCP-E-DTYPE`` or ``UCP-E-SHAPE``, with no place.
@@ -36,7 +36,7 @@ def slot_form(dtype_name: str, shape: tuple[int, ...], chunk_bytes: int) -> tupl
 
 
 def stored_bytes(kind: DType, grid: ChunkGrid, shape: tuple[int, ...], *, packed: bool) -> int:
-    """Bytes of an uncompressed chunk, of ``shape`` when clipped, in one segment; its own object has it unclipped."""
+    """Return bytes of an uncompressed chunk of clipped ``shape`` in one segment; its own object is not clipped."""
     if packed:
         return element_count(shape) * kind.item_bytes
     return element_count(grid.chunk_shape) * kind.item_bytes + OBJECT_TRAILER
@@ -52,7 +52,7 @@ class SingleChunks(NamedTuple):
     checksums: NDArray[np.int64]
 
     def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the columns the slots of these numbers stand; -1 for those that do not."""
+        """Return where in the columns the slots of these numbers stand; -1 for those that do not."""
         found = np.full(numbers.size, -1, np.int64)
         places = np.searchsorted(self.slots, numbers)
         (inside,) = np.nonzero(places < self.slots.size)
@@ -61,13 +61,13 @@ class SingleChunks(NamedTuple):
         return found
 
     def covered(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many bytes of segments the checksums cover, which are all of the slot."""
+        """Return how many bytes of segments the checksums cover, which are all of the slot."""
         lengths = self.lengths[places]
         lengths[self.containers[places] == OWN_OBJECT] -= OBJECT_TRAILER
         return lengths
 
     def segment(self, place: int, table: ChunkTable) -> Segment:
-        """One of them as an object."""
+        """Return one of them as an object."""
         at = np.array([place])
         first, last = int(self.checksums[place]), int(-(-self.covered(at)[0] // BLOCK_BYTES))
         checksums = table.checksums[first : first + last].tobytes()
@@ -87,7 +87,7 @@ def single_chunks(
     *,
     packed: bool,
 ) -> SingleChunks:
-    """Slots of a part that are one uncompressed chunk in one segment that is as long as it has to be.
+    """Return slots of a part that are one uncompressed chunk in one segment that is as long as it has to be.
 
     ``forms`` are those of its slots, ``first_rows`` where in the table they begin, ``compressed`` numbers of slots.
     """

@@ -15,7 +15,7 @@ _MEMORABLE: Final = 64
 
 
 def sizes_of_tiles(boxes: tuple[Box | None, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """How many elements boxes have, in order of offset, that tile a chunk of ``shape``.
+    """Return how many elements boxes have, in order of offset, that tile a chunk of ``shape``.
 
     None where they do not, or are too many to be remembered.
     """

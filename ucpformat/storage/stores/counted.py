@@ -17,7 +17,7 @@ class Readable(Protocol):
     """What reading chunks needs of a `Store`."""
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object."""
+        """Return bytes ``[start, stop)`` of an object."""
         ...
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
@@ -25,11 +25,11 @@ class Readable(Protocol):
         ...
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        """Return bytes ``[start, stop)`` of an object as read-only mapped memory; ``UCP-E-STORE`` where none can be."""
         ...
 
     def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        """The parts one behind the other, as `mapped`; None where the system cannot put them there."""
+        """Return the parts one behind the other, as `mapped`; None where the system cannot put them there."""
         ...
 
 

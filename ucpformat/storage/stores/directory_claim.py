@@ -130,7 +130,7 @@ class DirectoryClaim:
             pass  # a medium without locks
 
     def _is_empty(self) -> bool:
-        """Whether nothing but the draft lies in the directory; what else does is removed with the directory."""
+        """Return whether nothing but the draft lies in the directory; what else does is removed with the directory."""
         if self._others():
             if self.condemn():
                 root = os.path.realpath(self._root)
@@ -142,7 +142,7 @@ class DirectoryClaim:
         return True
 
     def _is_inherited(self) -> bool:
-        """Whether this draft is the only one in the directory; others are removed."""
+        """Return whether this draft is the only one in the directory; others are removed."""
         if CONDEMNED in self._others():
             raise self._being_cleared()
         self._remove_drafts()
@@ -150,7 +150,7 @@ class DirectoryClaim:
         return True
 
     def _others(self) -> list[str]:
-        """What lies in the directory beside the draft, which is no checkpoint and nothing foreign."""
+        """Return what lies in the directory beside the draft, which is no checkpoint and nothing foreign."""
         names = [name for name in os.listdir(self._held) if name != self.draft]
         if ROOT_KEY in names:
             raise self._committed()
@@ -177,7 +177,7 @@ class DirectoryClaim:
         )
 
     def has_root(self) -> bool:
-        """Whether there is a root document in the directory that is held."""
+        """Return whether there is a root document in the directory that is held."""
         try:
             os.stat(ROOT_KEY, dir_fd=self._held, follow_symlinks=False)
         except FileNotFoundError:
@@ -215,7 +215,7 @@ class DirectoryClaim:
         return True
 
     def _is_left(self) -> bool:
-        """Whether the process that has condemned the directory is dead, as far as can be known.
+        """Return whether the process that has condemned the directory is dead, as far as can be known.
 
         It had locked the directory for the moment that clearing takes. Locks may be each host's own, so that the lock
         alone does not tell; the time is that of the file system, between two files of it.
@@ -316,7 +316,7 @@ class DirectoryClaim:
         return self._refusal("another writer has taken this place over")
 
     def is_mine(self) -> bool:
-        """Whether the directory is still the one that is held, if any is."""
+        """Return whether the directory is still the one that is held, if any is."""
         try:
             return self._held < 0 or os.path.samestat(os.fstat(self._held), os.stat(self._root))
         except FileNotFoundError:

@@ -28,12 +28,12 @@ _exclusive_by: Final[dict[int, str]] = {}
 
 
 def is_staged(key: str) -> bool:
-    """Whether this is such a file: nobody reads it, and whoever is alone here may remove it."""
+    """Return whether this is such a file: nobody reads it, and whoever is alone here may remove it."""
     return key.startswith(STAGED) and "/" not in key
 
 
 def staged_name() -> str:
-    """A new name for such a file."""
+    """Return a new name for such a file."""
     return f"{STAGED}{uuid.uuid4().hex}"
 
 
@@ -126,7 +126,7 @@ class Draft:
         self._rename(ROOT_KEY)
 
     def is_published(self) -> bool:
-        """Whether the root document that lies there is this one."""
+        """Return whether the root document that lies there is this one."""
         if self._offered is None:
             return False
         try:

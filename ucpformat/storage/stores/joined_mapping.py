@@ -34,7 +34,7 @@ if _mmap is not None:
 
 
 def fit_pages(parts: Sequence[StoredRange]) -> bool:
-    """Whether parts of files can lie one behind the other: each begins a page, and all but the last fill theirs."""
+    """Return whether parts of files can be mapped one behind the other: they fill pages, except the last."""
     if _mmap is None or _munmap is None or len(parts) > _MOST_PARTS:
         return False
     page = mmap.PAGESIZE

@@ -90,7 +90,7 @@ class LocalStore:
         return str(self._root)
 
     def _locate(self, key: str) -> Path:
-        """Path of a key whose directories are known to be directories and no links."""
+        """Return path of a key whose directories are known to be directories and no links."""
         check_key(key, key or self.url)
         path = self._root.joinpath(*key.split("/"))
         unchecked = []
@@ -109,7 +109,7 @@ class LocalStore:
         return path
 
     def size(self, key: str) -> int | None:
-        """Length of an object in bytes, or None if there is none."""
+        """Return length of an object in bytes, or None if there is none."""
         with translated(key):
             try:
                 status = self._locate(key).lstat()
@@ -143,7 +143,7 @@ class LocalStore:
                 os.close(file.descriptor)
 
     def head(self, key: str, most: int) -> bytes | None:
-        """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
+        """Return the first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
         with translated(key):
             try:
                 with self._reading(key) as descriptor:
@@ -157,7 +157,7 @@ class LocalStore:
                 return None
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object."""
+        """Return bytes ``[start, stop)`` of an object."""
         with translated(key), self._reading(key) as descriptor:
             # Before memory is taken for what may not be there (SPEC UCP-S-002).
             require_length(descriptor, stop, key)
@@ -175,7 +175,7 @@ class LocalStore:
             read_all(descriptor, buffers, start, key)
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """All bytes of an object, in order."""
+        """Yield all bytes of an object, in order."""
         size = self.size(key)
         if size is None:
             raise error("UCP-E-MISSING", MISSING, at=key)
@@ -190,12 +190,12 @@ class LocalStore:
             yield descriptor
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Bytes ``[start, stop)`` of an object where they lie, mapped for as long as a view of any of them is kept."""
+        """Return bytes ``[start, stop)`` of an object, mapped for as long as a view of any of them is kept."""
         with self._having(key, stop) as descriptor:
             return self._mappings.view(key, descriptor, start, stop, keep=key.startswith("packs/"))
 
     def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        """The parts one behind the other in memory, zeros for those without a key; None where they do not fit pages."""
+        """Return the parts mapped one behind the other, zeros for those without a key; None where they fit no pages."""
         return joined(parts, self._having) if fit_pages(parts) else None
 
     @contextmanager
@@ -215,7 +215,7 @@ class LocalStore:
             yield data
 
     def keys(self) -> Iterator[str]:
-        """Keys of everything below the directory but the draft of this attempt; links are not followed."""
+        """Yield keys of everything below the directory but the draft of this attempt; links are not followed."""
         with translated(self.url):
             if not self._root.is_dir():
                 return
@@ -278,7 +278,7 @@ class LocalStore:
             self.remove(key)
 
     def _place(self, key: str) -> tuple[str, int | None]:
-        """How the system is told of a key: within the directory that is held, wherever that has been moved."""
+        """Return how the system is told of a key: within the directory that is held, wherever that has been moved."""
         directory = self._claim.directory
         return (key or ".", directory) if directory is not None else (os.path.join(self._root, key), None)
 

@@ -93,7 +93,7 @@ class Mappings:
         self._lock = threading.Lock()
 
     def view(self, key: str, descriptor: int, start: int, stop: int, *, keep: bool) -> memoryview:
-        """Bytes ``[start, stop)`` of the file, which has them; ``keep``: it is soon asked for again."""
+        """Return bytes ``[start, stop)`` of the file, which has them; ``keep``: it is soon asked for again."""
         with self._lock:
             found = self._found.get(key)
             if found is None or len(found) < stop:

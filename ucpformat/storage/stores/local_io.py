@@ -48,7 +48,7 @@ __all__ = [
 
 
 def _flags(*names: str) -> int:
-    """Flags of ``os.open``, as far as the system has them."""
+    """Return flags of ``os.open``, as far as the system has them."""
     flags = 0
     for name in names:
         flags |= getattr(os, name, 0)
@@ -110,7 +110,7 @@ _REMEDIES: Final = {
 
 
 def in_words(reason: OSError) -> str:
-    """What the operating system says, and what to do about it where that is known."""
+    """Return what the operating system says, and what to do about it where that is known."""
     said = str(reason.strerror or reason)
     remedy = _REMEDIES.get(reason.errno or 0)
     return said if remedy is None else f"{said}; {remedy}"
@@ -136,7 +136,7 @@ def identity_of(status: os.stat_result) -> Identity:
 
 
 def is_ours_alone(status: os.stat_result) -> bool:
-    """Whether nobody but this user, and the administrator, may change a file."""
+    """Return whether nobody but this user, and the administrator, may change a file."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
@@ -170,7 +170,7 @@ def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, withi
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
-    """At most ``nbytes`` bytes of a file, from byte ``offset`` on; fewer at its end, and where a call gives no more."""
+    """Return at most ``nbytes`` bytes of a file from byte ``offset`` on; fewer at its end, or as one call gives."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, nbytes, offset)
     with _seeking:  # descriptors are shared by threads
@@ -217,7 +217,7 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
 
 
 def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What of the buffers lies behind their first ``done`` bytes."""
+    """Return what of the buffers lies behind their first ``done`` bytes."""
     if done == sum(map(_NBYTES, buffers)):
         return []  # as most often
     for number, buffer in enumerate(buffers):

@@ -145,7 +145,7 @@ class FileRoom:
             self._end = end
 
     def _spare(self) -> int:
-        """How much is little of what is free: other writers must not run out of it meanwhile."""
+        """Return how much is little of what is free: other writers must not run out of it meanwhile."""
         try:
             status = os.fstatvfs(self._descriptor)
         except OSError:
@@ -228,7 +228,7 @@ class LocalPackFile:
         self._wrote(cached)
 
     def _take_held(self, offset: int) -> tuple[list[memoryview], int]:
-        """What waits for the bytes at ``offset``, with the zeros before them, and where it begins."""
+        """Return what waits for the bytes at ``offset``, with the zeros before them, and where it begins."""
         end = self._ends_before.pop(offset, offset)
         held = self._held.pop(end, None)
         if held is None:

@@ -59,7 +59,7 @@ def _safely(look: Callable[[str], str | None], url: str) -> str | None:
 
 
 def _listed(url: str) -> tuple[list[str], _Has]:
-    """The names in a directory, none where there is none, and whether there is a file at a path below."""
+    """Return the names in a directory, none where there is none, and whether there is a file at a path below."""
     path = local_path(url)
     if path is not None:
         names = os.listdir(path) if os.path.isdir(path) else []
@@ -109,7 +109,7 @@ def _another_place(url: str) -> str | None:
 
 
 def _below(url: str, name: str) -> str:
-    """The URL of an entry; that of a chain of protocols has the path in its first link."""
+    """Return the URL of an entry; that of a chain of protocols has the path in its first link."""
     first, *others = url.split("::")
     return "::".join((f"{first.rstrip('/')}/{name}", *others))
 

@@ -108,7 +108,7 @@ class RemoteStore:
         return f"{self._path.rstrip('/')}/{key}"
 
     def size(self, key: str) -> int | None:
-        """Length of an object in bytes, or None if there is none."""
+        """Return length of an object in bytes, or None if there is none."""
         try:
             with translated(key), self._turn:
                 # Listings are kept, and shared by all stores of a process: what was not there may be by now.
@@ -121,7 +121,7 @@ class RemoteStore:
         return None if size is None else int(size)
 
     def head(self, key: str, most: int) -> bytes | None:
-        """The first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
+        """Return the first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
         try:
             with translated(key):
                 return self._head(self._full(key), most)
@@ -138,7 +138,7 @@ class RemoteStore:
             return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object."""
+        """Return bytes ``[start, stop)`` of an object."""
         if start == stop:
             return b""
         with translated(key), self._turn:
@@ -177,7 +177,7 @@ class RemoteStore:
             data = data[buffer.nbytes :]
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """All bytes of an object, in order; from web servers by one request, since some send no parts of objects."""
+        """Yield all bytes of an object, in order; from web servers by one request, since some ignore ranges."""
         if not self._is_web:
             size = self.size(key)
             if size is None:
@@ -196,21 +196,21 @@ class RemoteStore:
                 yield bytes(piece)
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Objects of a remote store are not mapped."""
+        """Refuse: objects of a remote store are not mapped."""
         del start, stop
         raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
 
     def mapped_together(self, parts: Sequence[StoredRange]) -> None:
-        """None: nothing of a remote store is mapped."""
+        """Return none: nothing of a remote store is mapped."""
         del parts
 
     def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[None]:
-        """None: objects of a remote store are read."""
+        """Return none: objects of a remote store are read."""
         del key, start, stop
         return nullcontext()
 
     def keys(self) -> Iterator[str]:
-        """All keys below the URL."""
+        """Yield all keys below the URL."""
         with translated(self._url):
             self._filesystem.invalidate_cache()
             base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
@@ -283,7 +283,7 @@ class RemoteStore:
             self._debris.extend(keys)
 
     def join(self) -> None:
-        """Nothing: object stores have no directories that could be moved away."""
+        """Do nothing: object stores have no directories that could be moved away."""
 
     def _sign_of_life(self) -> None:
         """Note that something was written; after a long silence others may think this attempt dead."""
@@ -337,7 +337,7 @@ class RemoteStore:
             return pack
 
     def flush(self, reached: Iterable[str] = ()) -> None:
-        """Objects are durable when their write returns; here it is made sure that nobody has removed them.
+        """Check that nobody has removed the objects, which are durable when their write returns.
 
         What is reached is no debris, whatever an attempt that goes on with another one took it for at first.
         """

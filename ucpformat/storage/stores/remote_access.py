@@ -51,7 +51,7 @@ def writing(at: str) -> Iterator[None]:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system that ``url`` names, and the path in it."""
+    """Return the file system that ``url`` names, and the path in it."""
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except FileNotFoundError as reason:
@@ -63,18 +63,18 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def has_directories(filesystem: Any) -> bool:
-    """Whether a file system has directories that are made and removed, as object stores have not."""
+    """Return whether a file system has directories that are made and removed, as object stores have not."""
     return _WITHOUT_DIRECTORIES.isdisjoint(protocols_of(filesystem))
 
 
 def protocols_of(filesystem: Any) -> set[str]:
-    """The names of a file system in URLs."""
+    """Return the names of a file system in URLs."""
     protocol = filesystem.protocol
     return {protocol} if isinstance(protocol, str) else set(protocol)
 
 
 def without_ranges(key: str) -> UcpError:
-    """What is wrong with a server that sends all of an object whatever it is asked for."""
+    """Return what is wrong with a server that sends all of an object whatever it is asked for."""
     return error(
         "UCP-E-STORE",
         "the server ignores range requests, and sends whole objects; copy the checkpoint with `ucp cp URL PATH`, "

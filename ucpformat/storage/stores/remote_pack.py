@@ -119,7 +119,7 @@ class RemotePackFile(ABC):
         raise PackFullError
 
     def settle(self) -> None:  # noqa: B027  # there is nothing for any kind to do
-        """Nothing waits for the sake of the caller's memory: what is gathered to a part is a copy."""
+        """Do nothing: what is gathered to a part is a copy."""
 
     def close(self) -> int:
         """Finish the upload."""
@@ -142,7 +142,7 @@ class RemotePackFile(ABC):
                 self._give_up()
 
     def _refusal(self) -> Exception:
-        """Why this pack takes nothing any more: of several threads, any may be the first to be heard."""
+        """Return why this pack takes nothing any more: of several threads, any may be the first to be heard."""
         message = "the upload of this pack was given up; save again"
         return self._reason or error("UCP-E-STORE", message, at=self._key)
 
@@ -161,7 +161,7 @@ class StreamedPackFile(RemotePackFile):
         self._stream = stream
 
     def _expect(self, nbytes: int) -> None:
-        """What a stream sends at once was settled when it was opened."""
+        """Do nothing: what a stream sends at once was settled when it was opened."""
 
     def _write(self, data: memoryview) -> None:
         self._stream.write(data)
@@ -246,7 +246,7 @@ class MultipartPackFile(RemotePackFile):
         sent.add_done_callback(self._note)
 
     def _taken(self) -> bytearray:
-        """What is gathered: the memory is that of whoever sends it."""
+        """Return what is gathered: the memory is that of whoever sends it."""
         part, self._part = self._part, bytearray()
         del part[self._filled :]
         self._filled = 0

@@ -53,7 +53,7 @@ _WAS_NOT_DONE: Final = frozenset(
 
 
 def answer_code(reason: BaseException | None) -> str:
-    """What an S3 server has called its refusal; empty for anything else.
+    """Return what an S3 server has called its refusal; empty for anything else.
 
     s3fs makes errors of Python of it, and what botocore raised is their cause (s3fs/errors.py).
     """
@@ -103,7 +103,7 @@ class NotRepeatedError(OSError):
 
 
 def is_not_repeated(reason: BaseException | None) -> bool:
-    """Whether an error comes of a request that was not repeated."""
+    """Return whether an error comes of a request that was not repeated."""
     while reason is not None:
         if isinstance(reason, NotRepeatedError):
             return True

@@ -271,7 +271,7 @@ class _RemoteRestorer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _require_committed(self) -> None:
         if self._store.head(ROOT_KEY, len(self._root) + 1) != self._root:

@@ -64,7 +64,7 @@ class S3Uploads:
 
     @classmethod
     def by(cls, filesystem: Any) -> S3Uploads | None:
-        """None where it is not s3fs itself: a file system around it, such as a cache, has its own way of writing."""
+        """Return None where it is not s3fs itself: a file system around it, such as a cache, has its own writes."""
         kind = type(filesystem)
         protocol = kind.protocol
         protocols = (protocol,) if isinstance(protocol, str) else protocol
@@ -100,7 +100,7 @@ class S3Uploads:
         self._forget(path)
 
     def put(self, path: str, data: bytes) -> None:
-        """An object by one request."""
+        """Put an object by one request."""
         repeated(lambda: self._filesystem.pipe_file(path, data), path)
 
     def _forget(self, path: str) -> None:

@@ -124,15 +124,15 @@ class Store(Protocol):
         ...
 
     def size(self, key: str) -> int | None:
-        """Length of an object in bytes, or None if there is none."""
+        """Return length of an object in bytes, or None if there is none."""
         ...
 
     def head(self, key: str, most: int) -> bytes | None:
-        """The first ``most`` bytes of an object, or all where it has fewer, by one call; None if there is none."""
+        """Return the first ``most`` bytes of an object, or all if it has fewer, by one call; None if there is none."""
         ...
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object; ``UCP-E-MISSING`` or ``UCP-E-LENGTH`` if they are not there."""
+        """Return bytes ``[start, stop)`` of an object; ``UCP-E-MISSING`` or ``UCP-E-LENGTH`` if they are not there."""
         ...
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
@@ -140,29 +140,29 @@ class Store(Protocol):
         ...
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """All bytes of an object, in order, a piece of some MiB at a time; errors as `read`."""
+        """Yield all bytes of an object, in order, a piece of some MiB at a time; errors as `read`."""
         ...
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Bytes ``[start, stop)`` of an object where they lie, to be read alone; ``UCP-E-STORE`` where none can be."""
+        """Return bytes ``[start, stop)`` of an object as read-only mapped memory; ``UCP-E-STORE`` where none can be."""
         ...
 
     def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        """The parts one behind the other, as `mapped`; None where the system cannot put them there.
+        """Return the parts one behind the other, as `mapped`; None where the system cannot put them there.
 
         Bytes of a part without a key are zero.
         """
         ...
 
     def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[memoryview | None]:
-        """Bytes ``[start, stop)`` of an object where they lie, until the context is left; None: they are to be read.
+        """Return bytes ``[start, stop)`` of an object, mapped until the context is left; None: they are to be read.
 
         None is also the answer where anything is wrong with them: a read says what.
         """
         ...
 
     def keys(self) -> Iterator[str]:
-        """All keys, in no order; directories are not keys."""
+        """Yield all keys, in no order; directories are not keys."""
         ...
 
     def prepare(self, storage: Storage = "packed") -> None:

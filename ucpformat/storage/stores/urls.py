@@ -78,7 +78,7 @@ def local_path(url: str | os.PathLike[str]) -> str | None:
 
 
 def name_of(url: str | os.PathLike[str]) -> str:
-    """The last component of the path in a URL, or of a path."""
+    """Return the last component of the path in a URL, or of a path."""
     links = os.fspath(url).split("::")
     path = next((link.partition("://")[2] for link in links if "://" in link), links[0])
     return PurePosixPath(path).name
@@ -117,7 +117,7 @@ def refuse_target(url: str | os.PathLike[str]) -> None:
 
 
 def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """The store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
+    """Return the store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
 
     ``durability`` concerns local paths; what a remote store acknowledges is durable.
 
@@ -145,5 +145,5 @@ def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync"
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Whether what lies at ``url`` is reached through fsspec, and not as a local path."""
+    """Return whether what lies at ``url`` is reached through fsspec, and not as a local path."""
     return local_path(url) is None

@@ -59,13 +59,13 @@ class SlotPlace(NamedTuple):
         return self.grid.whole.size * self.dtype.item_bytes
 
     def logical_start(self, chunk: int) -> int:
-        """First byte of a chunk within the slot's logical bytes."""
+        """Return the first byte of a chunk within the slot's logical bytes."""
         if chunk == 0:
             return 0
         return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
 
     def start_of_run(self, chunk: int, box: Box | None) -> int | None:
-        """First byte of a chunk, or of a box of it, within the slot's logical bytes; None for a box that is no run."""
+        """Return the first byte of a chunk or box of it in the slot's logical bytes; None for a box that is no run."""
         if box is None:
             return self.logical_start(chunk)
         lines = runs(box, self.grid.box_at(chunk).shape)
@@ -74,7 +74,7 @@ class SlotPlace(NamedTuple):
         return self.logical_start(chunk) + lines.first * self.dtype.item_bytes
 
     def prefix(self) -> str:
-        """Key of the Zarr array in storage plain."""
+        """Return key of the Zarr array in storage plain."""
         return f"atoms/{self.key}/{self.slot}"
 
 
@@ -180,7 +180,7 @@ class ChunkWriter(Protocol):
         ...
 
     def lane(self) -> int:
-        """The lane of this thread, which it keeps; those of several threads are spread evenly."""
+        """Return the lane of this thread, which it keeps; those of several threads are spread evenly."""
         ...
 
     def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
@@ -212,12 +212,12 @@ class ChunkWriter(Protocol):
 
 
 def segment_alignment(length: int) -> int:
-    """Alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-107)."""
+    """Return alignment in bytes of a segment of ``length`` bytes (SPEC UCP-D-107)."""
     return 4096 if length >= 65536 else 64
 
 
 def is_zero(run: Run, data: memoryview) -> bool:
-    """Whether all bytes are zero; the checksum rules out nearly everything else without a second look."""
+    """Return whether all bytes are zero; the checksum rules out nearly everything else without a second look."""
     return run.total == zeros_checksum(data.nbytes) and not np.frombuffer(data, np.uint8).any()
 
 
@@ -235,7 +235,7 @@ class PlainChunkWriter:
         return 0
 
     def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
-        """None: each chunk is an object."""
+        """Return none: each chunk is an object."""
         return None
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
@@ -289,7 +289,7 @@ class PlainChunkWriter:
         return [self.write(piece.place, piece.chunk, piece.box, piece.data) for piece in pieces]
 
     def settle(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def finish(self) -> list[Pack]:
         """There are no packs."""

@@ -59,7 +59,7 @@ def _encoded_box(place: SlotPlace, chunk: int, box: Box, data: memoryview, start
 
 
 def _goes_through(piece: ChunkPiece) -> bool:
-    """Whether a piece is worth looking at as it is written, and certainly written: a chunk of zeros is not."""
+    """Return whether a piece is worth looking at as it is written, and certainly written: a chunk of zeros is not."""
     data = piece.data
     return (
         data.nbytes >= _LARGE_BYTES
@@ -90,10 +90,10 @@ class PackedChunkWriter:
         self._thread = threading.local()
 
     def begin(self, places: Sequence[SlotPlace]) -> None:
-        """Nothing stands before segments."""
+        """Do nothing: nothing stands before segments."""
 
     def lane(self) -> int:
-        """The lane of this thread, to whose pack it appends."""
+        """Return the lane of this thread, to whose pack it appends."""
         lane: int | None = getattr(self._thread, "lane", None)
         if lane is None:
             with self._lock:
@@ -113,14 +113,14 @@ class PackedChunkWriter:
         return [Room(container, offset) for offset in offsets]
 
     def _file(self, container: int) -> PackFile:
-        """The file of a pack that is not shared."""
+        """Return the file of a pack that is not shared."""
         file = self._packs[container][1]
         if isinstance(file, int):  # pragma: no cover - what is shared is nobody's to write
             raise TypeError("a shared pack is not written")
         return file
 
     def _pack_of(self, lane: int, *, full: int | None = None, is_moved: bool = False) -> int:
-        """The pack that a lane appends to: not ``full``, of which its thread has heard that it takes no more."""
+        """Return the pack that a lane appends to: not ``full``, of which its thread has heard that it takes no more."""
         with self._lock:
             container = self._current.get((lane, is_moved))
             if container is None or container == full:
@@ -156,7 +156,7 @@ class PackedChunkWriter:
         return StoredChunk(segment, start, piece.data.nbytes, shared.cuts)
 
     def _linked(self, shared: SharedRun) -> int:
-        """The number of a pack that is shared."""
+        """Return the number of a pack that is shared."""
         with self._lock:
             container = self._shared.get(shared.key)
             if container is None:
@@ -249,7 +249,7 @@ class PackedChunkWriter:
         return found
 
     def _compressed(self, piece: ChunkPiece, encoded: _Encoded) -> SharedRun | None:
-        """Where the base has a chunk that was compressed."""
+        """Return where the base has a chunk that was compressed."""
         data, checksums, *_ = encoded
         if self._base is None or piece.place.compressor is None or not data.nbytes:
             return None

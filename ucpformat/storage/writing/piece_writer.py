@@ -46,7 +46,7 @@ class Ledger:
         self.entries += list(entries)  # in one step, whatever other threads do
 
     def by_slot(self) -> dict[tuple[str, str], list[tuple[int, StoredChunk]]]:
-        """What was written of each slot of which anything was, chunk by chunk in the order of entries."""
+        """Return what was written of each slot of which anything was, chunk by chunk in the order of entries."""
         found: dict[tuple[str, str], list[tuple[int, StoredChunk]]] = {}
         for name, chunk, stored in self.entries:
             if name in found:
@@ -89,7 +89,7 @@ class SettledEntries:
 def settled(
     place: SlotPlace, written: Sequence[tuple[int, StoredChunk]], *, atom: str
 ) -> tuple[list[list[Segment]], str | None]:
-    """Segments per chunk of a slot, in order, and its content digest (SPEC 11.3).
+    """Return segments per chunk of a slot, in order, and its content digest (SPEC 11.3).
 
     The digest is None where boxes are no runs of the slot.
 

@@ -205,7 +205,7 @@ def _whole(
     boxes: _Boxes,
     edges: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which slots are seen to have all of their chunks, each tiled; rows are sorted by chunk and offset of box.
+    """Return which slots are seen to have all of their chunks, each tiled; rows are sorted by chunk and offset of box.
 
     Dim by dim, rows with the same offset have to be equally long, and the next to begin where they end; that holds
     for chunks too, which are one long. Where nothing fails, there is no gap and no overlap.
@@ -251,7 +251,7 @@ class _Part(NamedTuple):
         return self.stored.checksums.view("<u4")
 
     def contents(self, places: Sequence[SlotPlace]) -> list[str | None]:
-        """The content digests of slots that are whole; slots whose runs are not one behind another are not whole."""
+        """Return the content digests of slots that are whole; those with gaps between runs are not."""
         found: list[str | None] = [None] * len(places)
         nbytes = np.array([place.nbytes for place in places], np.int64)
         has = self.whole.copy()

@@ -95,14 +95,14 @@ class _Run:
         return [self]
 
     def piece(self, number: int, chunks: ChunkWriter, base: BaseChunks | None) -> ChunkPiece:
-        """A part of the run; who is first to ask for any has room reserved for all that are surely written."""
+        """Return a part of the run; the first call reserves room for all parts that are surely written."""
         with self._lock:
             if self._rooms is None:
                 self._rooms = self._reserved(chunks, base)
         return _piece(*self.parts[number])._replace(room=self._rooms.get(number))
 
     def _reserved(self, chunks: ChunkWriter, base: BaseChunks | None) -> dict[int, Room]:
-        """Room for each part, by number; a chunk of zeros takes none, and lengths of what is compressed are unknown."""
+        """Return space for each part, by number; zero chunks take none, and compressed lengths are unknown."""
         if self.parts[0][0].place.compressor is not None:
             return {}
         stored = [
@@ -233,7 +233,7 @@ class SlotWriter:
             self._hand_on([partial(self._write_batch, batch)], lane)
 
     def _lane_for(self, nbytes: int) -> int:
-        """The lane that was given least, which is given so many bytes more."""
+        """Return the lane that was given least, which is given so many bytes more."""
         lane = self._given.index(min(self._given))
         self._given[lane] += nbytes
         return lane
@@ -294,7 +294,7 @@ class SlotWriter:
     def _resolved(
         base: BaseChunks, names: Sequence[tuple[str, str]], pieces: Sequence[ChunkPiece]
     ) -> tuple[list[tuple[str, str]], list[ChunkPiece]]:
-        """Pieces, and names of their slots, with what the base has of them."""
+        """Return pieces, and names of their slots, with what the base has of them."""
         found_names: list[tuple[str, str]] = []
         found: list[ChunkPiece] = []
         for name, piece in zip(names, pieces, strict=True):
@@ -331,7 +331,7 @@ def _pieces(one: SlotBox) -> Iterable[ChunkPiece]:
 
 
 def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
-    """What a box of a slot has of a chunk."""
+    """Return what a box of a slot has of a chunk."""
     _, place, box, data = one
     if place.grid.count == 1 and data.shape == place.grid.shape:
         return ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
@@ -342,7 +342,7 @@ def _piece(one: SlotBox, chunk: int) -> ChunkPiece:
 
 
 def _part_of(one: SlotBox, chunk: int) -> Box:
-    """The box of the slot that is both of the box and of a chunk that has some of it."""
+    """Return the box of the slot that is both of the box and of a chunk that has some of it."""
     part = one.place.grid.box_at(chunk).intersect(one.box)
     if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
         raise AssertionError(f"chunk {chunk} has nothing of {one.box}")
@@ -350,12 +350,12 @@ def _part_of(one: SlotBox, chunk: int) -> Box:
 
 
 def _elements(one: SlotBox, chunk: int) -> NDArray[np.generic]:
-    """The elements of the box that are the chunk's, without a copy."""
+    """Return the elements of the box that are the chunk's, without a copy."""
     return one.data[selection(_part_of(one, chunk), one.box)]
 
 
 def _is_zero_chunk(one: SlotBox, chunk: int) -> bool:
-    """Whether a whole chunk is zeros, of which nothing is stored; boxes of chunks always are."""
+    """Return whether a whole chunk is zeros, of which nothing is stored; boxes of chunks always are."""
     if _part_of(one, chunk) != one.place.grid.box_at(chunk):
         return False
     data = np.atleast_1d(_elements(one, chunk))
@@ -368,7 +368,7 @@ def _is_zero_chunk(one: SlotBox, chunk: int) -> bool:
 
 
 def raw_bytes(data: NDArray[np.generic], kind: DType) -> memoryview:
-    """The bytes in C order, with unused bits zero; a chunk in C order already is not copied.
+    """Return the bytes in C order, with unused bits zero; a chunk in C order already is not copied.
 
     Raises ``UCP-E-PADDING``: a bool that is neither 0 nor 1, which is damage (UCP-W-026).
     """

@@ -56,7 +56,7 @@ class StoredColumns:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], names: Sequence[tuple[str, str]]) -> StoredColumns:
-        """Entries of slots that are all among ``names``."""
+        """Return entries of slots that are all among ``names``."""
         place = {name: index for index, name in enumerate(names)}
         rows: list[tuple[int, ...]] = []
         words: list[int] = []
@@ -86,7 +86,7 @@ class StoredColumns:
     def seen(
         cls, names: Sequence[tuple[str, str]], data: bytes, first: int, sizes: tuple[int, int, int]
     ) -> StoredColumns:
-        """What `sent` has made, in ``data`` from byte ``first`` on: three columns of so many bytes, not copied."""
+        """Return what `sent` made, in ``data`` from byte ``first`` on: three columns of these lengths, not copied."""
         rows, words, checksums = sizes
         second, third = first + rows, first + rows + words
         return cls(
@@ -97,7 +97,7 @@ class StoredColumns:
         )
 
     def sent(self) -> tuple[bytes, bytes, bytes]:
-        """The columns as bytes, integers in little-endian."""
+        """Return the columns as bytes, integers in little-endian."""
         return (
             self.rows.astype("<i8", copy=False).tobytes(),
             self.words.astype("<i8", copy=False).tobytes(),
@@ -108,7 +108,7 @@ class StoredColumns:
     def joined(
         cls, parts: Sequence[tuple[StoredColumns, Sequence[int]]], names: Sequence[tuple[str, str]]
     ) -> StoredColumns:
-        """All entries of ``parts``, whose slots are among ``names``.
+        """Return all entries of ``parts``, whose slots are among ``names``.
 
         With each part come the numbers of its packs among those of all.
         """
@@ -136,11 +136,11 @@ class StoredColumns:
         )
 
     def first_words(self) -> NDArray[np.int64]:
-        """Where in ``words`` the box of each entry begins."""
+        """Return where in ``words`` the box of each entry begins."""
         return prefix_sums(2 * np.maximum(self.rows[:, NDIM], 0))[:-1]
 
     def first_checksums(self) -> NDArray[np.int64]:
-        """Where in ``checksums`` those of each entry begin."""
+        """Return where in ``checksums`` those of each entry begin."""
         return prefix_sums(self.rows[:, SUMS] + np.maximum(self.rows[:, CUTS], 0))[:-1]
 
     def entries(self) -> Iterator[Entry]:
@@ -150,7 +150,7 @@ class StoredColumns:
             yield self.names[row[SLOT]], row[CHUNK], self.stored(row, word, at)
 
     def stored(self, row: Sequence[int], word: int, at: int) -> StoredChunk:
-        """The object of a row whose box begins at ``word`` and whose checksums begin at ``at``."""
+        """Return the object of a row whose box begins at ``word`` and whose checksums begin at ``at``."""
         _, _, start, size, cuts, container, offset, length, ndim, sums = row
         segment = None
         if container != NONE:

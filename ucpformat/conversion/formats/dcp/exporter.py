@@ -91,6 +91,6 @@ def _slots(atom: AtomContent) -> Iterator[tuple[KeyPath, SlotContent]]:
 
 
 def _groups(content: Content) -> Iterator[tuple[KeyPath, JsonValue]]:
-    """Parameter groups with their DCP paths, still encoded."""
+    """Yield parameter groups with their DCP paths, still encoded."""
     for name, optimizer in content.state.optimizers.items():
         yield from expand_groups(optimizer, group_origin(content.state, name)).values()

@@ -81,7 +81,7 @@ def import_dcp(
 def _objects(
     directory: DcpDirectory, foreign_objects: ForeignObjects
 ) -> tuple[dict[str, JsonValue], dict[str, tuple[str, bytes]]]:
-    """Objects as tagged values, and those that are carried as bytes: the content of a stream, or a whole pickle."""
+    """Return objects as tagged values, and those carried as bytes: the content of a stream, or a whole pickle."""
     encoded: dict[str, JsonValue] = {}
     blobs: dict[str, tuple[str, bytes]] = {}
     for key, item in directory.objects.items():

@@ -64,7 +64,7 @@ class DeepSpeedSettings:
         )
 
     def place(self, rank: int, expert_degree: int) -> tuple[int, int]:
-        """Which of so many expert-parallel ranks a data-parallel one is, and its place among those that are it too.
+        """Return a data-parallel rank's expert-parallel rank, and its place among the ranks that have the same one.
 
         As ``_create_expert_and_data_parallel`` of ``utils/groups.py`` has it.
         """

@@ -114,7 +114,7 @@ def import_deepspeed(path: str | os.PathLike[str], settings: Mapping[str, str] |
 
 
 def _with_tied_names(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
-    """Rank files that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
+    """Return rank files that know which names are tied: DeepSpeed writes ``shared_params`` on global rank 0 alone."""
     shared = by_rank[0].model.shared
     return [
         replace(
@@ -131,7 +131,7 @@ def _with_tied_names(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
 
 
 def _with_all_counts(by_rank: Sequence[RankFiles]) -> list[RankFiles]:
-    """Rank files whose models list the experts of all stages; each saved those of its own."""
+    """Return rank files whose models list the experts of all stages; each saved those of its own."""
     step = max(_degrees(by_rank[0].model)[1], 1)
     counts = [count for files in by_rank[::step] for count in files.model.values.get("num_experts", [])]
     return [
@@ -299,7 +299,7 @@ def _stage_atoms(
 
 
 def _with_own_names(files: RankFiles, own: Mapping[str, str]) -> RankFiles:
-    """A stage of which some parameters are its own, under ``own`` names, where others have theirs (`tied_layers`)."""
+    """Return a stage whose ``own`` parameters have names that others use for theirs (`tied_layers`)."""
     if not own:
         return files
 
@@ -347,7 +347,7 @@ def _wrapper(ranks: Sequence[OptimizerStates], model: ModelStates) -> Mapping[st
 
 
 def _in_order(group: FlatGroup, model: ModelStates) -> list[str]:
-    """Names of a group as the optimizer was given them: ``round_robin_gradients`` reorders the buffer alone."""
+    """Return names of a group as the optimizer was given them: ``round_robin_gradients`` reorders the buffer alone."""
     names = list(group.shapes)
     config = model.values.get("ds_config")
     zero = config.get("zero_optimization") if isinstance(config, dict) else None
@@ -362,7 +362,7 @@ def _in_order(group: FlatGroup, model: ModelStates) -> list[str]:
 
 
 def _add_group(draft: ModelDraft, group: FlatGroup, model: ModelStates, *, is_shared_by_all: bool) -> None:
-    """Slots of all parameters of a flat group; of one that few ranks share it is not said where it was."""
+    """Add the slots of all parameters of a flat group; of one that few ranks share it is not said where it was."""
     for name, shape in group.shapes.items():
         master_kind = group.masters[0].dtype
         held = model.module.get(name)

@@ -41,7 +41,7 @@ def universal_info(outline: Outline) -> dict[str, Any]:
 
 
 def model_values(outline: Outline, rank: int = 0, degree: int = 1) -> dict[str, Any]:
-    """Members of model_states that are not about tensors: defaults, then what the checkpoint has.
+    """Return members of model_states that are not about tensors: defaults, then what the checkpoint has.
 
     ``degree`` is how many tensor-parallel ranks are written.
 

@@ -123,7 +123,7 @@ class Outline:
         return {name: path for name, path in paths.items() if fronts and _front(name, path) not in fronts}
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """Names as the parameter groups list them, and others behind: the order in which readers may number them."""
+        """Return names as the parameter groups list them, then others: the order in which readers may number them."""
         places = {name: place for place, name in enumerate(n for group in self.groups for n in group.names)}
         return sorted(names, key=lambda name: places.get(name, len(places)))
 
@@ -170,11 +170,11 @@ class Outline:
         return view["master"] if "master" in view else view["value"]
 
     def states(self, name: str) -> dict[str, SlotContent]:
-        """Optimizer states with the shape of the parameter."""
+        """Return optimizer states with the shape of the parameter."""
         return {slot: view for slot, view in self._others(name) if not self._is_number(name, slot, view)}
 
     def numbers(self, name: str) -> dict[str, Any]:
-        """Optimizer states that are a single number: a 0-d tensor, or what Python has where that was one."""
+        """Return optimizer states that are a single number: a 0-d tensor, or what Python has where that was one."""
         numbers: dict[str, Any] = {}
         for slot, view in self._others(name):
             if self._is_number(name, slot, view):

@@ -140,7 +140,7 @@ def _add_optimizer(
     parameters: Sequence[LocalParameter],
     tree: object,
 ) -> None:
-    """States of one optimizer, or of those that are chained: one for experts' parameters."""
+    """Add the states of one optimizer, or of those that are chained: one for experts' parameters."""
     at = rank.file.name
     chained = tree if isinstance(tree, list) else [tree]
     stored: Sequence[Any] = [None] * len(chained)
@@ -206,7 +206,7 @@ class _Number:
 
 
 def _merged(group: Sequence[_Rank], run: Run, settings: Mapping[str, str]) -> Draft:
-    """One draft of all tensor-parallel ranks of a stage."""
+    """Return one draft of all tensor-parallel ranks of a stage."""
     first, at = group[0].draft, group[0].file.name
     if len(group) == 1:
         return first
@@ -241,7 +241,7 @@ def _merged(group: Sequence[_Rank], run: Run, settings: Mapping[str, str]) -> Dr
 
 
 def _state(ranks: Sequence[_Rank], run: Run) -> StateDocument:
-    """Values of the first rank, those of others where they differ, and the parameter groups."""
+    """Return values of the first rank, those of others where they differ, and the parameter groups."""
     values: dict[str, JsonValue] = {}
     for rank in ranks:
         for key, value in {**rank.values, **rank.rest}.items():
@@ -256,7 +256,7 @@ def _state(ranks: Sequence[_Rank], run: Run) -> StateDocument:
 
 
 def _optimizers(ranks: Sequence[_Rank]) -> Iterator[tuple[str, Optimizer]]:
-    """One of each that is chained; ranks have the same groups, with parameters of their own."""
+    """Yield one of each that is chained; ranks have the same groups, with parameters of their own."""
     count = max((len(rank.groups) for rank in ranks), default=0)
     for place in range(count):
         listed: list[tuple[dict[str, None], Mapping[str, Any]]] = []

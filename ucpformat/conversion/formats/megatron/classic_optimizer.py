@@ -77,7 +77,7 @@ def _flag(group: Mapping[Any, Any], name: str) -> bool:
 def numbered_states(
     tree: Mapping[Any, Any], file: TorchFile, parameters: Sequence[LocalParameter]
 ) -> Iterator[StateSlot]:
-    """States and master copies of an optimizer that does not shard.
+    """Yield states and master copies of an optimizer that does not shard.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where its groups are not those of the model.
@@ -146,7 +146,7 @@ def bucketed_states(
     bucket_sizes: Sequence[int | None],
     dp: int,
 ) -> Iterator[StateSlot]:
-    """States and master copies in the buffers of a distributed optimizer, one of each data type.
+    """Yield states and master copies in the buffers of a distributed optimizer, one of each data type.
 
     ``bucket_sizes`` are those that the job may have had; the first with which the buffer has its length counts.
 

@@ -126,7 +126,7 @@ class Run:
         return f"gated={int(self.is_gated)},experts={max(self.experts, 1)}"
 
     def layers_before(self, stage: int, chunk: int, own: Mapping[str, int]) -> dict[str, int]:
-        """How many layers earlier chunks and stages have, by prefix: all first chunks come before the second ones."""
+        """Return the number of layers in earlier chunks and stages, by prefix; first chunks precede second ones."""
         return {
             prefix: sum(
                 counts.get(prefix, 0)
@@ -182,7 +182,7 @@ def _degree(said: Mapping[str, Any], name: str, at: str) -> int:
 
 
 def bucket_sizes(said: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Sizes of the buckets of gradients that the job may have had, the one that is said first (training.py)."""
+    """Return sizes of the buckets of gradients that the job may have had, the one that is said first (training.py)."""
     given = said.get("ddp_bucket_size")
     dp = said.get("data_parallel_size")
     usual = max(40_000_000, 1_000_000 * dp) if type(dp) is int and 0 < dp < _LARGE else 40_000_000

@@ -113,7 +113,7 @@ def content_metadata(content: Content) -> dict[str, Any]:
 
 
 def _wide_states(atom: AtomContent) -> dict[str, SlotContent] | None:
-    """The copy of the parameter and the moments, all as float32, which holds every value of the narrower types."""
+    """Return the parameter's copy and the moments, all as float32, which holds every value of the narrower types."""
     chosen = {"param": atom.get("master", atom["value"]), **{slot: atom[slot] for slot in _MOMENTS}}
     wide = {}
     for state, slot in chosen.items():

@@ -56,7 +56,7 @@ class Placed:
 
 
 def place(parameters: Sequence[LocalParameter], lengths: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The bucket and the first element of each parameter, in the order of the model; None unless lengths are exact."""
+    """Return each parameter's bucket and first element there, in the model's order; None unless lengths are exact."""
     offsets: list[tuple[int, int]] = []
     bucket = end = 0
     if not parameters or not lengths:

@@ -273,7 +273,7 @@ _Lengths = list[dict[int, list[dict[str, Buffer]]]]
 
 
 def _lengths(flats: _Flats, bucket_sizes: tuple[int | None, ...]) -> _Lengths:
-    """Lengths of buckets by optimizer, rank, chunk and type; empty where states differ in them, or one is missing."""
+    """Return bucket lengths by optimizer, rank, chunk and type; empty where states differ in them or one is missing."""
     by_buffer: dict[tuple[int, int, int, str], dict[int | None, dict[str, int]]] = {}
     for (chained, rank, buffer, kind, bucket, state), flat in flats.items():
         by_bucket = by_buffer.setdefault((chained, rank, buffer, kind), {})

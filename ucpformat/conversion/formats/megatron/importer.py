@@ -215,7 +215,7 @@ def _add_steps(
     slots: Mapping[str, dict[str, SlotSpec]],
     reads: dict[tuple[str, str], ReadBox],
 ) -> dict[str, Optimizer]:
-    """Parameter groups with their atoms, and a step for every parameter, which other frameworks ask for.
+    """Return parameter groups with their atoms, and a step for every parameter, which other frameworks ask for.
 
     Megatron's own entries are carried beside them, and are what goes back.
     """

@@ -113,7 +113,7 @@ def stored_groups(tree: object) -> list[tuple[_Options, float | None]] | None:
 def optimizer_of(
     groups: Sequence[tuple[_Options, float | None]], parameters: Iterable[Parameter]
 ) -> tuple[Optimizer, dict[str, float]] | None:
-    """One optimizer of all groups, with the parameters that Megatron's rule puts into each, and their steps.
+    """Return one optimizer of all groups, with the parameters that Megatron's rule puts into each, and their steps.
 
     None where the rule leaves a parameter, or two groups for one: then nobody can say.
     """

@@ -131,7 +131,7 @@ class Model:
         )
 
     def orders(self) -> list[Order]:
-        """Every order that modules may have; the embedding may be tied where there is no output layer of its own."""
+        """Return every order that modules may have; without an output layer of its own, the embedding may be tied."""
         tied = (False, True) if all(tensor.name != _OUTPUT for tensor in self.after) else (False,)
         return [
             Order(suffixes, by_expert, is_tied)

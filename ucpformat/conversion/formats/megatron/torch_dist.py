@@ -56,7 +56,7 @@ _MASTERS: Final = ("param", "fp32_param")
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` looks like a ``torch_dist`` checkpoint, or what is left of one; runs nothing and never raises.
+    """Return whether ``path`` looks like a ``torch_dist`` checkpoint, or what is left of one; never raises.
 
     Without one of its files it would be a directory of torch's, of which the arguments and the iteration are gone.
     """

@@ -144,7 +144,7 @@ def random_keys(files: SourceFiles, item: str) -> dict[str, str]:
 
 
 def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
-    """What ``_sharding`` says of each array, by name, still as Orbax has it; empty where there is no such file."""
+    """Return the entry of each array in ``_sharding``, by name, as Orbax has it; empty without such a file."""
     if SHARDING not in files.names(item):
         return {}
     at = f"{item}{SHARDING}"

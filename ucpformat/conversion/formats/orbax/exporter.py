@@ -134,7 +134,7 @@ def _choice(settings: Mapping[str, str], name: str, choices: Mapping[str, bool],
 
 
 def _values(content: Content) -> Iterator[tuple[StatePath, str, object]]:
-    """Values and parameter groups: where they belong, what they are called, decoded."""
+    """Yield values and parameter groups: where they belong, what they are called, decoded."""
     nested = value_paths(content.state)
     for name, value in content.state.values.items():
         yield nested.get(name, (name,)), f"values/{name}", decode(value, at=name)

@@ -89,7 +89,7 @@ def _steps(root: Path) -> dict[int, Path]:
 
 
 def _unfinished(root: Path) -> dict[int, Path]:
-    """Steps that have trees and lack the document by which Orbax knows a finished one."""
+    """Return steps that have trees and lack the document by which Orbax knows a finished one."""
     if not root.is_dir():
         return {}
     return {
@@ -171,7 +171,7 @@ def _look_at_mark(files: SourceFiles, item: str) -> None:
 
 
 def _add_custom(contents: _Contents, files: SourceFiles) -> None:
-    """What the user put into the step's own document; without that, nobody knows whether there was any."""
+    """Add what the user put into the step's own document; without that, nobody knows whether there was any."""
     if STEP_METADATA not in files.names():
         contents.dropped.append(
             Lost(
@@ -185,7 +185,7 @@ def _add_custom(contents: _Contents, files: SourceFiles) -> None:
 
 
 def _add_items(contents: _Contents, files: SourceFiles) -> None:
-    """The items of a step: trees, JSON, and others, which are not read."""
+    """Add the items of a step: trees, JSON, and others, which are not read."""
     document = parse_object(files.read(STEP_METADATA, _LIMIT), STEP_METADATA)
     handlers = document.get("item_handlers")
     if isinstance(handlers, str):
@@ -256,7 +256,7 @@ def _hand_over(files: SourceFiles, item: str, tree: OrbaxTree, stored: Collectio
 
 
 def _report_missing(contents: _Contents, files: SourceFiles, item: str, tree: OrbaxTree) -> None:
-    """Documents that Orbax writes beside JAX's arrays, and what goes with them where they are not there."""
+    """Report documents that Orbax writes beside JAX's arrays, and what goes with them where they are not there."""
     if not any(leaf.kind == ARRAY_TYPES[0] for leaf in tree.leaves):
         return
     names = files.names(item)

@@ -49,7 +49,7 @@ class Weights:
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a safetensors file or a directory with some at its top; reads nothing and never raises."""
+    """Return whether ``path`` is a safetensors file, or a directory with some at its top; never raises."""
     place = Path(path)
     try:
         if place.is_file():

@@ -46,7 +46,7 @@ class OutTensor:
         return count // 2 if self.dtype == FOUR_BITS else count * dtype(self.dtype).item_bytes
 
     def blocks(self) -> Iterator[memoryview]:
-        """Its bytes in order, a block of at most 8 MiB, or one element, at a time."""
+        """Yield its bytes in order, a block of at most 8 MiB, or one element, at a time."""
         rest = np.empty(0, np.uint8)
         for _, data in slot_blocks(self.dtype, self.shape, self.read):
             block: Any = data.reshape(-1).view(np.uint8)

@@ -198,7 +198,7 @@ def _add_state(
 
 
 def _add_dcp(leaves: Leaves, folder: Path, name: str, foreign_objects: ForeignObjects) -> None:
-    """A DCP directory: its keys begin with ``model`` or ``optimizer``, numbered for folders after the first."""
+    """Add a DCP directory: its keys begin with ``model`` or ``optimizer``, numbered for folders after the first."""
     directory = DcpDirectory.open(folder)
     number = name.rpartition("_")[2] if name else "0"
 

@@ -90,7 +90,7 @@ class Leaves:
                 self.objects[place] = _encoded(file, dotted(place), leaf)
 
     def job(self, source_format: str, *, step: int | None = None, order: str = "") -> Job:
-        """All of it. Names follow the rules of nested state dicts (`state_names`), of optimizers also `numbering`.
+        """Return the whole job, with names by the rules of nested state dicts (`state_names`) and `numbering`.
 
         Raises:
             InvalidCheckpointError: ``UCP-E-NAME`` where two paths have one dotted name.
@@ -110,7 +110,7 @@ class Leaves:
         return job
 
     def _numbered(self, order: str) -> dict[StatePath, list[str]]:
-        """Names by number of the optimizers that number parameters, as far as they are known."""
+        """Return names by number of the optimizers that number parameters, as far as they are known."""
         if order not in ("", "module"):
             raise error("UCP-E-MISMATCH", f"{order!r:.40} is no order; there is module", at="order")
         names_of: dict[StatePath, list[str]] = {}

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def numbered_optimizers(objects: Mapping[StatePath, JsonValue]) -> dict[StatePath, list[list[int]]]:
-    """The paths of optimizers that number parameters 0, 1, 2, ... over their groups, and the numbers by group."""
+    """Return the paths of optimizers that number parameters 0, 1, 2, ... over their groups, with numbers by group."""
     groups: dict[StatePath, dict[int, list[int]]] = {}
     for path, value in objects.items():
         if len(path) > 2 and path[-1] == PARAMS and path[-3] == GROUPS and type(path[-2]) is int:

@@ -43,7 +43,7 @@ _FLAT: Final = ("_flat_param", "flat_param")
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a directory of ranks' files that name a `ShardedTensor`; runs nothing and never raises."""
+    """Return whether ``path`` is a directory of ranks' files that name a `ShardedTensor`; never raises."""
     root = Path(path)
     try:
         rows = _rows(SourceFiles(root).names()) if root.is_dir() else {}
@@ -69,7 +69,7 @@ def _has_mark(place: Path) -> bool:
 
 
 def _rows(names: Sequence[str]) -> dict[tuple[str, str], dict[int, str]]:
-    """Files of ranks, by what is before and behind the number."""
+    """Return files of ranks, by what is before and behind the number."""
     rows: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:
         if match := _RANK.fullmatch(name):
@@ -192,7 +192,7 @@ def _add_tensor(
     is_model: bool,
     has_equal: bool,
 ) -> None:
-    """A whole tensor of each rank: one tensor where they are equal, or have to be."""
+    """Add a whole tensor of each rank: one tensor where they are equal, or have to be."""
     first = values[0]
     alike = all((value.dtype, value.shape) == (first.dtype, first.shape) for value in values)
     if not is_model:
@@ -210,7 +210,7 @@ def _add_tensor(
 
 
 def _add_object(leaves: Leaves, place: StatePath, files: Sequence[TorchFile], values: Sequence[Any]) -> None:
-    """What is no tensor of a model: one value where all ranks have the same, else each rank's own."""
+    """Add what is no tensor of a model: one value where all ranks have the same, else each rank's own."""
     name = dotted(place)
     try:
         plain = [file.plain(value) for file, value in zip(files, values, strict=True)]

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def are_shared(directory: DeepSpeedDirectory) -> bool:
-    """Whether tensor-parallel ranks have whole experts, each its own: files of one expert are not of all of them."""
+    """Return whether tensor-parallel ranks hold whole experts, each its own, so that one expert's files are of one."""
     places: dict[tuple[int, int], int] = {}
     for layer, expert, _ in directory.experts:
         places[layer, expert] = places.get((layer, expert), 0) + 1
@@ -141,7 +141,7 @@ class ExpertRanks:
                     self._local[parsed[0]] = max(self._local.get(parsed[0], 0), parsed[1] + 1)
 
     def __call__(self, count: int, shapes: Shapes) -> Iterator[tuple[Sequence[OptimizerStates], Shapes]]:
-        """Ranks and global names of a group that ``count`` ranks share."""
+        """Yield ranks and global names of a group that ``count`` ranks share."""
         if not any(expert_name(name) for name in shapes):
             if self._has_others:
                 yield self._ranks, shapes
@@ -172,7 +172,7 @@ def add_unpartitioned_experts(
     groups: list[tuple[list[str], Mapping[str, Any]]],
     position: int = 0,
 ) -> None:
-    """States without ZeRO: one file of each expert-parallel rank has them, those of other parameters in each.
+    """Add states without ZeRO: one file of each expert-parallel rank has them, those of other parameters in each.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where ranks contradict each other, or one is missing.

@@ -60,7 +60,7 @@ def _is_tag(root: Path) -> bool:
 
 
 def _tags_in(root: Path) -> list[str]:
-    """Tags in a directory without ``latest``, where each may be meant."""
+    """Return tags in a directory without ``latest``, where each may be meant."""
     names = SourceFiles(root).names()
     return [name for name in names[:_MAX_LISTED] if (root / name).is_dir() and _is_tag(root / name)]
 
@@ -185,7 +185,7 @@ class DeepSpeedDirectory:
         return [layer for layer in range(max(held, default=-1) + 2) if layer not in held][:_MAX_LISTED]
 
     def layers_in_doubt(self, behind: int = 0) -> list[Lost]:
-        """Layers between others, and as many as ``behind`` the last of them, that have no file, for the report.
+        """Return layers between others, and as many as ``behind`` the last of them, that have no file, for the report.
 
         Functions have none, nor has a layer that uses tied weights in its own way; but neither would one whose file was
         lost, where none of its weights is trained, and nothing tells the one from the other.
@@ -283,7 +283,7 @@ class DeepSpeedDirectory:
 def _by_place(
     names: Sequence[str], pattern: re.Pattern[str], *, absent: int = 0
 ) -> dict[tuple[int, ...], str]:
-    """The files of a pattern by the numbers in their names, ``absent`` where there is none. Refuses two of a place."""
+    """Return files of a pattern by the numbers in their names, ``absent`` without; refuses two with the same."""
     by_place: dict[tuple[int, ...], str] = {}
     for name in names:
         if match := pattern.fullmatch(name):

@@ -44,7 +44,7 @@ class ModelDraft(Draft):
         return [Lost(name, why) for name in self.lost]
 
     def add_frozen(self, models: Sequence[ModelStates], is_partitioned: bool) -> None:
-        """Parameters that the optimizer does not own, and that lie outside the module's state dict."""
+        """Add parameters that the optimizer does not own, and that lie outside the module's state dict."""
         first = models[0]
         for name, shape in first.frozen.items():
             if not is_partitioned and name in first.module:
@@ -59,7 +59,7 @@ class ModelDraft(Draft):
             self.roles[name] = "frozen"
 
     def add_rest(self, model: ModelStates, is_partitioned: bool) -> None:
-        """Buffers, frozen parameters of the state dict, and tied names."""
+        """Add buffers, frozen parameters of the state dict, and tied names."""
         first_of: dict[tuple[str, StoredTensor], str] = {}
         for name, held in model.module.items():
             owner = _owner(name, model)

@@ -36,7 +36,7 @@ def state_document(
     note: Mapping[str, JsonValue],
     others: Sequence[ModelStates] = (),
 ) -> StateDocument:
-    """Values of the first of ``models``, those of others where they differ, and the parameter groups.
+    """Return values of the first of ``models``, those of others where they differ, and the parameter groups.
 
     ``wrapper`` and the groups' options are of ``file``; ``others`` are of further model-parallel ranks.
 

@@ -46,7 +46,7 @@ class RankAtoms:
 
 
 def joined_stages(ranks: Sequence[RankAtoms]) -> tuple[ModelDraft, ParameterGroups]:
-    """One draft and the parameter groups of all stages; what several hold must be equal, bit by bit.
+    """Return one draft and the parameter groups of all stages; what several hold must be equal, bit by bit.
 
     The layouts in which the stages held their buffers are not carried: each is over ranks of its own.
 

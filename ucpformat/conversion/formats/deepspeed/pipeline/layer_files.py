@@ -138,7 +138,7 @@ def read_layers(
 
 
 def not_held(name: str, directory: DeepSpeedDirectory, tensor_rank: int, at: str) -> UcpError:
-    """The refusal of a parameter whose layer's file is missing; of a tie, whose layers nothing names, it may be any."""
+    """Return the refusal of a parameter whose layer's file is missing; of a tie, any of its files may be it."""
     match = NUMBERED.fullmatch(name)
     layers = [int(match[1])] if match else directory.layers_without_files
     files = " or ".join(directory.layer_name(layer, tensor_rank) for layer in layers)
@@ -149,7 +149,7 @@ def not_held(name: str, directory: DeepSpeedDirectory, tensor_rank: int, at: str
 
 
 def said_by(model: ModelStates) -> dict[str, tuple[int, ...] | None]:
-    """Names that a stage's model file has, with their shapes; of buffers it has none."""
+    """Return names that a stage's model file has, with their shapes; of buffers it has none."""
     shapes: dict[str, tuple[int, ...] | None] = {}
     for group in model.groups or ():
         shapes |= group
@@ -180,7 +180,7 @@ def _tie_of(
     stages: Sequence[Stage],
     file: TorchFile,
 ) -> str | None:
-    """The tie whose weights a layer's file holds: of the same keys and shapes, and the optimizer's copy, rounded."""
+    """Return the tie whose weights a layer's file holds: same keys and shapes, and the rounded optimizer's copy."""
     candidates = []
     for number, names in enumerate(said):
         ties = {parts[0] for name in names if (parts := tied_parts(name))}

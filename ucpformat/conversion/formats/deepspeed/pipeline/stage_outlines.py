@@ -76,7 +76,7 @@ def _integers(value: object) -> list[int]:
 
 
 def listed_numbers(text: str, name: str) -> list[int]:
-    """Numbers joined by commas. Raises ``UCP-E-MISMATCH`` for anything else."""
+    """Return numbers joined by commas. Raises ``UCP-E-MISMATCH`` for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise error("UCP-E-MISMATCH", f"{name} has numbers, joined by commas, not {text!r:.50}")

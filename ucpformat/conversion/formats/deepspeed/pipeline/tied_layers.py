@@ -108,7 +108,7 @@ class TiedFile:
 
 
 def own_name(name: str, stage: int) -> str:
-    """What a parameter of a tied layer is called that is of one stage alone, where another has one of the same name."""
+    """Return the name of a tied layer's parameter that is one stage's alone, where another has one of the same name."""
     return f"{name}@stage{stage}"
 
 
@@ -131,7 +131,7 @@ def own_keys(
     stages: Sequence[Stage],
     order: Callable[[int], set[int]],
 ) -> Mapping[int, Sequence[str]]:
-    """Keys of a tied layer that stages after the first of its ``holders`` train apart, by stage.
+    """Return keys of a tied layer that stages after the first of its ``holders`` train apart, by stage.
 
     ``order`` has the stages that a layer may be of, by its number. A stage of which nothing is that of the first one is
     of another save, and has none.
@@ -192,7 +192,7 @@ def _differs(
 def stages_of_file(
     tie: str, one: TiedFile, holders: Sequence[int], stages: Sequence[Stage], order: Callable[[int], set[int]]
 ) -> set[int]:
-    """The stages whose layer a file may be of: those whose copies it holds, rounded, else by the layer's number."""
+    """Return the stages whose layer a file may be of: those with its rounded copies, else by the layer's number."""
     agreeing = set()
     for number in holders:
         known = {
@@ -219,7 +219,7 @@ def is_copy(stage: Stage, name: str, file: TorchFile, stored: StoredTensor) -> b
 
 
 def _is_same(one: Trace, other: Trace) -> bool:
-    """Whether two tensors are equal in parts that lie all over them: rows that were never used are zero in both."""
+    """Return whether two tensors are equal in samples from all over; rows never used are zero in both."""
     if one[1:] != other[1:]:
         return False
     return all(_same_box(box, one[1], one[0], other[0]) for box in _samples(one[2]))

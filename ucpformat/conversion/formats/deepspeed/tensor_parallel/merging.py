@@ -29,7 +29,7 @@ _MAP_VERSION: Final = 1
 def merged_draft(
     drafts: Sequence[ModelDraft], models: Sequence[ModelStates], patterns: ShardPatterns | None = None
 ) -> ModelDraft:
-    """One draft of those of all tensor-parallel ranks, in their order; ``patterns`` are for what has no affine map.
+    """Return one draft of all tensor-parallel ranks', in order; ``patterns`` are for what has no affine map.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` where ranks have other slots, or shapes that no map explains;

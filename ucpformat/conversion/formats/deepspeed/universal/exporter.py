@@ -111,7 +111,7 @@ def _limits(outline: Outline) -> list[str]:
 
 
 def _states(outline: Outline, group: SharedGroup) -> Iterator[tuple[str, str, Any]]:
-    """Parameter, file name and content of every state of a group, whose states are sorted by parameter."""
+    """Yield parameter, file name and content of every state of a group, whose states are sorted by parameter."""
     for names in sorted(zip(*group.names, strict=True)):
         name = group.local.get(names[0], names[0])
         _check_folder(name)
@@ -162,7 +162,7 @@ def _read(outline: Outline, name: str, slot: str) -> bytes:
 
 
 def _check_folder(name: str) -> None:
-    """A parameter's name is that of a directory."""
+    """Check that a parameter has the name of its directory."""
     if not name or name in (".", "..") or set(name) & set("/\\\0") or len(name.encode()) > 255:
         raise error("UCP-E-NAME", f"{name[:100]!r} cannot be the name of a directory")
 

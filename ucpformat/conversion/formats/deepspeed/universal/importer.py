@@ -138,7 +138,7 @@ def _models(directory: DeepSpeedDirectory) -> list[ModelStates]:
 def _groups(
     tree: Mapping[str, Any], models: Sequence[ModelStates], at: str
 ) -> list[tuple[list[str], Mapping[str, Any]]]:
-    """Parameter groups: options as the optimizer's file has them, names as the model files list them."""
+    """Return parameter groups: options as the optimizer's file has them, names as the model files list them."""
     groups: list[tuple[list[str], Mapping[str, Any]]] = []
     count = 0
     for value in items(member(tree, "param_groups", at), "param_groups", at):
@@ -217,7 +217,7 @@ def _add_parameter(
     number: object,
     atoms: Sequence[str],
 ) -> None:
-    """The slots of a parameter that the optimizer has, or of the experts that are stacked under its name."""
+    """Add the slots of a parameter that the optimizer has, or of the experts that are stacked under its name."""
     names = files.names(f"zero/{name}")
     stems = [file_name.removesuffix(_SUFFIX) for file_name in names]
     for file_name in names:
@@ -240,7 +240,7 @@ def _add_parameter(
 
 
 def _add_whole(draft: ModelDraft, models: Sequence[ModelStates], trained: set[str]) -> None:
-    """Values of what is not trained, of tensor-parallel ranks: merged as their affine maps say, else equal.
+    """Add values of what is not trained, of tensor-parallel ranks: merged as their affine maps say, else equal.
 
     DeepSpeed's converter merges what is trained alone; of the rest ``zero`` has rank 0's shard.
     """

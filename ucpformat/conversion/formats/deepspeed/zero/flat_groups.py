@@ -46,7 +46,7 @@ class FlatGroup:
     part_size: int
 
     def source(self, name: str, held: Sequence[StoredTensor]) -> Pieces:
-        """The elements of parameter ``name`` in ``held``, one flat tensor per rank: `masters`, or those of a state."""
+        """Return parameter ``name`` in ``held``, one flat tensor per rank: `masters`, or the elements of a state."""
         layout, place = self.places[name]
         parts = []
         for region in lower(layout, self.shapes[name], place=place).filled():
@@ -127,7 +127,7 @@ def _placed(
 
 
 def _used(placed: Sequence[Placed], shapes: Shapes, part_size: int, rank: int) -> int:
-    """Elements of a rank's part before the padding of the tail."""
+    """Return elements of a rank's part before the padding of the tail."""
     ends = (
         place.offsets[0] + math.prod(shape) for (_, place), shape in zip(placed, shapes.values(), strict=True)
     )
@@ -195,7 +195,7 @@ def _differs(file: TorchFile, item: object, first: OptimizerStates, other: objec
 
 
 def _names(states: Mapping[str, object]) -> list[str]:
-    """Names of the states that are there; None stands for one that is not (SGD without momentum)."""
+    """Return names of the states that are there; None stands for one that is not (SGD without momentum)."""
     return sorted(str(name) for name, value in states.items() if value is not None)
 
 

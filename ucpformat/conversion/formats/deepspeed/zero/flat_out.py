@@ -68,13 +68,13 @@ class FlatGroup:
     local: Mapping[str, str]
 
     def shapes(self, outline: Outline) -> OrderedDict[str, TorchSize]:
-        """Names and shapes, as model files list them."""
+        """Return names and shapes, as model files list them."""
         return OrderedDict(
             (self.local.get(name, name), TorchSize(outline.shape(name))) for name in self.names
         )
 
     def used(self, place: int) -> int:
-        """Elements of a part before the padding of the tail."""
+        """Return elements of a part before the padding of the tail."""
         return max(0, min(self.part_size, self.length - place * self.part_size))
 
     def ranges(

@@ -45,7 +45,7 @@ Placed = tuple[Layout, BufferPlace]
 
 
 def zero_mesh(dp: int, *outer: MeshAxis) -> Mesh:
-    """The mesh of a ZeRO run: ``outer`` axes (tensor parallelism), then data parallelism, which varies fastest."""
+    """Return the mesh of a ZeRO run: ``outer`` axes (tensor parallelism), then data parallelism, varying fastest."""
     return Mesh((*outer, MeshAxis(DATA_AXIS, dp)))
 
 
@@ -58,7 +58,7 @@ def shared_places(
     paddings: Sequence[int] | None = None,
     alignment: int | None = None,
 ) -> tuple[Placed, ...]:
-    """Layout and place of every tensor of a ZeRO-1, ZeRO-2 or BF16_Optimizer group, in the group's flat order.
+    """Return layout and place of every tensor of a ZeRO-1, ZeRO-2 or BF16_Optimizer group, in the group's flat order.
 
     The tensors are concatenated, the tail is padded to a multiple of ``alignment`` (`ALIGNMENT_FACTOR` times the
     data-parallel degree unless given), and every rank keeps an equal part. ``steps`` are what tensor parallelism
@@ -83,7 +83,7 @@ def shared_places(
 def _padded_places(
     members: Sequence[BufferMember], paddings: Sequence[int], alignment: int
 ) -> Iterator[BufferPlace]:
-    """Places with free elements after some tensors: those without, moved on by what is free before each."""
+    """Yield places with free elements after some tensors: those without, moved on by what is free before each."""
     if len(paddings) != len(members) or min(paddings) < 0:
         raise error("UCP-E-LAYOUT", f"{len(members)} tensors have as many paddings >= 0, not {paddings}")
     before = 0
@@ -103,7 +103,7 @@ def partition_places(
     group: str,
     steps: Sequence[tuple[Step, ...]] | None = None,
 ) -> tuple[Placed, ...]:
-    """Layout and place of every tensor of a ZeRO-3 sub-group, in its order.
+    """Return layout and place of every tensor of a ZeRO-3 sub-group, in its order.
 
     Every tensor is padded to a multiple of the data-parallel degree and split alone; a rank's buffer is the
     concatenation of its parts.
@@ -129,7 +129,7 @@ def round_robin_order(count: int, dp: int) -> tuple[int, ...]:
 
 
 def partition_size(shape: tuple[int, ...], dp: int) -> int:
-    """Elements that each rank holds of a tensor alone (ZeRO-3), padding counted."""
+    """Return elements that each rank holds of a tensor alone (ZeRO-3), padding counted."""
     return -(-math.prod(shape) // dp)
 
 

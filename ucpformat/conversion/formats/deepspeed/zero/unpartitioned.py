@@ -85,14 +85,14 @@ class NumberedStates:
         return bool(self.states.get(number) or self.masters)
 
     def shapes(self, group: int) -> list[tuple[int, ...] | None]:
-        """Shapes of the parameters of a group, None where nothing says one."""
+        """Return shapes of the parameters of a group, None where nothing says one."""
         return [
             self.masters[number].shape if self.masters else _shape(self.states.get(number, {}))
             for number in self.numbers[group]
         ]
 
     def slots(self, names: Mapping[int, str]) -> Iterator[Slot]:
-        """Atom, slot, data type, shape and source of every state."""
+        """Yield atom, slot, data type, shape and source of every state."""
         for number, master in enumerate(self.masters):
             yield names[number], "master", master.dtype, master.shape, Whole(self.file, master)
         for number, state in self.states.items():
@@ -110,7 +110,7 @@ def unpartitioned_states(
     names: Mapping[int, str] | None = None,
     frozen: Sequence[str] = (),
 ) -> Iterator[Slot]:
-    """Atom, slot, data type, shape and source of every state; fills ``groups`` with names and options.
+    """Yield atom, slot, data type, shape and source of every state; fills ``groups`` with names and options.
 
     ``experts`` are the parameters that groups with ``moe`` have, in order, and others have not. ``names`` are those of
     the numbers, where they are known. ``frozen`` are globs of parameters that no group has.
@@ -147,7 +147,7 @@ def matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def _candidates(model: ModelStates) -> list[tuple[str, tuple[int, ...]]]:
-    """Parameters in the order of the state dict, tied ones once, with their shapes."""
+    """Return parameters in the order of the state dict, tied ones once, with their shapes."""
     owners: dict[tuple[str, int], str] = {}
     for name, held in model.module.items():
         if name not in model.buffers:
