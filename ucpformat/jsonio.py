@@ -126,12 +126,12 @@ def dumps_canonical(value: JsonValue) -> bytes:
 
 
 def quoted(text: str) -> str:
-    """``text`` as a JSON string, as `dumps_canonical` writes it."""
+    """Return ``text`` as a JSON string, as `dumps_canonical` writes it."""
     return encode_basestring(text)
 
 
 def pointer(at: str, *parts: str | int) -> str:
-    """``at`` extended by the members and indices ``parts``: ``ucp.json#/atoms/3/slots/value``."""
+    """Return ``at`` extended by the members and indices ``parts``: ``ucp.json#/atoms/3/slots/value``."""
     escaped = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
     return at + escaped if "#" in at or not escaped else f"{at}#{escaped}"
 

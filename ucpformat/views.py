@@ -262,7 +262,7 @@ class SlotView:
         return found
 
     def mapped_parts(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
-        """As `mapped`, part by part: boxes of the slot, which together are all of it, and their elements.
+        """Yield the slot as `mapped` does, part by part: disjoint boxes, which cover it, and their elements.
 
         >>> [(box.offset, part.shape) for box, part in view.mapped_parts()]
         [((0, 0), (3, 2))]

@@ -208,7 +208,7 @@ class CheckpointWriter:
     def submit(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
     ) -> None:
-        """As `write`, in the background: ``data`` must not change before `commit` returns.
+        """Write as `write` does, in the background: ``data`` must not change before `commit` returns.
 
         >>> with ucp.CheckpointWriter("new.ucp", atoms) as writer:
         ...     writer.submit("w", "value", np.ones((3, 2), np.float32))

@@ -185,15 +185,15 @@ class UcpZarrStore(Store):
         return is_document or self._chunk(key) is not None
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Refused: a committed checkpoint is never changed."""
+        """Refuse: a committed checkpoint is never changed."""
         raise ValueError("a checkpoint is read-only")
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> None:
-        """Refused: a committed checkpoint is never changed."""
+        """Refuse: a committed checkpoint is never changed."""
         raise ValueError("a checkpoint is read-only")
 
     async def delete(self, key: str) -> None:
-        """Refused: a committed checkpoint is never changed."""
+        """Refuse: a committed checkpoint is never changed."""
         raise ValueError("a checkpoint is read-only")
 
     async def list(self) -> AsyncIterator[str]:

@@ -163,7 +163,7 @@ def _without(atom: int, member: str) -> Callable[[Draft], object]:
 
 
 def buffer_cases() -> Iterator[Case]:
-    """Good and bad ones."""
+    """Yield good and bad cases."""
     named = ("UCP-D-067", "UCP-D-068", "UCP-D-069", "UCP-D-070", "UCP-D-071", "UCP-D-072")
     for name, (mesh_, steps, shape, where) in GOOD.items():
         yield good_layout(name, mesh_, steps, shape, where, named)

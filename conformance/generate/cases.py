@@ -70,7 +70,7 @@ class Case:
 
 
 def frozen_encoder(compressor: Mapping[str, Any], raw: bytes) -> bytes:
-    """Compressed bytes as they were first made: encoders differ from version to version."""
+    """Return compressed bytes as they were first made: encoders differ from version to version."""
     name = hashlib.sha256(dump([compressor["name"], compressor["configuration"]]) + raw).hexdigest()
     known = json.loads(FROZEN.read_text()) if FROZEN.exists() else {}
     if name not in known:

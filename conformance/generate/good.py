@@ -171,7 +171,7 @@ def _spellings() -> Iterator[Case]:
 
 
 def _limits() -> Iterator[Case]:
-    """As much as there may be."""
+    """Yield cases at the limits."""
     draft = Draft(state={"values": {}, "optimizers": {}, "blobs": {}})
     deep: Any = []
     for _ in range(61):

@@ -348,7 +348,7 @@ def bad_layout(
 
 
 def layout_cases() -> Iterator[Case]:
-    """Good and bad ones."""
+    """Yield good and bad cases."""
     for name, (mesh_, steps, shape) in GOOD.items():
         yield good_layout(name, mesh_, steps, shape)
     yield from _within_limits()

@@ -22,7 +22,7 @@ STATE: Final[dict[str, Any]] = {
 
 
 def floats(count: int, start: float = 1) -> bytes:
-    """Little-endian float32 that count upwards."""
+    """Return little-endian float32 that count upwards."""
     return struct.pack(f"<{count}f", *(start + number for number in range(count)))
 
 
@@ -58,17 +58,17 @@ def parent(storage: str) -> Draft:
 
 
 def plain() -> Draft:
-    """In storage plain."""
+    """Return a parent in storage plain."""
     return parent("plain")
 
 
 def packed() -> Draft:
-    """In storage packed."""
+    """Return a parent in storage packed."""
     return parent("packed")
 
 
 def boxed() -> Draft:
-    """Packed, the first chunk in two segments with boxes."""
+    """Return a packed parent with the first chunk in two segments with boxes."""
     slot = SlotDraft("float32", (4, 3), floats(12), boxes={(0, 0): [((0, 0), (2, 1)), ((0, 1), (2, 2))]})
     return Draft([AtomDraft("alpha", {"value": slot})], chunk_bytes=32)
 

@@ -35,7 +35,7 @@ def local(resize: str = "refuse") -> Step:
 
 
 def value_step_cases() -> Iterator[Case]:
-    """Good and bad ones."""
+    """Yield good and bad cases."""
     yield from _partial()
     yield from _scale()
     yield from _local()

@@ -64,7 +64,7 @@ def command_of(name: str, tree: Path) -> str:
 
 
 def ignore(_: Result) -> None:
-    """Nobody listens."""
+    """Ignore it."""
 
 
 def cases_of(near: Sequence[str]) -> list[str]:

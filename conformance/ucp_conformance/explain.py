@@ -19,7 +19,7 @@ class UnknownCaseError(Exception):
 
 
 def sentences() -> dict[str, str]:
-    """Requirement to its sentence in the specification."""
+    """Map each requirement to its sentence in the specification."""
     return dict(re.findall(r"^\*\*\[(UCP-[A-Z]-[0-9]+)\]\*\* (.*)$", specification(), re.MULTILINE))
 
 

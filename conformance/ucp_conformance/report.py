@@ -129,7 +129,7 @@ def _requirements(report: dict[str, Any]) -> list[str]:
 
 
 def write_reports(report: dict[str, Any], folder: Path) -> None:
-    """report.json, summary.md, index.html, a badge per driver, and failed exchanges as files of their own."""
+    """Write report.json, summary.md, index.html, a badge per driver, and failed exchanges as files of their own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (folder / "summary.md").write_text(markdown(report), encoding="utf-8")

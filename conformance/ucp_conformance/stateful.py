@@ -104,7 +104,7 @@ class _Sequence:
         return refused and name in self.debris
 
     def crash(self, actor: Connection, name: str) -> Fault | None:
-        """Killed while it writes: a whole checkpoint or none."""
+        """Check that a driver killed while it writes leaves a whole checkpoint or none."""
         params, data = self.params(name)
         actor.send_and_kill("write", params, self.random.choice([0.0, 0.002, 0.005, 0.01, 0.02, 0.05]))
         if name in self.held:
@@ -119,7 +119,7 @@ class _Sequence:
         return None
 
     def rewrite(self, actor: Connection, name: str) -> Fault | None:
-        """From a checkpoint that somebody wrote to a place that may be taken."""
+        """Rewrite a checkpoint that some driver wrote, to a directory that may be taken."""
         source = self.random.choice(sorted(self.held))
         storage = self.random.choice(["plain", "packed"])
         params = {"source": str(self.paths[source]), "path": str(self.paths[name]), "storage": storage}

@@ -40,7 +40,7 @@ KINDS = (
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[int]:
-    """Up to four dimensions, few elements; 0, 1 and primes among the extents."""
+    """Return up to four dimensions, few elements; 0, 1 and primes among the extents."""
     shape: list[int] = []
     size = 1
     for _ in range(draw(st.sampled_from([1, 2, 0, 3, 4]))):

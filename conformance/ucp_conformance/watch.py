@@ -21,7 +21,7 @@ _NONBLOCK: Final = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
 
 @contextmanager
 def watching(folder: Path, name: str = "ucp.json") -> Iterator[list[str]]:
-    """What was done to the file ``name`` itself of an existing folder; known behind the context, nothing elsewhere.
+    """Watch what is done to the file ``name`` itself of an existing folder; known after the context, nothing elsewhere.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, watching(Path(folder)) as events:

@@ -108,7 +108,7 @@ def _held(region: Region) -> str:
 
 
 def _box_words(box: Box) -> str:
-    """``[0:16, 0:64]``, as numpy writes it; ``[]`` is the one element of a scalar."""
+    """Return ``[0:16, 0:64]``, as numpy writes it; ``[]`` is the one element of a scalar."""
     return f"[{', '.join(f'{low}:{high}' for low, high in zip(box.offset, box.stop, strict=True))}]"
 
 

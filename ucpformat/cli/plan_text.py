@@ -97,7 +97,7 @@ def _head(pairing: Pairing) -> Iterator[str]:
 
 
 def _extremes(survey: Survey, word: str, measure: Callable[[RankTotals], int]) -> Iterator[str]:
-    """Who does most and least, and how far the most is above the mean of those that do anything."""
+    """Yield who does most and least, and how far the most is above the mean of those that do anything."""
     doing = [(measure(entry), rank) for rank, entry in survey.ranks.items() if measure(entry)]
     if not doing:
         return

@@ -43,7 +43,7 @@ def wants_json(context: click.Context) -> bool:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with what speaks to a terminal instead of a reader written as an escape."""
+    """Return ``text`` on one line, with what speaks to a terminal instead of a reader written as an escape."""
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
         for sign in text

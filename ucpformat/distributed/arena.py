@@ -42,7 +42,7 @@ def _lead(position: int, nbytes: int) -> int:
 
 
 def host_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Pageable memory."""
+    """Return pageable memory."""
     return np.empty(nbytes, np.uint8)
 
 
@@ -123,7 +123,7 @@ class Arena:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Nobody gives anything back any more: let nobody wait."""
+        """End all waits: no more regions are given back."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()

@@ -130,13 +130,13 @@ _open: dict[int, BackgroundSaver] = {}
 
 
 def _finish_all() -> None:
-    """When the interpreter ends: let saves end, and tell what failed that nobody has asked for."""
+    """Let saves end when the interpreter does, and print failures that nobody has asked for."""
     for saver in list(_open.values()):
         saver._finish()
 
 
 def _disown_all() -> None:
-    """In a process that was forked: nobody there writes what its parent had under way."""
+    """Disown the saves of the parent in a process that was forked."""
     for saver in _open.values():
         saver._disown()
     _open.clear()

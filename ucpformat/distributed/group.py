@@ -55,7 +55,7 @@ class Group(Protocol):
         ...
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        """As `all_gather`, for the first process; None for the others."""
+        """Gather as `all_gather`, for the first process; None for the others."""
         ...
 
     def broadcast(self, data: bytes) -> bytes:
@@ -111,11 +111,11 @@ class OneProcess:
         return data
 
     def another(self) -> OneProcess:
-        """There is nobody to meet."""
+        """Return this group: a single process meets no other."""
         return OneProcess()
 
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
-        """There is nobody to exchange with."""
+        """Do nothing: a single process exchanges with no other."""
         if sends or receives:  # pragma: no cover - a plan for one rank has no copies to others
             raise AssertionError("a process alone has nobody to send to")
 
@@ -127,7 +127,7 @@ class Reply(NamedTuple):
     failure: BaseException | None
 
     def pack(self, rank: int) -> bytes:
-        """For the way to other processes; ``rank`` is the one that says it."""
+        """Return the bytes that other processes get; ``rank`` is the one that says it."""
         if self.failure is None:
             return b"+" + self.data
         if isinstance(self.failure, UcpError):

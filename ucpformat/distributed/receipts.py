@@ -34,7 +34,7 @@ class Receipt:
     entries: Mapping[str, list[JsonValue]] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """As bytes; the names of slots, by which both sides count, are not in it."""
+        """Return it as bytes, without the names of slots, by which both sides count."""
         header = json.dumps(
             {
                 "packs": [[pack.key, pack.length, pack.shared] for pack in self.packs],

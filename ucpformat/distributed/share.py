@@ -184,7 +184,7 @@ class _Unit:
 
 
 def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
-    """Yield what ``rank`` writes, slot by slot in the order given.
+    """Return what ``rank`` writes, slot by slot in the order given.
 
     Raises:
         LayoutError: ``UCP-E-LAYOUT`` for a layout with a factor or a pending reduction, and as `lower`.
@@ -211,7 +211,7 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
 
 
 def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dict[SlotName, list[Assigned]]:
-    """Who writes what of each slot: `portions` of all ranks, or of what ``only`` one rank holds some of.
+    """Return who writes what of each slot: `portions` of all ranks, or of what ``only`` one rank holds some of.
 
     Raises as `portions`.
     """
@@ -223,7 +223,7 @@ def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dic
 
 
 def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[SlotName, Assigned]]:
-    """Who writes which box, of all or of those that ``only`` one rank holds as well, in the order of slots."""
+    """Return who writes which box, of all or of those that ``only`` one rank holds as well, in the order of slots."""
     held: dict[tuple[object, ...], tuple[HeldBox, ...]] = {}
     done: list[tuple[int, SlotName, Assigned]] = []
     shared: dict[tuple[int, ...], list[_Unit]] = {}

@@ -79,7 +79,7 @@ class Copier(Protocol):
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Do nothing: there is nothing to wait for."""
 
 
 class HostCopier:
@@ -94,7 +94,7 @@ class HostCopier:
         return True
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Pageable memory."""
+        """Return pageable memory."""
         return np.empty(nbytes, np.uint8)
 
     def copy(

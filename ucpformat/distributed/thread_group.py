@@ -124,7 +124,7 @@ class ThreadGroup:
         return self._shared.exchange(self.rounds - 1, self.rank, data)
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        """As `all_gather`, for the first thread."""
+        """Gather as `all_gather`, for the first thread."""
         found = self.all_gather(data)
         return found if self.rank == 0 else None
 

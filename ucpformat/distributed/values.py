@@ -48,7 +48,7 @@ def announced(local: LocalState, group: Group) -> bytes:
 
 
 def owners_of(group: Group, said: Sequence[bytes]) -> Owners:
-    """Who gives which entry: of ranks at one position, whose entries are equal, the first.
+    """Return who gives which entry: of ranks at one position, whose entries are equal, the first.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` where ranks contradict one another, or a position is nobody's.

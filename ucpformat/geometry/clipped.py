@@ -116,7 +116,7 @@ def _clipped(run: _Run, dim: int, low: int, high: int) -> Iterator[_Run]:
 
 
 def _fixed(run: _Run, dim: int, place: int) -> _Run:
-    """``run`` at one place along a dim, without that dim."""
+    """Return ``run`` at one place along a dim, without that dim."""
     part = run.part(dim, place, 1)
     strides = part.other.strides
     return replace(
@@ -133,7 +133,7 @@ _Loop = tuple[int, int, int]
 
 
 def _runs(extents: tuple[int, ...], place: Strided, other: Strided, shape: tuple[int, ...]) -> Iterator[_Run]:
-    """``extents`` at ``place`` of a dense tensor of ``shape`` as runs, each dim of which goes along one dim."""
+    """Yield ``extents`` at ``place`` of a dense tensor of ``shape`` as runs, each dim of which goes along one dim."""
     if 0 in extents:
         return
     dense = row_major_strides(shape)

@@ -104,7 +104,7 @@ class Exchange:
         )
 
     def period(self, rank: int) -> int:
-        """After so many turns the part of ``rank`` is as at the first."""
+        """Return after how many turns the part of ``rank`` is as at the first."""
         periods = [1]
         places = self._places_of(rank)
         for sharing in self.sharings:

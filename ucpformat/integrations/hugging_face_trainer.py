@@ -73,7 +73,7 @@ class UcpTrainer(Trainer):  # type: ignore[misc]
     def train(
         self, resume_from_checkpoint: str | os.PathLike[str] | int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As `Trainer.train`; ``resume_from_checkpoint`` is True, the number of a step, or a path of a checkpoint."""
+        """Train as `Trainer.train`; ``resume_from_checkpoint`` is True, a step, or the path of a checkpoint."""
         self._resumed = self._path_of(resume_from_checkpoint)
         if self._resumed is None:
             return super().train(None, *args, **kwargs)
@@ -100,7 +100,7 @@ class UcpTrainer(Trainer):  # type: ignore[misc]
         return None if self._step is None else self.manager.path(self._step)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As `Trainer.evaluate`; a checkpoint of the same step gets the metrics."""
+        """Evaluate as `Trainer.evaluate`; a checkpoint of the same step gets the metrics."""
         found: dict[str, float] = super().evaluate(*args, **kwargs)
         step = self.state.global_step
         numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}

@@ -259,7 +259,7 @@ class CheckpointManager:
         return numbers
 
     def _committed(self, step: int) -> bytes:
-        """When a step is committed, the first rank collects; what fails is told later, and tried again next time."""
+        """Collect on the first rank when a step is committed; what fails is told later, and tried again next time."""
         if self._first:
             try:
                 collected = self._collected(step)
@@ -336,7 +336,7 @@ class CheckpointManager:
     def resume(
         self, state: dict[str, Any] | Module, *, check: Level | None = None, **options: Any
     ) -> int | None:
-        """As `restore`, of the newest good one; None where none was ever committed, and ``state`` is as it was.
+        """Restore the newest good checkpoint as `restore`; None, ``state`` unchanged, if none was ever committed.
 
         >>> state = {"epoch": 0}
         >>> with ucp.CheckpointManager("run") as manager:
@@ -475,7 +475,7 @@ class CheckpointManager:
             agreed(self._group, waited)
 
     def close(self) -> None:
-        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``.
+        """Wait as `wait` does, and release memory and threads. Call it before ``destroy_process_group``.
 
         >>> manager = ucp.CheckpointManager("run", asynchronous=True)
         >>> save = manager.save(1, {"epoch": 1})

@@ -58,7 +58,7 @@ class RemotePlace:
             return self._age(name, self._filesystem.find(self._full(name)))
 
     def _age(self, name: str, paths: Iterable[str]) -> float | None:
-        """As `age`, of objects that were listed, and of what is being uploaded."""
+        """Do as `age`, of objects that were listed, and of what is being uploaded."""
         try:
             changes = [self._changed(path) for path in paths]
             if self._uploads is not None:

@@ -50,7 +50,7 @@ class ArrangedAtom:
         return cls(name, tuple(sorted(slots, key=lambda slot: slot.name)))
 
     def problems(self) -> Iterator[Problem]:
-        """``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
+        """Yield ``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
         yield from name_problems(self.name, "#/name")
         for slot in self.slots:
             if found := slot.problems():

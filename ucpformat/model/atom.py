@@ -112,7 +112,7 @@ class Slot:
             raise relocated(refusal, at) from None
 
     def problems(self) -> tuple[Problem, ...]:
-        """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
+        """Return ``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
         return slot_problems(self.name, self.dtype, self.shape)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -134,7 +134,7 @@ class Slot:
 # The slots of a model repeat few names, types and shapes.
 @lru_cache(maxsize=4096)
 def slot_problems(name: str, dtype_name: str, shape: tuple[int, ...]) -> tuple[Problem, ...]:
-    """``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
+    """Return ``UCP-E-KEY``, ``UCP-E-DTYPE`` and ``UCP-E-SHAPE``, at places relative to the slot."""
     found = [*component_problems(name, "")]
     if len(name) > MAX_SLOT_NAME:
         found.append(Problem("UCP-E-KEY", "", f"a slot name has at most {MAX_SLOT_NAME} characters"))
@@ -195,7 +195,7 @@ class Atom:
         )
 
     def problems(self) -> Iterator[Problem]:
-        """``UCP-E-KEY``, ``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
+        """Yield ``UCP-E-KEY``, ``UCP-E-NAME`` and the problems of the slots, at places relative to the atom."""
         yield from component_problems(self.key, "#/key")
         yield from name_problems(self.name, "#/name")
         for place, alias in self.alias_places():

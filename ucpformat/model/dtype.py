@@ -151,7 +151,7 @@ def unused_bits_are_zero(data: NDArray[np.uint8], entry: DType) -> bool:
 
 
 def clear_unused_bits(data: NDArray[np.uint8], entry: DType) -> None:
-    """Zero, in place, the bits of ``data`` that hold no value (int4, float4_e2m1fn).
+    """Clear, in place, the bits of ``data`` that hold no value (int4, float4_e2m1fn).
 
     ``bool`` is left alone: numpy and torch hold only 0 and 1, and any other byte is damage, not padding.
     """

@@ -188,7 +188,7 @@ def needed_features(compressors: Iterable[Compressor | None], packs: Iterable[Pa
 
 
 def feature_set_problems(envelope: Envelope, needed: frozenset[str], *, at: str) -> Iterator[Problem]:
-    """``UCP-E-FEATURE-SET`` for features needed and undeclared, or declared and not needed (UCP-D-009).
+    """Yield ``UCP-E-FEATURE-SET`` for features needed and undeclared, or declared and not needed (UCP-D-009).
 
     Of a read feature that is not defined here nobody can say whether it is needed (UCP-V-005).
     """

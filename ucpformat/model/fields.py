@@ -49,7 +49,7 @@ def raise_first(problems: Iterable[Problem]) -> None:
 
 
 def relocated(refusal: UcpError, at: str) -> UcpError:
-    """``refusal``, raised with a place relative to ``at``, with its whole place.
+    """Return ``refusal``, raised with a place relative to ``at``, with its whole place.
 
     Readers of the 100,000 atoms of a large part raise relative places, so that a place is put together only
     when something is wrong.
@@ -58,7 +58,7 @@ def relocated(refusal: UcpError, at: str) -> UcpError:
 
 
 def below(problems: Iterable[Problem], at: str) -> Iterator[Problem]:
-    """``problems`` whose places are relative to ``at``, with their whole places."""
+    """Yield ``problems`` whose places are relative to ``at``, with their whole places."""
     for problem in problems:
         yield Problem(problem.code, _joined(at, problem.at), problem.message)
 
@@ -75,7 +75,7 @@ def wrong_type(value: JsonValue, expected: str, at: str) -> UcpError:
 
 
 def object_(value: JsonValue, at: str) -> dict[str, JsonValue]:
-    """``value`` as an object with any members."""
+    """Return ``value`` as an object with any members."""
     if type(value) is not dict:
         raise wrong_type(value, "an object", at)
     return value
@@ -84,7 +84,7 @@ def object_(value: JsonValue, at: str) -> dict[str, JsonValue]:
 def members(
     value: JsonValue, required: frozenset[str], optional: frozenset[str], at: str
 ) -> dict[str, JsonValue]:
-    """``value`` as a closed object: every required member, and none that is neither required nor optional."""
+    """Return ``value`` as a closed object: every required member, and none that is neither required nor optional."""
     if type(value) is not dict:
         raise wrong_type(value, "an object", at)
     # A loop takes a third of the time of set operations on so few names.
@@ -103,7 +103,7 @@ def members(
 
 
 def array(value: JsonValue, at: str, *, least: int = 0) -> list[JsonValue]:
-    """``value`` as an array of at least ``least`` items."""
+    """Return ``value`` as an array of at least ``least`` items."""
     if type(value) is not list:
         raise wrong_type(value, "an array", at)
     if len(value) < least:
@@ -112,21 +112,21 @@ def array(value: JsonValue, at: str, *, least: int = 0) -> list[JsonValue]:
 
 
 def string(value: JsonValue, at: str) -> str:
-    """``value`` as a string of any content."""
+    """Return ``value`` as a string of any content."""
     if type(value) is not str:
         raise wrong_type(value, "a string", at)
     return value
 
 
 def boolean(value: JsonValue, at: str) -> bool:
-    """``value`` as a boolean."""
+    """Return ``value`` as a boolean."""
     if type(value) is not bool:
         raise wrong_type(value, "a boolean", at)
     return value
 
 
 def integer(value: JsonValue, at: str, *, least: int = 0, most: int = MAX_INTEGER) -> int:
-    """``value`` as an integer in ``[least, most]``."""
+    """Return ``value`` as an integer in ``[least, most]``."""
     if type(value) is not int:
         raise wrong_type(value, "an integer", at)
     if not least <= value <= most:
@@ -135,7 +135,7 @@ def integer(value: JsonValue, at: str, *, least: int = 0, most: int = MAX_INTEGE
 
 
 def integers(value: JsonValue, at: str, *, least: int = 0, items: int = 0) -> tuple[int, ...]:
-    """``value`` as an array of at least ``items`` integers, each at least ``least``."""
+    """Return ``value`` as an array of at least ``items`` integers, each at least ``least``."""
     if type(value) is not list:
         raise wrong_type(value, "an array", at)
     for index, item in enumerate(value):
@@ -147,7 +147,7 @@ def integers(value: JsonValue, at: str, *, least: int = 0, items: int = 0) -> tu
 
 
 def choice(value: JsonValue, choices: tuple[str, ...], at: str) -> str:
-    """``value`` as one of ``choices``."""
+    """Return ``value`` as one of ``choices``."""
     if type(value) is not str:
         raise wrong_type(value, "a string", at)
     if value not in choices:

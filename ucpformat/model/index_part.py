@@ -85,7 +85,7 @@ class IndexPart:
         return self.atoms.columns if isinstance(self.atoms, SoundAtoms) else PartColumns.of(self.atoms)
 
     def reference_problems(self, layouts: int, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-REFERENCE`` for slots whose layout is not one of the root's ``layouts`` (UCP-D-032)."""
+        """Yield ``UCP-E-REFERENCE`` for slots whose layout is not one of the root's ``layouts`` (UCP-D-032)."""
         if isinstance(self.atoms, SoundAtoms) and self.atoms.columns.highest_layout < layouts:
             return
         for index, atom in enumerate(self.atoms):

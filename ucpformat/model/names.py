@@ -165,7 +165,7 @@ def assign_keys(names: Iterable[str]) -> dict[str, str]:
 
 
 def _stem(name: str) -> str:
-    """``name`` itself where it may be a key, else something readable that is another text."""
+    """Return ``name`` itself where it may be a key, else something readable that is another text."""
     if _OWN_KEY.fullmatch(name):
         return name
     readable = _OTHER.sub("-", name).strip("-._") or "atom"
@@ -198,7 +198,7 @@ def _findings(check: Callable[[str, str], None], text: str, at: str) -> Iterator
 
 
 def component_problems(text: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-KEY`` where ``text`` cannot be an atom's key or a slot's name (UCP-D-010, UCP-D-016)."""
+    """Yield ``UCP-E-KEY`` where ``text`` cannot be an atom's key or a slot's name (UCP-D-010, UCP-D-016)."""
     if not is_component(text):
         yield from _findings(check_component, text, at)
     if text.lower() in RESERVED_COMPONENTS:
@@ -206,12 +206,12 @@ def component_problems(text: str, at: str) -> Iterator[Problem]:
 
 
 def name_problems(text: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-NAME`` where ``text`` cannot name an atom (UCP-D-023)."""
+    """Return ``UCP-E-NAME`` where ``text`` cannot name an atom (UCP-D-023)."""
     return _findings(check_name, text, at)
 
 
 def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
-    """``UCP-E-KEY`` where ``key`` is not a key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-014, UCP-D-013)."""
+    """Yield ``UCP-E-KEY`` if ``key`` is no key in ``room``, such as ``index/`` (UCP-D-010, UCP-D-014, UCP-D-013)."""
     yield from _findings(check_key, key, at)
     if not key.startswith(room):
         yield Problem("UCP-E-KEY", at, f"the key {key[:80]!r} must begin with {room!r}")
@@ -220,7 +220,7 @@ def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
 
 
 def case_problems(keys: Iterable[tuple[str, str]]) -> Iterator[Problem]:
-    """``UCP-E-KEY`` for ``(key, at)`` whose key is an earlier one, if in other case (UCP-D-011, UCP-D-012)."""
+    """Yield ``UCP-E-KEY`` for ``(key, at)`` whose key is an earlier one, if in other case (UCP-D-011, UCP-D-012)."""
     seen: dict[str, str] = {}
     for key, at in keys:
         other = seen.setdefault(key.lower(), at)

@@ -24,12 +24,12 @@ _REQUIRED: Final = frozenset({"key", "length", "digest"})
 
 
 def sha256_digest(data: bytes) -> str:
-    """``sha256:`` and 64 hexadecimal digits."""
+    """Return ``sha256:`` and 64 hexadecimal digits."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def sha256_string(value: JsonValue, at: str) -> str:
-    """``value`` as a digest string, or ``UCP-E-SCHEMA``."""
+    """Return ``value`` as a digest string, or ``UCP-E-SCHEMA``."""
     if not _SHA256.fullmatch(string(value, at)):
         raise error("UCP-E-SCHEMA", "a digest is 'sha256:' and 64 lower-case hexadecimal digits", at=at)
     return value  # type: ignore[return-value]  # `string` has seen to it
@@ -125,7 +125,7 @@ class PackList:
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-KEY`` for keys that are unsafe, outside ``packs/``, or not unique."""
+        """Yield ``UCP-E-KEY`` for keys that are unsafe, outside ``packs/``, or not unique."""
         for index, pack in enumerate(self.packs):
             yield from key_problems(pack.key, "packs/", pointer(at, "packs", index, "key"))
         yield from case_problems(

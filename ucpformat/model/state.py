@@ -71,7 +71,7 @@ class Optimizer:
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-NAME`` for an atom that occurs twice (UCP-D-087)."""
+        """Yield ``UCP-E-NAME`` for an atom that occurs twice (UCP-D-087)."""
         seen: set[str] = set()
         for index, group in enumerate(self.groups):
             for place, name in enumerate(group.atoms):
@@ -141,7 +141,7 @@ class StateDocument:
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-KEY`` for keys of blobs and ``UCP-E-NAME`` for atoms in two groups.
+        """Yield ``UCP-E-KEY`` for keys of blobs and ``UCP-E-NAME`` for atoms in two groups.
 
         Tagged values are checked by whoever decodes them, atoms' names against the index by the validator.
         """

@@ -216,5 +216,5 @@ def _with_new_dim(shape: Shape, members: list[Member], dim: int) -> tuple[Shape,
 
 
 def relocate(refusal: UcpError, at: str) -> UcpError:
-    """``refusal`` with the place of the entry, where geometry gave none that means anything here."""
+    """Return ``refusal`` with the place of the entry, where geometry gave none that means anything here."""
     return refusal if refusal.at.startswith(at) else relocated(error(refusal.code, refusal.message), at)

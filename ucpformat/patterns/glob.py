@@ -118,7 +118,7 @@ class Glob:
         return self.match_components(name.split("."))
 
     def match_components(self, components: Sequence[str]) -> dict[str, str | int] | None:
-        """`match`, of a name that was split at its dots."""
+        """Return `match`, of a name that was split at its dots."""
         count = len(components)
         if count < self.least[0] or (not self.gaps and count > self.least[0]):
             return None

@@ -126,12 +126,12 @@ def step_words(step: Step, mesh: Mesh, place: BufferPlace | None = None) -> str:
 
 
 def shape_words(shape: tuple[int, ...]) -> str:
-    """``64x64``, or ``scalar``."""
+    """Return ``64x64``, or ``scalar``."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def rank_words(ranks: tuple[int, ...]) -> str:
-    """``rank 3``, ``ranks 0 to 3 and 8``: ascending ranks, runs of three or more in short."""
+    """Return ``rank 3``, ``ranks 0 to 3 and 8``: ascending ranks, runs of three or more in short."""
     parts: list[str] = []
     start = 0
     while start < len(ranks):

@@ -93,7 +93,7 @@ class Repair:
 
 
 def _ignore(_: int) -> None:
-    """No progress wanted."""
+    """Ignore progress."""
 
 
 def repair(

@@ -88,7 +88,7 @@ class AsyncSaver:
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
     ) -> AsyncSave:
-        """As `ucpformat.async_save`; ``then`` is called in the background, after the commit, on every rank.
+        """Save as `ucpformat.async_save` does; ``then`` is called in the background, after the commit, on every rank.
 
         >>> with ucp.AsyncSaver() as saver:
         ...     save = saver.save("step-1.ucp", {"w": np.ones(4)}, step=1)
@@ -133,7 +133,7 @@ class AsyncSaver:
         self._saver.wait()
 
     def close(self) -> None:
-        """As `wait`, and release memory and threads. Comes before ``destroy_process_group``.
+        """Wait as `wait` does, and release memory and threads. Call it before ``destroy_process_group``.
 
         >>> saver = ucp.AsyncSaver()
         >>> save = saver.save("step-1.ucp", {"w": np.ones(4)})

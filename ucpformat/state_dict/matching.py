@@ -56,7 +56,7 @@ def by_path(items: Iterable[tuple[StatePath, _T]]) -> dict[StatePath, _T]:
 
 
 def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
-    """Yield slots by the paths that they had, or would have, in a state dict."""
+    """Return slots by the paths that they had, or would have, in a state dict."""
 
     def found() -> Iterator[tuple[StatePath, SlotView]]:
         for view in checkpoint.values():
@@ -69,7 +69,7 @@ def stored_slots(checkpoint: Checkpoint) -> dict[StatePath, SlotView]:
 
 
 def stored_values(checkpoint: Checkpoint) -> dict[StatePath, JsonValue]:
-    """Encoded values, opaque bytes and parameter groups by path; pickles that an importer kept are not among them."""
+    """Return encoded values, opaque bytes and parameter groups by path; without pickles that an importer kept."""
 
     def found() -> Iterator[tuple[StatePath, JsonValue]]:
         state = checkpoint.state
@@ -166,7 +166,7 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
 
 
 def _masters(checkpoint: Checkpoint, slots: Collection[SlotView]) -> dict[str, tuple[str, SlotView]]:
-    """Of values that have a second copy of another data type, the optimizer's: that copy and its own name, by name."""
+    """Return the optimizer's copy and its name, for each value that has one of another data type, by name."""
     found: dict[str, tuple[str, SlotView]] = {}
     for atom in (slot.stored.atom.name for slot in slots if slot.stored.name == _MASTER):
         view = checkpoint[atom]
@@ -235,7 +235,7 @@ def _match_tensor(
     rank: int,
     options: LoadOptions,
 ) -> list[str]:
-    """Returns the names in the checkpoint that this asks for beyond ``source``."""
+    """Return the names in the checkpoint that this asks for beyond ``source``."""
     name = dotted(path)
     also: list[str] = []
     taken = taken_apart(path, leaf, options.layouts)

@@ -31,7 +31,7 @@ __all__ = ["WITHOUT_TORCH", "WITH_TORCH", "extend", "refusal_of"]
 
 
 def extend(obj: object) -> NamedValue | TensorValue | None:
-    """Plain objects of Python, numpy and torch that have no tag of their own, for `values.encode`."""
+    """Encode plain objects of Python, numpy and torch that have no tag of their own, for `values.encode`."""
     if type(obj) is bytearray:
         return NamedValue("builtins.bytearray", bytes(obj))
     if type(obj) is io.BytesIO:

@@ -20,7 +20,7 @@ __all__ = ["Unwrapped", "as_state", "state_to_save", "unwrapped"]
 
 
 def _nothing() -> None:
-    """There is nothing to undo."""
+    """Do nothing: there is nothing to undo."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def allowed_types() -> dict[str, Any]:
 
 
 def restore_with(allowed: Mapping[str, Any]) -> dict[str, Callable[[Any], object]]:
-    """For `values.decode`: `WITH_TORCH`, and those of the allowed classes that contexts hold."""
+    """Return the restorers for `values.decode`: `WITH_TORCH`, and those of the allowed classes that contexts hold."""
     made: dict[str, Callable[[Any], object]] = {**WITH_TORCH}
     for name, kind in allowed.items():
         if isinstance(kind, type) and name not in made:

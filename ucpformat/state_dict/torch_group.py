@@ -18,7 +18,7 @@ __all__ = ["TorchGroup", "group_of"]
 
 
 def group_of(group: object) -> Group:
-    """``group`` itself, that of a torch process group, or of the job's default one; without any, this process.
+    """Return ``group`` itself, that of a torch process group, or of the job's default one; without any, this process.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` where this process is not in the group.
@@ -35,7 +35,7 @@ def group_of(group: object) -> Group:
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """What torch raises where a process is gone or does not answer in time, as a registered error.
+    """Raise what torch raises where a process is gone or does not answer in time, as a registered error.
 
     gloo and NCCL raise plain `RuntimeError`, or classes of torch made from it.
     """
@@ -97,7 +97,7 @@ class TorchGroup:
 
     @_talking()
     def gather(self, data: bytes) -> list[bytes] | None:
-        """As `all_gather`, for the first process."""
+        """Gather as `all_gather`, for the first process."""
         import torch
         import torch.distributed as dist
 

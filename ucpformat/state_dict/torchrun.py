@@ -23,7 +23,7 @@ def started_by_torchrun() -> bool:
 
 @contextmanager
 def job_group() -> Iterator[Group]:
-    """All ranks of the job: its default process group, or one over gloo that is joined here and left again.
+    """Provide all ranks of the job: its default process group, or one over gloo that is joined here and left again.
 
     Raises:
         StoreError: ``UCP-E-STORE`` where torch is missing, ``UCP-E-RANK`` where there is no job to join.

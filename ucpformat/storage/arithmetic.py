@@ -116,7 +116,7 @@ def scaled(data: NDArray[np.generic], kind: DType, exponent: int, *, at: str = "
 
 
 def _parts(data: NDArray[np.generic], kind: DType) -> NDArray[np.generic]:
-    """Complex elements as pairs, in one dimension more."""
+    """Return complex elements as pairs, in one dimension more."""
     part = np.dtype(f"<f{kind.item_bytes // 2}")
     return np.ascontiguousarray(data).reshape(data.shape)[..., np.newaxis].view(part)
 

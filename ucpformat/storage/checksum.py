@@ -42,7 +42,7 @@ __all__ = [
 
 @lru_cache(maxsize=4096)
 def zeros_checksum(length: int) -> int:
-    """CRC-32C of ``length`` zero bytes."""
+    """Return CRC-32C of ``length`` zero bytes."""
     whole, rest = divmod(length, BLOCK_BYTES)
     value = 0
     block = bytes(min(length, BLOCK_BYTES))
@@ -62,7 +62,7 @@ def unpacked(checksums: bytes) -> tuple[int, ...]:
 
 
 def block_checksums(buffers: Sequence[memoryview]) -> bytes:
-    """CRC-32C of each successive 1 MiB of the concatenated ``buffers`` (bytes, contiguous)."""
+    """Return CRC-32C of each successive 1 MiB of the concatenated ``buffers`` (bytes, contiguous)."""
     if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
         return int(crc32c(buffers[0])).to_bytes(4, "little")
     values: list[int] = []
@@ -94,7 +94,7 @@ class Run(NamedTuple):
     cuts: bytes
 
     def extended(self, tail: Sequence[memoryview], length: int) -> bytes:
-        """``blocks`` of this run of ``length`` bytes with ``tail`` behind it; the run is not read again."""
+        """Return ``blocks`` of this run of ``length`` bytes with ``tail`` behind it; the run is not read again."""
         filled = length % BLOCK_BYTES
         if filled == 0:
             return self.blocks + block_checksums(tail)

@@ -27,7 +27,7 @@ def _tables(bit: int) -> NDArray[np.uint32]:
 
 
 def followed(values: NDArray[np.uint32], lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """`combine` of each value with a checksum 0 of so many bytes: what it adds to that of a concatenation.
+    """Return `combine` of each value with a checksum 0 of so many bytes: what it adds to that of a concatenation.
 
     The checksum of a concatenation is then the exclusive or of its parts', each followed by the bytes behind it.
     """
@@ -50,7 +50,7 @@ def block_values(
     stops: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
-    """CRC-32C of each successive 1 MiB of slots that are runs one behind another.
+    """Return CRC-32C of each successive 1 MiB of slots that are runs one behind another.
 
     ``cuts`` are those of all runs (`Run.cuts`), ``counts`` how many each run has; ``starts`` and ``stops`` (bytes)
     where it lies in its slot, and ``ends`` where that ends. The first run of a slot starts at 0.

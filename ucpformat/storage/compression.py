@@ -88,7 +88,7 @@ def _unzstd(data: bytes, size: int) -> memoryview:
 
 
 def _zstd_content_size(data: bytes) -> int | None:
-    """Frame_Content_Size of RFC 8878 section 3.1.1.1, or None if the frame does not state it."""
+    """Return Frame_Content_Size of RFC 8878 section 3.1.1.1, or None if the frame does not state it."""
     if len(data) < 6 or data[:4] != b"\x28\xb5\x2f\xfd":
         raise ValueError("not a Zstandard frame")
     descriptor = data[4]

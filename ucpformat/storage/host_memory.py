@@ -24,7 +24,7 @@ _CASTABLE: Final = frozenset("?bBhHiIlLqQfd")  # of what numpy has built in, tho
 
 
 def array_view(tensor: object, expected: DType, *, at: str) -> NDArray[np.generic]:
-    """``tensor`` as a numpy array that shares its memory.
+    """Return ``tensor`` as a numpy array that shares its memory.
 
     ``tensor`` is a numpy array, a CPU torch tensor of any data type that the format knows, or anything whose
     ``__array__`` shares memory. ``expected`` is the data type of the slot, which numpy alone may not know.

@@ -31,12 +31,12 @@ _T = TypeVar("_T")
 
 
 def worker_count(wanted: int | None, at_once: int | None = None) -> int:
-    """``wanted``, or ``at_once``, or one thread per core and at most 8: more wait for the same disk."""
+    """Return ``wanted``, or ``at_once``, or one thread per core and at most 8: more wait for the same disk."""
     return wanted or at_once or min(8, os.cpu_count() or 1)
 
 
 def writer_count(wanted: int | None, *, waits: bool) -> int:
-    """As `worker_count`; where writers wait for the disk, another uses the processor meanwhile."""
+    """Do as `worker_count`; where writers wait for the disk, another uses the processor meanwhile."""
     return wanted or worker_count(None) + (1 if waits else 0)
 
 
@@ -65,7 +65,7 @@ def call_edges(
     nbytes: int,
     most: int,
 ) -> Iterator[tuple[int, int]]:
-    """Of items sorted by object and start, the first that a call reads, and the one behind its last, call by call.
+    """Yield, call by call, its first item and the one behind its last; items are sorted by object and start.
 
     A call reads ``most`` items of one object at most, none of which begins within another. They span ``nbytes`` at
     most, unless it is one item, with gaps of at most ``gap`` bytes.
@@ -121,7 +121,7 @@ class ForkedExecutor(Executor):
         _renewed.add(self)
 
     def submit(self, task: Callable[..., _T], /, *arguments: Any, **options: Any) -> Future[_T]:
-        """As `Executor.submit`."""
+        """Do as `Executor.submit`."""
         with self._lock:
             if self._threads is None:
                 if self._is_closed:
@@ -130,7 +130,7 @@ class ForkedExecutor(Executor):
             return self._threads.submit(task, *arguments, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
+        """Do as `Executor.shutdown`."""
         with self._lock:
             self._is_closed = True
             threads = self._threads

@@ -49,7 +49,7 @@ def _tensor_type(arguments: tuple[Any, ...]) -> object:
 
 
 def _typed_tensor(arguments: tuple[Any, ...]) -> object:
-    """``torch._tensor._rebuild_from_type_v2``: a tensor on which attributes were hung, which are no part of it."""
+    """Stand in for ``torch._tensor._rebuild_from_type_v2``: a tensor with attributes, which are dropped."""
     rebuild, kind, parts, _ = arguments
     if not isinstance(rebuild, Constructor) or not rebuild.name.startswith("_rebuild_"):
         raise ValueError("a tensor that is built by something else than torch's functions")

@@ -17,14 +17,14 @@ def refused(message: str, at: str) -> UcpError:
 
 
 def mapping(value: object, what: str, at: str) -> Mapping[Any, Any]:
-    """``value`` as a dict."""
+    """Return ``value`` as a dict."""
     if not isinstance(value, dict):
         raise refused(f"{what} is a {type(value).__name__}, not a dict", at)
     return value
 
 
 def items(value: object, what: str, at: str) -> Sequence[Any]:
-    """``value`` as a list."""
+    """Return ``value`` as a list."""
     if not isinstance(value, list | tuple):
         raise refused(f"{what} is a {type(value).__name__}, not a list", at)
     return value
@@ -38,21 +38,21 @@ def member(value: Mapping[Any, Any], name: str, at: str) -> Any:
 
 
 def integer(value: object, what: str, at: str) -> int:
-    """``value`` as an integer >= 0."""
+    """Return ``value`` as an integer >= 0."""
     if type(value) is not int or value < 0:
         raise refused(f"{what} is {value!r:.100}, not an integer >= 0", at)
     return value
 
 
 def tensor(value: object, what: str, at: str) -> StoredTensor:
-    """``value`` as a tensor."""
+    """Return ``value`` as a tensor."""
     if not isinstance(value, StoredTensor):
         raise refused(f"{what} is a {type(value).__name__}, not a tensor", at)
     return value
 
 
 def tensors(value: object, what: str, at: str) -> dict[str, StoredTensor]:
-    """``value`` as tensors by name."""
+    """Return ``value`` as tensors by name."""
     found = mapping(value, what, at)
     if not all(type(name) is str for name in found):
         raise refused(f"a name in {what} is not a string", at)
@@ -60,5 +60,5 @@ def tensors(value: object, what: str, at: str) -> dict[str, StoredTensor]:
 
 
 def shape_of(value: object, what: str, at: str) -> tuple[int, ...]:
-    """``value`` as extents."""
+    """Return ``value`` as extents."""
     return tuple(integer(extent, what, at) for extent in items(value, what, at))

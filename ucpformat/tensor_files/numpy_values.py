@@ -83,7 +83,7 @@ def numpy_item_size(dtype: NumpyDtype) -> int:
 
 
 def integers(value: object) -> tuple[int, ...]:
-    """``value`` as a tuple of integers that are not negative. Raises ValueError."""
+    """Return ``value`` as a tuple of integers that are not negative. Raises ValueError."""
     if not isinstance(value, tuple | list) or not all(
         type(item) is int and 0 <= item < 2**63 for item in value
     ):
@@ -92,7 +92,7 @@ def integers(value: object) -> tuple[int, ...]:
 
 
 def extents_of(value: object) -> tuple[int, ...]:
-    """``value`` as a shape or strides, of so few dimensions that multiplying them costs nothing. Raises ValueError."""
+    """Return ``value`` as a shape or strides, of few enough dimensions to multiply cheaply. Raises ValueError."""
     if isinstance(value, tuple | list) and len(value) > MAX_NDIM:
         raise ValueError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(value)}")
     return integers(value)

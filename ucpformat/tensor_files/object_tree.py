@@ -135,7 +135,7 @@ def _parts(item: object, at: str, also: tuple[type, ...]) -> Collection[object]:
 
 
 def spelled(value: object) -> str:
-    """``repr`` of a finite tree, but for the order of sets: that of the hashes of the process that wrote it.
+    """Return ``repr`` of a finite tree, but for the order of sets: that of the hashes of the process that wrote it.
 
     Equal where types and values are, NaN and -0.0 included.
     """

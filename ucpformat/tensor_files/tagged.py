@@ -69,7 +69,7 @@ def foreign_type(value: object) -> str | None:
 
 
 def _plain(obj: object) -> object:
-    """``obj`` with stand-ins replaced by what `values.encode` knows. Every object is a finite tree."""
+    """Return ``obj`` with stand-ins replaced by what `values.encode` knows. Every object is a finite tree."""
     make = _PLAIN.get(type(obj))
     if make is not None:
         return make(obj)
@@ -138,7 +138,7 @@ def default_dict(content: Any) -> DefaultDict:
 
 
 def _of(kind: type, make: Callable[[Any], object]) -> Callable[[Any], object]:
-    """``make``, for content of exactly the type ``kind``: a number would make a bytearray of that length."""
+    """Return ``make``, for content of exactly the type ``kind``: a number would make a bytearray of that length."""
 
     def restore(content: Any) -> object:
         if type(content) is not kind:

@@ -105,7 +105,7 @@ def archive_file(name: str, tree: object) -> OutFile:
 
 
 def later_file(name: str, make: Callable[[], object], nbytes: int) -> OutFile:
-    """As `archive_file`, of a tree of about ``nbytes`` that is made when it is written: for one of many alike."""
+    """Return `archive_file` of a tree of about ``nbytes`` that is made when written: for one of many alike."""
 
     def write(stream: IO[bytes]) -> None:
         write_archive(stream, make(), PurePosixPath(name).stem)

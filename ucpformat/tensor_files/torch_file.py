@@ -91,7 +91,7 @@ class TorchFile:
         return TensorValue(dtype, stored.shape, data.tobytes())
 
     def plain(self, value: object) -> object:
-        """``value``, a part of ``tree``, as what `tagged.encode` takes: tensors read, foreign objects named."""
+        """Return ``value``, a part of ``tree``, as what `tagged.encode` takes: tensors read, foreign objects named."""
         if isinstance(value, StoredTensor):
             return self.array(value)
         if isinstance(value, Instance):

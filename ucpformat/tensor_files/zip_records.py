@@ -153,7 +153,7 @@ def check_crc(source: ByteSource, record: ZipRecord) -> None:
 
 
 def crc_of(source: ByteSource, start: int, length: int) -> int:
-    """CRC-32 of so many bytes. Raises ``UCP-E-SOURCE`` where they do not all exist."""
+    """Return CRC-32 of so many bytes. Raises ``UCP-E-SOURCE`` where they do not all exist."""
     crc = 0
     for offset in range(0, length, _BLOCK):
         part = _scratch.take(_BLOCK)[: min(length - offset, _BLOCK)].data

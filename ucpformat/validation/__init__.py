@@ -44,7 +44,7 @@ LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
 
 
 def _ignore(_: int) -> None:
-    """No progress wanted."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def examine(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> Examination:
-    """As `validate`, and say which tensors, and which of their elements, are lost by the problems, and what survives.
+    """Validate, and return which tensors and elements are lost by the problems, and what survives.
 
     An element is lost where a reader that verifies refuses to read it: its block of 1 MiB, or its compressed chunk, is
     damaged or missing.
@@ -150,7 +150,7 @@ def validate_store(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> list[Problem]:
-    """As `validate`, of the checkpoint in an open store."""
+    """Validate the checkpoint in an open store."""
     return examine_store(store, level, workers, layout_work, expand, progress)[0].problems
 
 
@@ -162,7 +162,7 @@ def examine_store(
     expand: int | None = None,
     progress: Callable[[int], None] = _ignore,
 ) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
-    """As `examine`, of the checkpoint in an open store; also what of it could be looked at, and the damage to it.
+    """Examine the checkpoint in an open store; also return what of it could be checked, and the damage to it.
 
     Neither is known of a store that does not answer, which is one problem.
     """

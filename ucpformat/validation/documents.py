@@ -67,7 +67,7 @@ class Documents:
 
     @staticmethod
     def _references(root: dict[str, JsonValue]) -> Iterator[tuple[str, DocumentRef]]:
-        """JSON documents that the root refers to, each with the name of its schema."""
+        """Yield JSON documents that the root refers to, each with the name of its schema."""
         for member in ("packs", "state"):
             if member in root:
                 yield member, DocumentRef.from_json(root[member], at=f"{ROOT_KEY}#/{member}")

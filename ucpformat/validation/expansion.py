@@ -62,7 +62,7 @@ def passed_over(
 
 
 def _allowed(store: Store, checked: CheckedCheckpoint, nbytes: int) -> int:
-    """Of packs, what is there counts, and not what a document says; of chunks' own objects see `_costs`."""
+    """Return the allowed bytes by what packs hold, not by what documents say; for chunks' own objects see `_costs`."""
     packs = sum(min(pack.length, _size(store, pack.key)) for pack in checked.packs or ())
     tables = sum(part.table.rows.nbytes + part.table.counts.nbytes for part in checked.parts)
     return max(LEAST_BYTES, EXPANSION * (nbytes + tables + packs))

@@ -156,7 +156,7 @@ class Seen(NamedTuple):
 def looked_at(
     store: Store, key: str, start: int, nbytes: int, seen: memoryview | None, scratch: Scratch
 ) -> NDArray[np.uint8]:
-    """``nbytes`` bytes of an object from ``start`` on: those ``seen`` where they lie (`Store.glimpse`), or else read.
+    """Return ``nbytes`` bytes of an object from ``start`` on: ``seen`` mapped (`Store.glimpse`), or else read.
 
     Raises:
         UcpError: what reading raises.

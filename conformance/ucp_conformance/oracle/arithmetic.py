@@ -20,7 +20,7 @@ _INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16,
 
 
 def spread_dtype(dtype: str, kind: str, reduce: str = "") -> None:
-    """UCP-D-078 and UCP-D-082."""
+    """Check UCP-D-078 and UCP-D-082."""
     known = _NAN.keys() | _PARTS.keys() | (_INTEGERS if kind == "partial" else set())
     if dtype not in known or (reduce == "max" and dtype in _PARTS):
         raise RefusalError("UCP-E-LAYOUT", "", f"no {kind} of {dtype}")
@@ -33,7 +33,7 @@ def _float(raw: bytes, dtype: str) -> float:
 
 
 def _narrow(value: float, dtype: str) -> float:
-    """Rounded to the nearest number of a type, ties to even."""
+    """Round to the nearest number of a type, ties to even."""
     if dtype == "bfloat16":
         bits = struct.unpack("<I", struct.pack("<f", _narrow(value, "float32")))[0]
         if math.isnan(value) or math.isinf(value):

@@ -20,7 +20,7 @@ def _behind(steps: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] |
 def check_place(
     mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], place: Mapping[str, Any] | None
 ) -> None:
-    """UCP-D-067, UCP-D-069 to UCP-D-071."""
+    """Check UCP-D-067, UCP-D-069 to UCP-D-071."""
     behind = _behind(steps)
     if (behind is None) != (place is None):
         raise wrong("a place without a concat, or a concat without a place")

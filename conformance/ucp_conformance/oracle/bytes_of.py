@@ -72,7 +72,7 @@ _TABLE: Final = _table()
 
 
 def slow_crc32c(data: bytes) -> int:
-    """CRC-32C, byte by byte."""
+    """Return CRC-32C, byte by byte."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -80,7 +80,7 @@ def slow_crc32c(data: bytes) -> int:
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli)."""
+    """Return CRC-32C (Castagnoli)."""
     return slow_crc32c(data) if _fast_crc is None else int(_fast_crc(data))
 
 
@@ -124,7 +124,7 @@ class Grid:
         return cls(extents, chunk, tuple(-(-d // c) for d, c in zip(extents, chunk, strict=True)))
 
     def positions(self) -> Iterator[tuple[int, ...]]:
-        """Grid positions in row-major order."""
+        """Return grid positions in row-major order."""
         # The product holds every range that it is of, and those beside an empty one may be long.
         return iter(()) if 0 in self.counts else product(*map(range, self.counts))
 

@@ -54,7 +54,7 @@ class Collected:
 
 
 def schema(name: str, value: Any, at: str) -> None:
-    """UCP-E-SCHEMA unless the document meets its schema."""
+    """Raise UCP-E-SCHEMA unless the document meets its schema."""
     found = _schema_fault(name, json.dumps(value))
     if found is not None:
         raise RefusalError("UCP-E-SCHEMA", pointer(at, *found[0]), found[1])
@@ -192,7 +192,7 @@ def _placed(at: str) -> Iterator[None]:
 
 
 def is_name(text: str) -> bool:
-    """UCP-D-023."""
+    """Return whether UCP-D-023 holds."""
     return 1 <= len(text.encode()) <= 1024 and not _CONTROL.search(text)
 
 
@@ -249,7 +249,7 @@ def atom_problems(atoms: list[dict[str, Any]], layouts_count: int, at: str, foun
 
 
 def unique_names(parts: Iterable[tuple[str, list[dict[str, Any]]]], found: Collected) -> None:
-    """UCP-D-017 and UCP-D-028, over all parts."""
+    """Check UCP-D-017 and UCP-D-028, over all parts."""
     names: set[str] = set()
     keys: set[str] = set()
     for at, atoms in parts:

@@ -290,7 +290,7 @@ class _Examiner:
         return atoms
 
     def check_rows(self, storage: str, table: Table, key: str, slots: list[SlotChunks]) -> None:
-        """UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117, UCP-D-136."""
+        """Check UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117, UCP-D-136."""
         expected = 1
         for slot in slots:
             ends = {(one.container, one.offset + one.length) for segments in slot.rows for one in segments}
@@ -423,7 +423,7 @@ class _Examiner:
             self.found.add("UCP-W-UNREFERENCED", key)
 
     def check_pack(self, number: int, pack: dict[str, Any]) -> None:
-        """UCP-D-099, UCP-D-106, UCP-D-108, UCP-D-118."""
+        """Check UCP-D-099, UCP-D-106, UCP-D-108, UCP-D-118."""
         key = pack["key"]
         data = self.store.read(key)
         if len(data) != pack["length"]:

@@ -20,7 +20,7 @@ def wrong(why: str) -> RefusalError:
 
 
 def check_mesh(mesh: Mapping[str, Any]) -> None:
-    """UCP-D-039, UCP-D-040, UCP-D-041."""
+    """Check UCP-D-039, UCP-D-040, UCP-D-041."""
     names = [axis["name"] for axis in mesh["axes"]]
     if len(set(names)) < len(names) or "" in names:
         raise wrong("axis names are not unique or empty")

@@ -92,7 +92,7 @@ def lower(
 
 
 def _check_padding(steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
-    """UCP-D-064 of padding whose extent is known at once: what is too much is never lowered."""
+    """Check UCP-D-064 of padding whose extent is known at once: what is too much is never lowered."""
     extents = _extents(steps, shape)
     for step in steps:
         if step["kind"] in ("shard", "blocks", "flatten"):
@@ -118,7 +118,7 @@ def _buffer(tensor: _Tensor, offset: int, total: int) -> _Tensor:
 
 
 def _check_ranges(mesh: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], shape: Sequence[int]) -> None:
-    """UCP-D-066 before `flatten`, dimension by dimension: what is too much is never lowered."""
+    """Check UCP-D-066 before `flatten`, dimension by dimension: what is too much is never lowered."""
     kinds = [step["kind"] for step in steps]
     steps = steps[: kinds.index("flatten")] if "flatten" in kinds else steps
     names = [axis["name"] for axis in mesh["axes"]]
@@ -276,7 +276,7 @@ def pieces(local: Local, view: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _canonical(held: Mapping[int, int], shape: tuple[int, ...], base: int) -> list[_Piece]:
-    """Section 13, rule by rule; ``base`` is the logical position of the first element of this sub-tensor."""
+    """Apply section 13, rule by rule; ``base`` is the logical position of the first element of this sub-tensor."""
     if not shape:
         return [_Piece((), (), (), held[base])] if base in held else []
     width = math.prod(shape[1:])

@@ -25,6 +25,6 @@ class RefusalError(Exception):
 
 
 def pointer(at: str, *parts: str | int) -> str:
-    """``at`` extended by members and indices: a store key, ``#``, and an RFC 6901 pointer."""
+    """Return ``at`` extended by members and indices: a store key, ``#``, and an RFC 6901 pointer."""
     tail = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
     return at if not tail else (at + tail if "#" in at else f"{at}#{tail}")

@@ -15,12 +15,12 @@ _COMPONENT = re.compile(r"(?!\.|__)[A-Za-z0-9._-]{1,200}(?<!\.)")
 
 
 def is_component(text: str) -> bool:
-    """UCP-D-010, for one component."""
+    """Return whether UCP-D-010 holds for one component."""
     return _COMPONENT.fullmatch(text) is not None
 
 
 def is_key(text: str) -> bool:
-    """UCP-D-010."""
+    """Return whether UCP-D-010 holds."""
     return all(map(is_component, text.split("/")))
 
 

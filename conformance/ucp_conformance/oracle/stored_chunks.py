@@ -62,7 +62,7 @@ class SlotChunks:
         return found
 
     def check(self, number: int, position: tuple[int, ...], table: Table) -> None:
-        """UCP-D-101 to UCP-D-104, UCP-D-109 for one chunk."""
+        """Check UCP-D-101 to UCP-D-104, UCP-D-109 for one chunk."""
 
         def wrong(why: str) -> RefusalError:
             return RefusalError("UCP-E-SEGMENT", self.table_key, why)
@@ -154,7 +154,7 @@ class SlotChunks:
         return bytes(raw)
 
     def decoded(self, data: bytes, size: int, key: str) -> bytes:
-        """Raw bytes of a whole chunk."""
+        """Return raw bytes of a whole chunk."""
         compressor = self.slot.get("compressor")
         if compressor is None:
             if len(data) != size:

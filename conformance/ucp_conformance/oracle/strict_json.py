@@ -206,7 +206,7 @@ def _quoted(text: str) -> str:
 
 
 def ecmascript_number(value: float) -> str:
-    """Number::toString of ECMAScript, from the shortest digits that read back."""
+    """Return the number as Number::toString of ECMAScript, from the shortest digits that read back."""
     if value == 0:
         return "0"
     sign = "-" if value < 0 else ""

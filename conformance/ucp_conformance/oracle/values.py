@@ -105,7 +105,7 @@ def _distinct(keys: list[Any]) -> None:
 
 
 def _equality(key: Any) -> Any:
-    """Something hashable that is equal for equal keys."""
+    """Return something hashable that is equal for equal keys."""
     if isinstance(key, bool | int | float):
         return "number", _number(key)
     if isinstance(key, dict):

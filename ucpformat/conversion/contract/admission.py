@@ -40,7 +40,7 @@ _LEAST_NAME_BYTES: Final = 16 << 20
 
 
 def admitted(job: Job, source: str, expand: int | None = None) -> Job:
-    """``job`` with elements checked as they are read; ``source`` is where its files lie.
+    """Return ``job`` with elements checked as they are read; ``source`` is where its files lie.
 
     Raises:
         UcpError: ``UCP-E-LIMIT`` where the tensors have more bytes than ``expand``, which is `EXPANSION` times those of

@@ -30,7 +30,7 @@ CAST_TARGETS: Final = tuple(
 
 
 def cast_job(job: Job, target: str) -> tuple[Job, list[str]]:
-    """``job`` with every slot of a floating-point type in the type ``target``, and the ``atom/slot`` that are cast.
+    """Return ``job`` with every slot of a floating-point type in the type ``target``, and each ``atom/slot`` cast.
 
     Rounded to nearest, ties to even, from float32: float64 goes by way of it. Integers, booleans and complex numbers
     stay as they are, and so do 0-d slots, which count steps.

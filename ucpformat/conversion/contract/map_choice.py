@@ -39,7 +39,7 @@ _IN_CONFIG: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def apply_maps(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[str]]:
-    """``job`` through the maps that ``settings`` ask for, and the ``atom/slot`` that they leave out.
+    """Return ``job`` through the maps that ``settings`` ask for, and the ``atom/slot`` that they leave out.
 
     Raises:
         UcpError: ``UCP-E-PATTERN`` for a map that is not there or parameters that are none of its, ``UCP-E-MISMATCH``

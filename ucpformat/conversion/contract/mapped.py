@@ -37,7 +37,7 @@ _Key = tuple[str, str]
 def mapped_job(
     job: Job, document: AtomMapDocument, parameters: Settings, *, towards: Direction
 ) -> tuple[Job, list[str]]:
-    """``job`` with the atoms that the map makes of its own, and the ``atom/slot`` that the map says are for nothing.
+    """Return ``job`` with the atoms that the map makes of its own, and every ``atom/slot`` that the map drops.
 
     Tied names go through the map as well, and what is made of the same elements of the same atom is tied again.
     Parameter groups list what is made of their atoms. Layouts are left behind: they are those of other tensors.

@@ -31,7 +31,7 @@ _SLOT: Final = "slot"
 
 
 def with_one_copy(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[Lost]]:
-    """``job`` with the optimizer's copies of weights in place of the rounded ones, and what is left out for that.
+    """Return ``job`` with the optimizer's copies of weights in place of the rounded ones, and what that leaves out.
 
     A copy is ``master`` of higher precision than ``value``. As weights of a state dict it serves every job that loads
     it: one of its data type gets it to the bit, one of the lower rounds it as the saving job did. The setting ``slot``

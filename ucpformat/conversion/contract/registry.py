@@ -186,7 +186,7 @@ _Parsed = TypeVar("_Parsed", covariant=True)
 
 
 def named_integers(text: str, *, at: str) -> dict[str, int]:
-    """``a=1,b=2`` as a dict. Raises ``UCP-E-PATTERN`` for anything else."""
+    """Return ``a=1,b=2`` as a dict. Raises ``UCP-E-PATTERN`` for anything else."""
     integers = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")

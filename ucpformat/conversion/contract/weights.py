@@ -22,7 +22,7 @@ _CHOICES: Final = ("value", "master")
 
 
 def weights_alone(job: Job, settings: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
-    """``job`` with one slot ``value`` for each atom that has weights, and what is left of it with the reason.
+    """Return ``job`` with one slot ``value`` for each atom that has weights, and what is left of it with the reason.
 
     The setting ``slot`` says which one: ``value``, or ``master``, the copy of higher precision, where there is one.
 

@@ -77,7 +77,7 @@ def parts_of(job: Job) -> Iterator[str]:
 
 
 def grouped(lost: Sequence[Lost], parts: Iterable[str] = ()) -> list[LostGroup]:
-    """``lost`` in groups of one reason and one slot or scope; ``parts`` are all names, of which no other is matched."""
+    """Return ``lost`` in groups of one reason and one slot or scope; ``parts`` are all names."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in lost:
         scope, _, name = one.what.partition("/")

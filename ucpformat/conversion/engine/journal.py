@@ -75,7 +75,7 @@ def _plan(order: Order, batches: Sequence[Batch]) -> dict[str, Any]:
 
 @contextmanager
 def _beside(order: Order) -> Iterator[Store]:
-    """The store through a handle of its own: what is created so is not the committing writer's to discard."""
+    """Provide the store through a separate handle: the committing writer does not discard what is created there."""
     store = open_store(order.url, durability=order.durability)
     try:
         store.join()

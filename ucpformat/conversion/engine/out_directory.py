@@ -58,7 +58,7 @@ def refuse_unfinished(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def storing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Failures of the medium below ``path`` as registered ones: a full disk, no permission, a file that is too large.
+    """Raise failures of the medium below ``path`` as registered ones: a full disk, no permission, too large a file.
 
     Raises:
         StoreError: ``UCP-E-STORE`` for each ``OSError``.
@@ -72,7 +72,7 @@ def storing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def empty_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A directory that is new or empty, for writers that make files by themselves; empty again if the body raises.
+    """Provide a directory that is new or empty, for writers that make their own files; empty again if the body raises.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` for one with something in it.
@@ -107,7 +107,7 @@ def _taken(root: Path) -> Exception:
 
 @contextmanager
 def new_file(path: Path, *, durable: bool) -> Iterator[IO[bytes]]:
-    """One new file, which has its name when it is whole; what an attempt has left that was killed is replaced.
+    """Provide one new file, which has its name when it is whole; what an attempt has left that was killed is replaced.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` where there is something, or another attempt is at work.
@@ -307,7 +307,7 @@ class OutDirectory:
 
 @contextmanager
 def temporary_file(root: Path, name: str, *, durable: bool) -> Iterator[tuple[IO[bytes], str]]:
-    """A new file for ``name`` below ``root``, and the name that it has until `take`; durable when the body is done."""
+    """Provide a new file for ``name`` below ``root``, and its name until `take`; durable when the body is done."""
     folder = PurePosixPath(name).parent
     (root / folder).mkdir(parents=True, exist_ok=True)
     temporary = str(folder / f".{secrets.token_hex(8)}{_PART}")

@@ -49,7 +49,7 @@ class Pool:
 
 @contextmanager
 def thread_pool(workers: int) -> Iterator[Pool]:
-    """Threads of this process."""
+    """Provide threads of this process."""
     executor = ThreadPoolExecutor(workers, thread_name_prefix="ucp-convert")
     try:
         yield Pool(executor, workers, is_remote=False)
@@ -59,7 +59,7 @@ def thread_pool(workers: int) -> Iterator[Pool]:
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[Pool]:
-    """Processes of this machine, which open the source for themselves."""
+    """Provide processes of this machine, which open the source for themselves."""
     made: list[Executor] = []
 
     def make() -> Executor:
@@ -76,7 +76,7 @@ def process_pool(workers: int) -> Iterator[Pool]:
 
 @contextmanager
 def dask_pool(address: str, workers: int | None, within: Within) -> Iterator[Pool]:
-    """The workers of a dask cluster, by the address of its scheduler; they see source and destination as we do."""
+    """Provide the workers of a dask cluster, by the address of its scheduler; they must see source and destination."""
     try:
         from distributed import Client
     except ImportError:
@@ -95,7 +95,7 @@ def dask_pool(address: str, workers: int | None, within: Within) -> Iterator[Poo
 
 @contextmanager
 def mpi_pool(workers: int | None, within: Within) -> Iterator[Pool]:
-    """MPI ranks: those of ``mpiexec -n N python -m mpi4py.futures -m ucpformat ...``, or new ones."""
+    """Provide MPI ranks: those of ``mpiexec -n N python -m mpi4py.futures -m ucpformat ...``, or new ones."""
     try:
         from mpi4py.futures import MPIPoolExecutor
     except ImportError:

@@ -76,7 +76,7 @@ class Recipe:
 
     @contextmanager
     def open(self) -> Iterator[Opened]:
-        """The job, for as long as it is used.
+        """Open the job for as long as it is used.
 
         Raises:
             UcpError: what reading the source and `without` raise.

@@ -83,7 +83,7 @@ class Workshop:
 
     @classmethod
     def of(cls, job: Job, memory: int) -> Workshop:
-        """For a job that is open."""
+        """Return the workshop of an open job."""
         cut = cut_job(job)
         names = [(source.atom, source.slot) for source in cut.sources]
         # Kept from task to task: fresh memory costs as much as filling it.

@@ -115,7 +115,7 @@ class UcpStorageWriter(StorageWriter):
         self._store: Store | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For ``async_save`` in a process of its own: without the store of a save that is over."""
+        """Return the state for ``async_save`` in a separate process: without the store of a save that is over."""
         return {**self.__dict__, "_store": None}
 
     @classmethod

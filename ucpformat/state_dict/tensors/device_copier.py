@@ -39,7 +39,7 @@ class DeviceCopier(HostCopier):
         return False
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Pinned memory for copies from a device, else pageable."""
+        """Return pinned memory for copies from a device, else pageable."""
         if not self._pinned:
             return super().allocate(nbytes)
         import torch

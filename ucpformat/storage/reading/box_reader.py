@@ -116,7 +116,7 @@ class BoxReader:
         )
 
     def read_parts(self, targets: Iterable[PartTargets]) -> None:
-        """As `read`, for those who have targets part by part."""
+        """Read as `read` does, into targets given part by part."""
         runs: list[ByteRun] = []
         blocks: list[Blocks] = []
         odd: list[_OddChunk] = []

@@ -188,7 +188,7 @@ def byte_runs(
 
 
 def merged(runs: Iterable[ByteRun]) -> Iterator[ByteRun]:
-    """Runs in order of object and place; those of a segment that share bytes are one."""
+    """Yield runs in order of object and place; those of a segment that share bytes are one."""
     group: list[ByteRun] = []
     end = 0
     for run in runs:
@@ -220,7 +220,7 @@ def _as_one(runs: Sequence[ByteRun], stop: int) -> ByteRun:
 
 
 def cut(runs: Iterable[ByteRun], window: int) -> Iterator[ByteRun]:
-    """Runs in pieces that one call reads; ``window`` as `Calls` has it."""
+    """Yield runs in pieces that one call reads; ``window`` as `Calls` has it."""
     for run in runs:
         yield from run.pieces(window if run.copied else CALL_BYTES)
 

@@ -157,7 +157,7 @@ class StoredDocuments:
             return self._keep(index, self._index_of(index), table.result())
 
     def parts(self, indices: Iterable[int] | None = None) -> Iterator[StoredPart]:
-        """Some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile.
+        """Yield some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile.
 
         >>> [part.names[0] for part in ckpt.parts()]
         ['fc.bias']

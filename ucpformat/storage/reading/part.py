@@ -91,7 +91,7 @@ class StoredSlot(NamedTuple):
         return pointer(self.part.index_key, "atoms", self.position, "slots", self.name)
 
     def chunk_key(self, chunk: int) -> str:
-        """Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
+        """Return the Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
         return self.grid.key(self.grid.index_of(chunk))
 
     def chunk_box(self, chunk: int) -> Box:

@@ -53,7 +53,7 @@ def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Pi
 
 
 def _merged(reads: list[StoredRead]) -> Iterator[StoredRead]:
-    """Reads in order, those that share bytes as one: segments share none, so that these are of one."""
+    """Yield reads in order, those that share bytes as one: segments share none, so that these are of one."""
     last: StoredRead | None = None
     for read in sorted(reads, key=attrgetter("key", "start", "stop")):
         if last is not None and read.key == last.key and read.start < last.stop:

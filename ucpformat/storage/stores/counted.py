@@ -42,22 +42,22 @@ class CountedReads:
         self.nbytes = 0
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        """As the store does."""
+        """Do as the store does."""
         self._count(stop - start)
         return self._store.read(key, start, stop)
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """As the store does."""
+        """Do as the store does."""
         self._count(sum(buffer.nbytes for buffer in buffers))
         self._store.read_into(key, start, buffers)
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """As the store does; whoever looks at the bytes fetches them, so that they count."""
+        """Do as the store does; whoever looks at the bytes fetches them, so that they count."""
         self._count(stop - start)
         return self._store.mapped(key, start, stop)
 
     def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        """As `mapped`; what is not stored is not fetched."""
+        """Do as `mapped`; what is not stored is not fetched."""
         found = self._store.mapped_together(parts)
         if found is not None:
             self._count(sum(part.stop - part.start for part in parts if part.key is not None))

@@ -51,7 +51,7 @@ class Draft:
         self._descriptor = opened(self.name, CREATE_FLAGS, within=directory)
 
     def made(self) -> float:
-        """When the file was made, by the clock of the file system."""
+        """Return when the file was made, by the clock of the file system."""
         return os.fstat(self._descriptor).st_mtime
 
     def require_exclusive_names(self) -> None:

@@ -124,7 +124,7 @@ class LocalStore:
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
-        """A descriptor for reading; those of packs stay open, since many segments lie in one."""
+        """Provide a descriptor for reading; those of packs stay open, since many segments lie in one."""
         is_pack = key.startswith("packs/")
         if is_pack and (kept := self._packs.get(key)) is not None:
             yield kept
@@ -184,7 +184,7 @@ class LocalStore:
 
     @contextmanager
     def _having(self, key: str, stop: int) -> Iterator[int]:
-        """A descriptor of an object of so many bytes at least."""
+        """Provide a descriptor of an object of so many bytes at least."""
         with translated(key), self._reading(key) as descriptor:
             require_length(descriptor, stop, key)
             yield descriptor
@@ -200,7 +200,7 @@ class LocalStore:
 
     @contextmanager
     def glimpse(self, key: str, start: int, stop: int) -> Iterator[memoryview | None]:
-        """Bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there.
+        """Provide bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there.
 
         Whoever cuts a file ends a process that looks at it. So one that others may write to is read.
         """
@@ -352,7 +352,7 @@ class LocalStore:
 
     @contextmanager
     def linkable(self, key: str) -> Iterator[LinkSource]:
-        """An object that another store may have linked to a key of its own, open."""
+        """Provide an object that another store may have linked to a key of its own, open."""
         with translated(key), self._reading(key) as descriptor:
             yield LinkSource(self._locate(key), descriptor)
 

@@ -81,7 +81,7 @@ MISSING: Final = "the object is missing; restore it from a copy, or load another
 
 @contextmanager
 def translated(at: str) -> Iterator[None]:
-    """Operating system errors as registered ones."""
+    """Raise operating system errors as registered ones."""
     try:
         yield
     except FileNotFoundError as reason:

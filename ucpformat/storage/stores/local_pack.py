@@ -237,7 +237,7 @@ class LocalPackFile:
 
     @contextmanager
     def _losing(self, held: list[memoryview]) -> Iterator[None]:
-        """What was taken over from calls that have returned is lost if this one fails: the pack is no good then."""
+        """Give the pack up if the block fails: what it took over from earlier calls is then lost."""
         try:
             yield
         except BaseException:

@@ -23,7 +23,7 @@ _WITHOUT_DIRECTORIES: Final = frozenset(
 
 @contextmanager
 def translated(at: str) -> Iterator[None]:
-    """Whatever a file system implementation raises, as registered errors."""
+    """Raise whatever a file system implementation raises, as registered errors."""
     try:
         yield
     except UcpError:
@@ -41,7 +41,7 @@ def translated(at: str) -> Iterator[None]:
 
 @contextmanager
 def writing(at: str) -> Iterator[None]:
-    """As `translated`, where nothing has to be there but the place."""
+    """Do as `translated`, where nothing has to be there but the place."""
     with translated(at):
         try:
             yield

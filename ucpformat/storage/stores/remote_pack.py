@@ -48,7 +48,7 @@ class RemotePackFile(ABC):
 
     @abstractmethod
     def _expect(self, nbytes: int) -> None:
-        """So many bytes will come at least: told before the first."""
+        """Note that at least so many bytes will come; called before the first."""
 
     @abstractmethod
     def _write(self, data: memoryview) -> None:
@@ -93,13 +93,13 @@ class RemotePackFile(ABC):
         return offset
 
     def reserve(self, lengths: Sequence[int], alignment: int) -> list[int]:
-        """Never called: an upload takes its bytes in order."""
+        """Refuse: never called, an upload takes its bytes in order."""
         raise NotImplementedError
 
     def write_at(
         self, offset: int, buffers: Sequence[memoryview], look: Look | None = None, *, keep: bool = False
     ) -> None:
-        """Never called: nothing is reserved."""
+        """Refuse: never called, nothing is reserved."""
         raise NotImplementedError
 
     def _enter(self, nbytes: int) -> None:

@@ -31,7 +31,7 @@ class S3Part(NamedTuple):
     answer: Mapping[str, Any]
 
     def named(self) -> dict[str, Any]:
-        """With its checksum where the user has asked for checksums of parts, as s3fs does."""
+        """Return the arguments of a part, with its checksum if the user asked for checksums of parts, as s3fs does."""
         kept = {key: self.answer[key] for key in ("ETag", _PART_CHECKSUM) if key in self.answer}
         return {"PartNumber": self.number, **kept}
 
@@ -145,7 +145,7 @@ class S3Uploads:
             marker = {"KeyMarker": found["NextKeyMarker"], "UploadIdMarker": found["NextUploadIdMarker"]}
 
     def changed(self, upload: S3Upload) -> datetime.datetime:
-        """When a part of an upload arrived last, by the clock of the server; when it was begun, without any.
+        """Return when a part of an upload arrived last, by the clock of the server; when it was begun, without any.
 
         Raises:
             FileNotFoundError: it was completed or aborted meanwhile.

@@ -175,7 +175,7 @@ class Store(Protocol):
         ...
 
     def resume(self, storage: Storage = "packed") -> None:
-        """As `prepare`, to go on with what an attempt has left; that one cannot commit any more.
+        """Do as `prepare`, to go on with what an attempt has left; that one cannot commit any more.
 
         Raises:
             StoreError: as `prepare`.
@@ -238,7 +238,7 @@ class Store(Protocol):
         ...
 
     def discard(self) -> bool:
-        """`withdraw`, and remove the objects that were created through this store if that answers so.
+        """Withdraw, and remove the objects that were created through this store if `withdraw` returns True.
 
         Returns what `withdraw` does. Silent about objects that are gone, or stay.
         """

@@ -135,7 +135,7 @@ def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync")
 
 
 def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """As `open_store`, to be written to.
+    """Open a store as `open_store` does, to write to it.
 
     Raises:
         StoreError: ``UCP-E-STORE`` as well where the protocol cannot keep the promises of a save (`refuse_target`).

@@ -231,7 +231,7 @@ class PlainChunkWriter:
         self._base = base
 
     def lane(self) -> int:
-        """There is one: objects of their own are in nobody's way."""
+        """Return 0: all threads share the one lane, since each chunk is an object."""
         return 0
 
     def reserve(self, lane: int, lengths: Sequence[int]) -> list[Room] | None:
@@ -292,8 +292,8 @@ class PlainChunkWriter:
         """Do nothing: nothing is kept back."""
 
     def finish(self) -> list[Pack]:
-        """There are no packs."""
+        """Return nothing: there are no packs."""
         return []
 
     def abort(self) -> None:
-        """There are no packs."""
+        """Do nothing: there are no packs."""

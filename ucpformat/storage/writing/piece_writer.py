@@ -76,7 +76,7 @@ class SettledEntries:
         self._written = ledger.by_slot()
 
     def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
-        """As `Settlement.settle`."""
+        """Do as `Settlement.settle`."""
         contents = []
         for name in names:
             chunks, content = settled(self._places[name], self._written.get(name, ()), atom=name[0])
@@ -193,7 +193,7 @@ class PieceWriter:
     def submit(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
     ) -> None:
-        """As `write`, in the background: ``data`` must not change before `finish` returns."""
+        """Write as `write` does, in the background: ``data`` must not change before `finish` returns."""
         self._slot_writer.submit(self._checked(atom, slot, data, offset))
 
     def _checked(

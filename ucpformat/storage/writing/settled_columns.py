@@ -303,7 +303,7 @@ class _Part(NamedTuple):
 
 
 def _each(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``first[i], first[i] + 1, ...``, ``counts[i]`` of them, for every ``i``."""
+    """Return ``first[i], first[i] + 1, ...``, ``counts[i]`` of them, for every ``i``."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
     return np.repeat(first - ends + counts, counts) + np.arange(total)

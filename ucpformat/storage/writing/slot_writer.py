@@ -73,7 +73,7 @@ class _Run:
         self.parts += [(one, chunk) for chunk in one.place.grid.chunks_for(one.box)]
 
     def shares(self, lanes: int) -> list[_Run]:
-        """Itself, or where it is very large as many runs as there are lanes, or fewer.
+        """Return the run itself or, if it is very large, at most as many runs as there are lanes.
 
         They are cut where a page of memory is full: else they could not be mapped one behind the other.
         """

@@ -144,7 +144,7 @@ class StoredColumns:
         return prefix_sums(self.rows[:, SUMS] + np.maximum(self.rows[:, CUTS], 0))[:-1]
 
     def entries(self) -> Iterator[Entry]:
-        """As objects, one by one."""
+        """Yield the entries as objects, one by one."""
         where = zip(self.first_words().tolist(), self.first_checksums().tolist(), strict=True)
         for row, (word, at) in zip(self.rows.tolist(), where, strict=True):
             yield self.names[row[SLOT]], row[CHUNK], self.stored(row, word, at)

@@ -37,7 +37,7 @@ class DeepSpeedSettings:
 
     @classmethod
     def read(cls, settings: Mapping[str, str], content: Content) -> DeepSpeedSettings:
-        """From ``--set``; stage, degree and order are those that the checkpoint was saved with, unless given.
+        """Read settings from ``--set``; stage, degree and order are those of the saved checkpoint, unless given.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` for a setting that is out of range.

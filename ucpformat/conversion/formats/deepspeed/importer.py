@@ -155,7 +155,7 @@ def _world_size(model: ModelStates) -> int:
 
 
 def _degrees(model: ModelStates) -> tuple[int, int]:
-    """Pipeline stages and tensor-parallel ranks, as a model file has them; 0 where it does not say."""
+    """Return pipeline stages and tensor-parallel ranks, as a model file has them; 0 where it does not say."""
     dims = model.values.get("checkpoint_parallel_dimensions")
     degrees = [dims.get(name) for name in ("pp_degree", "tp_degree")] if isinstance(dims, dict) else [0, 0]
     stages, ranks = (degree if type(degree) is int else 0 for degree in degrees)

@@ -23,7 +23,7 @@ _SCALER_NAMES: Final = ("LossScaler", "DynamicLossScaler")
 
 
 def configuration(outline: Outline, degree: int = 1) -> dict[str, Any]:
-    """``ds_config``, which says how many tensor-parallel ranks there are where it says so at all."""
+    """Return ``ds_config``, which says how many tensor-parallel ranks there are where it says so at all."""
     kept = outline.values.get("ds_config")
     config = dict(kept) if isinstance(kept, dict) else {}
     parallel = config.get("tensor_parallel")
@@ -33,7 +33,7 @@ def configuration(outline: Outline, degree: int = 1) -> dict[str, Any]:
 
 
 def universal_info(outline: Outline) -> dict[str, Any]:
-    """``universal_checkpoint_info`` as the client or AutoTP gave it, but for how the saving job's shards lay."""
+    """Return ``universal_checkpoint_info`` as the client or AutoTP gave it, but for how the saving job's shards lay."""
     kept = outline.values.get(INFO)
     return (
         {key: value for key, value in kept.items() if key not in _OF_SHARDS} if isinstance(kept, dict) else {}
@@ -120,7 +120,7 @@ def _kept(outline: Outline) -> dict[str, Any]:
 
 
 def _loss_scaler(outline: Outline, kept: Mapping[str, Any]) -> Call:
-    """ZeRO's scaler of what optimizers without ZeRO keep; what they do not is of the run's configuration."""
+    """Return ZeRO's scaler of what optimizers without ZeRO keep; what they do not is of the run's configuration."""
     if kept.get("dynamic_loss_scale") is not True:
         state = {"cur_scale": kept.get("cur_scale", 1.0), "dynamic": False}
         return Call(_SCALERS, "LossScaler", (), state, True)

@@ -65,7 +65,7 @@ class EnumMember:
 
     @classmethod
     def of_state(cls, kind: str, state: object) -> EnumMember | None:
-        """Of a record as `enum_globals` made it; None for anything else."""
+        """Return the member of a record as `enum_globals` made it; None for anything else."""
         value = state.get(_VALUE) if isinstance(state, dict) and len(state) == 1 else None
         if not is_enum(kind) or not isinstance(value, int | str) or isinstance(value, bool):
             return None

@@ -170,7 +170,7 @@ def _groups(content: Content) -> dict[str, object]:
 
 
 def _revived(value: object, key: str) -> object:
-    """``value`` as torch and Megatron's safe loading have it: namespaces and enumerations are all beyond plain data."""
+    """Return ``value`` as torch and Megatron's safe loading have it: beyond plain data, namespaces and enumerations."""
     if isinstance(value, values.NamedValue) and value.type == NAMESPACE and isinstance(value.value, dict):
         return argparse.Namespace(**{str(name): _revived(item, key) for name, item in value.value.items()})
     if isinstance(value, values.NamedValue) and (member := EnumMember.of_state(value.type, value.value)):

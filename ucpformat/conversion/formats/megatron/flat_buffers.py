@@ -76,7 +76,7 @@ def place(parameters: Sequence[LocalParameter], lengths: Sequence[int]) -> list[
 
 
 def _place_joined(parameters: Sequence[LocalParameter], buffer: Buffer) -> list[tuple[int, int]] | None:
-    """As `place`, of buckets that lie one after another as one."""
+    """Do as `place`, of buckets that lie one after another as one."""
     for size in buffer.sizes:
         slots, buckets = assign_buckets(
             [BufferParameter(parameter.numel) for parameter in parameters], dp=1, bucket_size=size

@@ -237,7 +237,7 @@ def _add_steps(
 
 
 def _check_iteration(path: Path, iteration: int | None) -> None:
-    """Megatron-LM's name of the directory is the one other place that says of which iteration it is."""
+    """Check the iteration against the name of the directory, where Megatron-LM has it too."""
     named = _ITERATION.fullmatch(Path(os.path.abspath(path)).name)
     if named is not None and iteration is not None and int(named[1]) != iteration:
         raise error(

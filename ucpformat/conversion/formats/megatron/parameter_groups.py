@@ -84,7 +84,7 @@ def is_expert_name(name: str) -> bool:
 
 
 def decays(parameter: Parameter) -> bool:
-    """Megatron's standard rule: biases and vectors do not."""
+    """Return whether a parameter decays by Megatron's standard rule: biases and vectors do not."""
     return len(parameter.shape) - stacked_dims(parameter.name) > 1 and not parameter.name.endswith(".bias")
 
 

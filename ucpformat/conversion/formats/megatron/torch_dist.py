@@ -131,7 +131,7 @@ def _namespace(arguments: tuple[Any, ...]) -> object:
 
 
 def named(value: Any) -> Any:
-    """``value`` as what `encode` takes: namespaces and members of enumerations by name, others as they are."""
+    """Return ``value`` as what `encode` takes: namespaces and members of enumerations by name, others as they are."""
     if isinstance(value, Instance) and (value.kind == NAMESPACE or is_enum(value.kind)):
         return NamedValue(value.kind, named(value.state if isinstance(value.state, dict) else {}))
     if type(value) in (list, tuple):

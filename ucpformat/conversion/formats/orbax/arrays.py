@@ -50,7 +50,7 @@ def tensorstore() -> Any:
 
 @contextmanager
 def translated(at: str) -> Iterator[None]:
-    """TensorStore's errors as registered ones."""
+    """Raise TensorStore's errors as registered ones."""
     try:
         yield
     except (
@@ -71,7 +71,7 @@ def translated(at: str) -> Iterator[None]:
 
 
 def array_spec(folder: Path, name: str, *, use_ocdbt: bool, use_zarr3: bool) -> dict[str, Any]:
-    """TensorStore's specification of one array."""
+    """Return TensorStore's specification of one array."""
     base = f"file://{folder.resolve().as_posix()}/"
     kvstore: dict[str, Any] = (
         {"driver": "ocdbt", "base": base, "path": f"{name}/"}

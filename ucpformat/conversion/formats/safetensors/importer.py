@@ -91,7 +91,7 @@ def _slot(entry: SafetensorsEntry) -> SlotSpec:
 
 
 def _metadata(weights: Weights) -> dict[str, object]:
-    """Metadata of the files: joined where they agree, else by file."""
+    """Return metadata of the files: joined where they agree, else by file."""
     joined: dict[str, object] = {}
     for header in weights.headers.values():
         for key, text in header.metadata.items():

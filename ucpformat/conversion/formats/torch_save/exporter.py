@@ -97,7 +97,7 @@ def export_torch_save(
 
 
 def _numbers(content: Content, settings: Mapping[str, str]) -> dict[StatePath, dict[str, int]]:
-    """Of the optimizers that number parameters, by path, the number of each.
+    """Return the parameter numbers of optimizers that have them, by path.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` where states that are no tensors would have the numbers of other parameters.

@@ -64,7 +64,7 @@ _GROUP_STATE: Final = _record("ProcessGroupState")
 
 
 def _member(arguments: tuple[Any, ...]) -> object:
-    """``getattr``, of the one class that has a class within it."""
+    """Stand in for ``getattr``, of the one class that has a class within it."""
     if arguments != (_CLASS, "ProcessGroupState"):
         raise ValueError("only ShardedTensor.ProcessGroupState may be asked for")
     return _GROUP_STATE
@@ -78,7 +78,7 @@ def _memory_format(arguments: tuple[Any, ...]) -> object:
 
 
 def _typed(arguments: tuple[Any, ...]) -> object:
-    """``torch._tensor._rebuild_from_type_v2``, of a `ShardedTensor`; of other tensors as elsewhere."""
+    """Stand in for ``torch._tensor._rebuild_from_type_v2`` of a `ShardedTensor`; of other tensors as elsewhere."""
     if arguments[:2] != (_WRAPPER, _CLASS):
         return _PLAIN_TYPED.call(arguments)
     _, _, _, state = arguments
@@ -116,7 +116,7 @@ class Sharded:
 
     @classmethod
     def read(cls, instance: Instance, name: str, at: str) -> Sharded:
-        """From what `RANK_GLOBALS` made of it.
+        """Read it from what `RANK_GLOBALS` made of it.
 
         Raises:
             ImportRefusedError: ``UCP-E-SOURCE`` for what is not as torch has it.

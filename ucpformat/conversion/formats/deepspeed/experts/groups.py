@@ -44,7 +44,7 @@ def are_shared(directory: DeepSpeedDirectory) -> bool:
 def with_experts(
     directory: DeepSpeedDirectory, model: ModelStates, position: int | None = None
 ) -> ModelStates:
-    """``model`` with the parameters that the files of experts hold: those of a model-parallel rank, or all.
+    """Return ``model`` with the parameters that the files of experts hold: those of a model-parallel rank, or all.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for an expert that is missing or in the wrong file.

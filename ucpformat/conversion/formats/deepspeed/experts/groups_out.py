@@ -57,7 +57,7 @@ class ExpertLayers:
         self.counts = {before: count for before, count in self.counts.items() if count}
 
     def files(self) -> Iterator[tuple[int, int, list[str]]]:
-        """Layer, expert and names of every file of an expert."""
+        """Yield layer, expert and names of every file of an expert."""
         held: dict[tuple[int, int], list[str]] = {
             (layer, number): [] for layer, count in enumerate(self.counts.values()) for number in range(count)
         }

@@ -47,7 +47,7 @@ class StageSettings:
 
     @classmethod
     def read(cls, settings: Mapping[str, str]) -> StageSettings:
-        """From ``pipeline=0,4``, ``tied_layers=NAME:0,7;NAME:1,6`` and ``frozen=2.*,3.bias``.
+        """Read settings from ``pipeline=0,4``, ``tied_layers=NAME:0,7;NAME:1,6`` and ``frozen=2.*,3.bias``.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` for what is neither.
@@ -246,7 +246,7 @@ def _stage_names(
 def named_slices(
     directory: DeepSpeedDirectory, ranks: Sequence[OptimizerStates], model: ModelStates, tensor_rank: int
 ) -> ModelStates:
-    """``model`` with the shapes of the flat groups of its stage, whose slices all ranks name.
+    """Return ``model`` with the shapes of the flat groups of its stage, whose slices all ranks name.
 
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE`` for slices that are not one after another, and for a name that no layer

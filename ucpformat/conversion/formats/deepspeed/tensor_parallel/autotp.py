@@ -37,7 +37,7 @@ def scaled_steps(degree: int) -> tuple[Step, ...]:
 
 
 def kept_tail_steps(axis: str, dim: int, head: Sequence[int], tail: int) -> tuple[Step, ...]:
-    """GPT-BigCode (StarCoder): the query block is split in ``head``, the key-value block of ``tail`` kept whole."""
+    """Return the steps of GPT-BigCode (StarCoder): ``head``, the query block, is split, ``tail`` kept whole."""
     return (
         Blocks(dim, (sum(head), tail), ((Shard(axis, dim, tuple(head)),), ())),
         Join(dim),
@@ -45,7 +45,7 @@ def kept_tail_steps(axis: str, dim: int, head: Sequence[int], tail: int) -> tupl
 
 
 def codegen_steps(axes: Sequence[str], degree: int, shape: tuple[int, ...]) -> tuple[Step, ...]:
-    """CodeGen's fused weight (or bias) of ``shape`` on ``degree`` ranks.
+    """Return the steps of CodeGen's fused weight (or bias) of ``shape`` on ``degree`` ranks.
 
     The rows are four blocks of query, key, value; each third is cut in ``degree`` parts, and the parts are dealt
     out in order of block and part, each with its query, key and value together. ``axes`` has one name where the
@@ -67,7 +67,7 @@ def codegen_steps(axes: Sequence[str], degree: int, shape: tuple[int, ...]) -> t
 
 
 def shared_qk_steps(axis: str, dim: int, extent: int) -> tuple[Step, ...]:
-    """Yuan's shared query-key attention: a rank takes its part of the first half of the heads and of the second."""
+    """Return the steps of Yuan's shared query-key attention: a rank takes its part of both halves of the heads."""
     half, odd = divmod(extent, 2)
     if odd:
         raise error("UCP-E-LAYOUT", f"{extent} rows do not halve")

@@ -37,7 +37,7 @@ _WEIGHTS: Final = ("value", "master")
 def shards_of(
     content: Content, chosen: DeepSpeedSettings, settings: Mapping[str, str]
 ) -> Iterator[tuple[Content, Mapping[str, Any]]]:
-    """Of each tensor-parallel rank the content, and values that only hold for shards.
+    """Yield the content of each tensor-parallel rank, and values that only hold for shards.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` where nothing says how tensors are split among so many ranks, and for what is
@@ -95,7 +95,7 @@ def shards_of(
 def _holdings(
     content: Content, settings: Mapping[str, str], degree: int, info: Mapping[str, Any]
 ) -> dict[tuple[str, str], Holdings]:
-    """Who holds what of every slot that is split."""
+    """Return who holds what of every slot that is split."""
     patterns = ShardPatterns.of_settings(settings, degree, list(content))
     affine = info.get("affine_map")
     listed = mapping(affine.get("params"), "affine_map", _INFO) if isinstance(affine, dict) else {}

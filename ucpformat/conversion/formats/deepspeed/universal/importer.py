@@ -299,7 +299,7 @@ def _add_step(draft: ModelDraft, name: str, value: object, file: TorchFile) -> N
 def _add_value(
     draft: ModelDraft, name: str, stored: StoredTensor, file: TorchFile, model: ModelStates
 ) -> None:
-    """``value`` and ``master``: the module's weights where the model file has them whole, else these, rounded."""
+    """Add ``value`` and ``master``: the module's weights where the model file has them whole, else these, rounded."""
     held = model.module.get(name)
     kind = (
         held.dtype if held is not None else stored.dtype if model.module else low_dtype(model) or stored.dtype

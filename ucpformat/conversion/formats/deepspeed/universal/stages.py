@@ -50,7 +50,7 @@ class UniversalStages:
         masters: Masters,
         tied: Mapping[int, str],
     ) -> UniversalStages:
-        """``masters`` are the weights of ``zero``; ``tied`` the ties of layers that a caller knows.
+        """Read stages; ``masters`` are the weights of ``zero``; ``tied`` the ties of layers that a caller knows.
 
         Raises:
             ImportRefusedError: ``UCP-E-SOURCE``, naming the file, as `read_layers`; for layers' files of

@@ -106,7 +106,7 @@ class FlatGroup:
         return outline.flat(ranges, "float32")
 
     def addresses(self, outline: Outline, place: int) -> OrderedDict[str, Call]:
-        """``param_slice_mappings`` of a part."""
+        """Return ``param_slice_mappings`` of a part."""
         first, last = place * self.part_size, (place + 1) * self.part_size
         addresses: OrderedDict[str, Call] = OrderedDict()
         for name, offset in zip(self.names, self.offsets, strict=True):
@@ -182,7 +182,7 @@ def _flat_groups(
 
 
 def _sub_groups(outline: Outline, names: Sequence[str], chosen: DeepSpeedSettings) -> Iterator[list[str]]:
-    """As ``_create_fp16_sub_groups`` of stage3.py cuts a group."""
+    """Yield sub-groups as ``_create_fp16_sub_groups`` of stage3.py cuts them."""
     sizes = {name: partition_size(outline.shape(name), chosen.world_size) for name in names}
     if chosen.sub_group_size >= sum(sizes.values()):
         yield list(names)

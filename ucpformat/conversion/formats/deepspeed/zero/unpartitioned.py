@@ -46,7 +46,7 @@ class NumberedStates:
 
     @classmethod
     def read(cls, file: TorchFile, tree: Mapping[Any, Any]) -> NumberedStates:
-        """From ``tree``, what ``file`` has as its optimizer.
+        """Read states from ``tree``, what ``file`` has as its optimizer.
 
         Raises:
             ImportRefusedError: ``UCP-E-SOURCE`` for an optimizer that is not as torch has it.
