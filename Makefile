@@ -18,6 +18,9 @@ HAS_MEMORY = test -w $(MEMORY) && test "$$(df -kP $(MEMORY) | awk 'END { print $
 	&& ! grep -q ' $(MEMORY) [^ ]* [^ ]*noexec' /proc/mounts
 PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/python -m pytest
 
+# Hundreds of processes that tests start would each compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale build wheel-test clean
 

@@ -49,7 +49,15 @@ def lowered(vector: Json) -> tuple[list[int], list[Json]]:
     return list(lowering.view), found
 
 
-@pytest.mark.parametrize("vector", VECTORS["good"], ids=lambda vector: vector["name"])
+# A million blocks take seconds: the run of the reference (test_runs.py) has the same case.
+LOWERED_THERE = {"good/limits/layout-blocks"}
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [vector for vector in VECTORS["good"] if vector["name"] not in LOWERED_THERE],
+    ids=lambda vector: vector["name"],
+)
 def test_the_library_lowers_it(vector: Json) -> None:
     assert lowered(vector) == (vector["view"], vector["locals"])
 

@@ -36,10 +36,6 @@ def generated(connection: Connection) -> Iterator[Result]:
     return run_pairs([connection], ignore, examples=ENOUGH, seed_=0)
 
 
-def some(connection: Connection) -> Iterator[Result]:
-    return run_pairs([connection], ignore, examples=200, seed_=0)
-
-
 def sequences(connection: Connection) -> Iterator[Result]:
     return run_stateful([connection], ignore, sequences=6, seed_=0)
 
@@ -97,18 +93,13 @@ CAUGHT_BY: dict[str, Run] = {
 }
 
 
-# Those that are spared are asked for fewer examples.
-SPARED_BY = {"accepts-all": CAUGHT_BY["accepts-all"], "drops-piece": CAUGHT_BY["drops-piece"]} | {
-    "tears-writes": sequences, "peeks": some, "executes": CAUGHT_BY["executes"]
-}  # fmt: skip
-
-
-def outcomes(command: str, run: Run, timeout: float = 60.0) -> set[str]:
+def first_failure(command: str, run: Run, timeout: float) -> str | None:
+    """The outcome of the first check that fails; the driver without the fault passes every one (test_runs.py)."""
     connection = Connection(command, label="x", timeout=timeout)
     try:
-        return {result.outcome for result in run(connection)}
+        return next((result.outcome for result in run(connection) if result.outcome in BAD), None)
     except DriverError:
-        return {"protocol"}
+        return "protocol"
     finally:
         connection.kill()
 
@@ -122,23 +113,9 @@ def test_every_mutant_is_listed() -> None:
 @pytest.mark.parametrize("name", CAUGHT_BY)
 def test_mutant_is_caught(name: str) -> None:
     # Only the one that hangs is caught by the clock: the others must not be, however slow the machine.
-    found = outcomes(mutant(name), CAUGHT_BY[name], 2.0 if name == "hangs" else 60.0)
-    assert found & BAD
-    assert ("timeout" in found) == (name == "hangs")
-
-
-@pytest.mark.parametrize("name", SPARED_BY)
-def test_what_catches_mutants_spares_the_driver_they_derive_from(name: str) -> None:
-    assert outcomes(ORACLE, SPARED_BY[name]) <= {"pass", "unclaimed"}
-
-
-def test_the_cases_that_catch_planted_defects_spare_the_driver_without_them() -> None:
-    connection = Connection(ORACLE, label="x", timeout=60.0)
-    try:
-        found = {only: {result.outcome for result in static(only)(connection)} for only in PLANTED.values()}
-    finally:
-        connection.kill()
-    assert {only: outcomes for only, outcomes in found.items() if not outcomes <= {"pass", "unclaimed"}} == {}
+    found = first_failure(mutant(name), CAUGHT_BY[name], 2.0 if name == "hangs" else 60.0)
+    assert found is not None
+    assert (found == "timeout") == (name == "hangs")
 
 
 def test_the_mutant_that_peeks_knows_the_vectors_that_it_has_seen() -> None:

@@ -208,13 +208,15 @@ def _apply(
 
 def _take(tensor: _Tensor, dim: int, kept: Sequence[int]) -> _Tensor:
     shape = (*tensor.shape[:dim], len(kept), *tensor.shape[dim + 1 :])
-    spans: list[Sequence[int]] = [range(extent) for extent in tensor.shape]
-    spans[dim] = kept
-    # The index -1 is that of an element that is padding.
-    cells = tuple(
-        -1 if index[dim] < 0 else tensor.cells[linear(index, tensor.shape)] for index in product(*spans)
-    )
-    return _Tensor(shape, cells, tensor.blocks)
+    inner = math.prod(tensor.shape[dim + 1 :])
+    padding = (-1,) * inner
+    cells: list[int] = []
+    for outer in range(math.prod(tensor.shape[:dim])):
+        for index in kept:
+            place = (outer * tensor.shape[dim] + index) * inner
+            # The index -1 is that of an element that is padding.
+            cells += padding if index < 0 else tensor.cells[place : place + inner]
+    return _Tensor(shape, tuple(cells), tensor.blocks)
 
 
 def _part(
@@ -279,6 +281,8 @@ def _canonical(held: Mapping[int, int], shape: tuple[int, ...], base: int) -> li
     """Apply section 13, rule by rule; ``base`` is the logical position of the first element of this sub-tensor."""
     if not shape:
         return [_Piece((), (), (), held[base])] if base in held else []
+    if len(shape) == 1:
+        return _runs(held, shape[0], base)
     width = math.prod(shape[1:])
     groups: list[tuple[int, list[list[_Piece]]]] = []
     before: list[_Piece] = []
@@ -300,6 +304,23 @@ def _canonical(held: Mapping[int, int], shape: tuple[int, ...], base: int) -> li
                 )
             )
     return found
+
+
+def _runs(held: Mapping[int, int], extent: int, base: int) -> list[_Piece]:
+    """Section 13 of the innermost dimension, where there are the most elements."""
+    runs: list[tuple[int, int, int, int]] = []  # start, extent, stride, local
+    before: int | None = None
+    for i in range(extent):
+        now = held.get(base + i)
+        if now is not None:
+            start, count, step, local = runs[-1] if before is not None else (i, 0, 0, now)
+            distance = now - before if before is not None else 0
+            if distance >= 1 and (count == 1 or distance == step):
+                runs[-1] = (start, count + 1, distance, local)
+            else:
+                runs.append((i, 1, 0, now))
+        before = now
+    return [_Piece((start,), (count,), (step,), local) for start, count, step, local in runs]
 
 
 def _joins(group: list[list[_Piece]], now: list[_Piece]) -> bool:
