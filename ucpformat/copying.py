@@ -1,4 +1,4 @@
-"""Copying a checkpoint from one store to another, object by object, and checking the copy before anybody sees it.
+"""Copying a checkpoint from one store to another, object by object, and checking the copy before it becomes visible.
 
 The copy has the same bytes, and so the same root digest. What the root document does not reach is not copied.
 """

@@ -32,7 +32,7 @@ BASE: Final = "https://ucpformat.org/schema/draft/"
 _SUFFIX: Final = ".schema.json"
 _LONGEST_MESSAGE: Final = 240
 _MOST_PROBLEMS: Final = 1000
-"""Of one document, and as many as anybody reads: each takes a thousand times the memory of a wrong byte."""
+"""Problems reported of one document: each takes a thousand times the memory of a wrong byte."""
 _JSON_TYPES: Final = {
     dict: "object",
     list: "array",

@@ -56,7 +56,7 @@ _REASONS: Final = {
 
 
 class ViewSource(Protocol):
-    """The open checkpoint behind a view."""
+    """The open checkpoint behind a view, through which the view reads until it is closed."""
 
     @property
     def reader(self) -> BoxReader:

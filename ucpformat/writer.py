@@ -318,7 +318,7 @@ class CheckpointWriter:
         self._optimizers[name] = Optimizer(tuple(encoded))
 
     def add_blob(self, name: str, data: bytes, media_type: str) -> None:
-        """Keep opaque bytes that nobody executes.
+        """Keep opaque bytes, which are never executed.
 
         >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
         ...     writer.add_blob("notes", b"text", "text/plain")

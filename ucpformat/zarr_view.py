@@ -38,7 +38,7 @@ __all__ = ["UcpZarrStore", "zarr_store"]
 
 _METADATA = "zarr.json"
 _CONSOLIDATED_AT_MOST = 10_000
-"""Arrays: with more, the root group leaves their documents out, since whoever opens it parses all of them."""
+"""Arrays: with more, the root group leaves their documents out, since opening it parses all of them."""
 _GROUP = cast("dict[str, JsonValue]", loads(GROUP_DOCUMENT, at=_METADATA))
 
 

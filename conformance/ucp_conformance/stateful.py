@@ -19,7 +19,7 @@ __all__ = ["REQUIREMENTS", "run_stateful"]
 REQUIREMENTS = (
     "UCP-R-011", "UCP-W-002", "UCP-W-003", "UCP-W-004", "UCP-W-005", "UCP-W-006", "UCP-W-027",
 )  # fmt: skip
-"""What sequences hold: after a crash there is a whole checkpoint or none, and nobody changes a published one."""
+"""What sequences hold: after a crash there is a whole checkpoint or none, and a published one never changes."""
 
 _SLOTS = ("places/0", "places/1", "places/2")
 

@@ -130,7 +130,7 @@ _open: dict[int, BackgroundSaver] = {}
 
 
 def _finish_all() -> None:
-    """Let saves end when the interpreter does, and print failures that nobody has asked for."""
+    """Let saves end when the interpreter does, and print failures that were not raised yet."""
     for saver in list(_open.values()):
         saver._finish()
 
@@ -362,7 +362,7 @@ class _Work:
                 self._accounted.put((now - began, admitted - began, now - staging))
 
     def never_began(self, failure: BaseException) -> None:
-        """End the save where there is no thread that will, so that nobody waits for it."""
+        """End the save if no thread will, so that no caller waits for it."""
         if self._thread.ident is None:
             self._saving.give_up()
             self._result._end(failure)

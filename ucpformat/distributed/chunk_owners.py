@@ -90,7 +90,7 @@ class _Chunk:
     holders: tuple[frozenset[int], ...]
     cast: _Cast
     company: _Company | None
-    """None where parts are held by nobody: it is missed when the checkpoint is committed."""
+    """None if no rank holds some parts, which the commit will report."""
 
 
 def whole_chunks(slots: Iterable[SlotToShare], rank: int, *, most: int = _WAVE_BYTES) -> WholeChunks:

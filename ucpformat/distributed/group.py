@@ -34,7 +34,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Group(Protocol):
-    """Processes that call the same methods in the same order.
+    """Processes that call the same methods in the same order, each from one thread.
 
     Where one of them is gone, a method raises `StoreError` (``UCP-E-RANK``), at the group's own time limit at the
     latest; it never returns with less.
@@ -65,7 +65,7 @@ class Group(Protocol):
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
         """Send bytes to other ranks, and fill memory with the bytes that they send; both sides know how many.
 
-        Not for all at once: who has nothing to say to anybody need not call. Between two ranks what is sent
+        Ranks that neither send nor receive need not call. Between two ranks what is sent
         arrives in order. Empty messages do not travel. ``sends`` may change when this returns.
         """
         ...

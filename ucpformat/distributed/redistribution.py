@@ -123,7 +123,7 @@ def redistribute_together(
 
 
 def _settle(held: LocalState, source: Described, target: Described, group: Group, replicas: Replicas) -> None:
-    """Let ``source`` name one rank for what several hold otherwise; what nobody wants is not looked at."""
+    """Let ``source`` name one rank for copies that differ; what is not wanted is not compared."""
     moving = Described(
         source.atoms, {name: source.sources[name] for name in target.sources if name in source.sources}
     )

@@ -96,7 +96,7 @@ def _replicated(whole: Described, *, by_layout: bool) -> Iterator[_Copies]:
 def _differing(
     local: LocalState, group: Group, companies: Sequence[tuple[frozenset[int], list[_Copies]]]
 ) -> Iterator[tuple[_Copies, int]]:
-    """Yield what is not the same on all its ranks, with the first rank that has it otherwise than the first one.
+    """Yield what differs between its ranks, with the first rank whose copy is not that of the first one.
 
     Ranks that hold the same say one digest of everything, and those of single tensors only where that differs.
     """

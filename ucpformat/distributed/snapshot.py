@@ -50,7 +50,11 @@ class Copy(NamedTuple):
 
 
 class Copier(Protocol):
-    """Gets elements into the arena."""
+    """Copies elements into arenas, for one saver and in its order; only `copy` may raise, what copying raises.
+
+    Each save calls `begin`, then `allocate` for arenas that it lacks, and `copy` for each batch. The saver calls
+    `close` when it ends, and `forget` in a process that was forked.
+    """
 
     def begin(self, local: LocalState) -> bool:
         """Look at what is to be copied; returns whether memory that was allocated before still serves."""

@@ -62,7 +62,7 @@ class _Shared:
             return mail.popleft()
 
     def leave(self, rank: int) -> None:
-        """Let nobody wait for this rank, here or in the groups that were made of this one."""
+        """End waits for this rank, here and in the groups that were made of this one."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
@@ -149,7 +149,7 @@ class ThreadGroup:
                 memory[:] = np.frombuffer(self._shared.collect(rank, self.rank), np.uint8)
 
     def leave(self) -> None:
-        """Be gone: whoever waits for this thread, now or later, gets an error."""
+        """Leave the group: waiting for this thread, now or later, raises an error."""
         self._shared.leave(self.rank)
 
 

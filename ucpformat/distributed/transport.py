@@ -31,6 +31,7 @@ MESSAGE_BYTES: Final = 1 << 24
 class Parcel(Protocol):
     """One tensor on this rank: what of it is sent, received and kept.
 
+    `transport` calls `outgoing` once for a part that it sends or keeps, and `place` for one that it receives or keeps.
     Neither `outgoing` nor `place` raises: where the memory of a tensor cannot be had, they give any other, and the
     failure is kept for later, because other ranks wait for the messages.
     """

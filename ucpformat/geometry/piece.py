@@ -87,7 +87,7 @@ class Region:
 
 
 class Holdings(Protocol):
-    """Who holds what of a tensor, however that came to be known: all that planning needs.
+    """Which ranks hold what of a tensor, as planners ask for it, in any order; answers never change.
 
     Pieces of ``regions`` are boxes of ``view``, which has the elements of ``shape`` in the same row-major
     order; ``scale`` is that of all of them. ``reduce`` is not None where contributions are pending.

@@ -30,7 +30,7 @@ class Reinterpretation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is seen otherwise than it is."""
+        """Whether the view changes nothing."""
         return self.dims == tuple((dim,) for dim in range(len(self.view)))
 
 

@@ -62,7 +62,7 @@ def first_fault(url: str) -> UcpError | None:
 
 
 def is_damage(code: str) -> bool:
-    """Return whether an error of this code says that the checkpoint is damaged, whoever reads it."""
+    """Return whether an error of this code says that the checkpoint itself is damaged."""
     return code in _DAMAGE
 
 

@@ -63,7 +63,7 @@ def revision_of(name: str) -> int:
 
 
 def is_aside(name: str) -> bool:
-    """Return whether this is what was moved out of the way to be removed: nobody writes or reads it any more."""
+    """Return whether this is what was moved out of the way to be removed: it is no longer written or read."""
     return _DEBRIS.fullmatch(name) is not None
 
 
@@ -73,7 +73,10 @@ def is_of_a_checkpoint(entry: str) -> bool:
 
 
 class Place(Protocol):
-    """What a medium can do with the entries of a directory. Errors are `StoreError` (``UCP-E-STORE``)."""
+    """What a medium can do with the entries of a run's directory.
+
+    `RunDirectory` calls these methods in any order. All raise `StoreError` (``UCP-E-STORE``) where the medium fails.
+    """
 
     url: str
 

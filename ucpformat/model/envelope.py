@@ -163,7 +163,7 @@ def check_version(value: JsonValue, *, at: str) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of the registry: who has to understand it, and when content needs it."""
+    """A feature of the registry: which programs must understand it, and when content needs it."""
 
     name: str
     kind: Literal["read", "write"]

@@ -1,4 +1,4 @@
-"""Parameters of patterns and atom maps (SPEC-PATTERNS): named integers that whoever uses the document gives."""
+"""Parameters of patterns and atom maps (SPEC-PATTERNS): named integers that the user of the document gives."""
 
 from __future__ import annotations
 

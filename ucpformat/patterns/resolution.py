@@ -117,7 +117,7 @@ class _Resolver:
         return layout
 
     def _assumed(self, template: LayoutTemplate) -> str:
-        """Return what a layout depends on and nobody has given, which is often what is wrong."""
+        """Return the parameters of a layout that were not given, which are often what is wrong."""
         found = [
             f"{entry.name}={value}" + (f" ({entry.description})" if entry.description else "")
             for entry in self.parameters.assumed(template.steps.names, self.settings)

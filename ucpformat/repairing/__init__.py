@@ -43,7 +43,7 @@ __all__ = ["Repair", "Restored", "repair"]
 
 _DIGEST: Final = re.compile(rb'"digest"\s*:\s*"(sha256:[0-9a-f]{64})"')
 _EVERYTHING: Final = 1 << 53
-"""Bytes that may be looked at: whoever repairs a checkpoint trusts it not to expand without end."""
+"""Bytes that may be checked: a checkpoint to repair is trusted not to expand without end."""
 _STILL_MISSING: Final = "what it lacks is in none of the others"
 
 

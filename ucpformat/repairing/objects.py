@@ -73,7 +73,7 @@ class ChunkObject(Rebuilt):
 
 
 class PackObject(Rebuilt):
-    """A pack. Bytes of segments that nobody knows, since a table is lost, stay as they are."""
+    """A pack. Bytes of unknown segments, whose table is lost, stay as they are."""
 
     def __init__(
         self,

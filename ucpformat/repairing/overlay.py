@@ -16,7 +16,7 @@ __all__ = ["Overlay"]
 
 
 class Overlay:
-    """A store with some objects in memory, in front of what lies there; a `Store` to whoever reads."""
+    """A store with some objects in memory, in front of the stored ones; a `Store` to read from."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -122,7 +122,7 @@ class AsyncSaver:
         self._saver.drain()
 
     def wait(self) -> None:
-        """Return when nothing is under way; raises what made the last save fail, where nobody has heard of it.
+        """Return when nothing is under way; raises the error of the last save, unless it was raised before.
 
         >>> with ucp.AsyncSaver() as saver:
         ...     save = saver.save("step-1.ucp", {"w": np.ones(4)})

@@ -28,7 +28,7 @@ class Location:
 
 
 class ByteSource(Protocol):
-    """Bytes that can be read in part; offsets count from the item's start."""
+    """Bytes that can be read in part, from any thread and in any order; offsets count from the item's start."""
 
     @property
     def at(self) -> str:

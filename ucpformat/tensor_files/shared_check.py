@@ -43,7 +43,7 @@ class SharedCheck:
         self._refusal: UcpError | None = None
 
     def run(self) -> None:
-        """Return when every step is done, and do those that nobody else does.
+        """Do the steps that no other thread does, and return when every step is done.
 
         Raises:
             UcpError: in every thread, now and later, what one step raised; none is begun after that.
@@ -116,7 +116,7 @@ def record_steps(
 
 
 class _RecordCheck:
-    """The check of one record in pieces, whose checksums are combined by whoever ends last."""
+    """The check of one record in pieces, whose checksums the last one to end combines."""
 
     def __init__(self, opened: OpenSource, record: ZipRecord, piece_bytes: int) -> None:
         self._opened = opened

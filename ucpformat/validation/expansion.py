@@ -69,7 +69,7 @@ def _allowed(store: Store, checked: CheckedCheckpoint, nbytes: int) -> int:
 
 
 def _size(store: Store, key: str) -> int:
-    """Return bytes of an object; none of one that cannot be looked at: whoever reads it says what is wrong with it."""
+    """Return bytes of an object; 0 if it cannot be inspected: a read of it says what is wrong."""
     try:
         return store.size(key) or 0
     except UcpError:

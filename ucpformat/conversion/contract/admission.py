@@ -122,7 +122,7 @@ class _Named:
             self.read(box, out)
 
     def check(self, box: Box, kind: np.dtype[Any]) -> None:
-        """Make the comparisons of a box of ``kind`` that nobody wants (`master_copies`), if there are any."""
+        """Make the comparisons of a box of ``kind`` that is not read (`master_copies`), if there are any."""
         check = getattr(self.read, "check", None)
         if check is not None:
             with naming(self.source):

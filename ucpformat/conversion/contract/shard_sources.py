@@ -50,7 +50,7 @@ class _Shards:
             window(out, piece.box.relative_to(box))[...] = part
 
     def check(self, box: Box, kind: np.dtype[Any]) -> None:
-        """Compare a box of ``kind`` that nobody wants: every shard as it compares itself."""
+        """Compare a box of ``kind`` that is not read: every shard as it compares itself."""
         read_only_to_check(self, box, kind)
 
 

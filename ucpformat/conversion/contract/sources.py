@@ -144,7 +144,7 @@ class EqualSources:
             )
 
     def check(self, box: Box, kind: np.dtype[Any]) -> None:
-        """Compare a box of ``kind`` that nobody wants. Raises ``UCP-E-SOURCE`` as for one that is read."""
+        """Compare a box of ``kind`` that is not read. Raises ``UCP-E-SOURCE`` as for one that is read."""
         read_only_to_check(self, box, kind)
 
 

@@ -260,7 +260,7 @@ class OutDirectory:
                     sync(self.root / folder)
 
     def finish(self) -> None:
-        """Give the directory to whoever reads it."""
+        """Make the directory readable as a source."""
         self.sweep()
         self.settle()
         (self.root / JOURNAL).unlink()

@@ -167,7 +167,7 @@ def path_to_json(path: StatePath) -> list[JsonValue]:
 
 
 def path_from_json(value: JsonValue) -> StatePath | None:
-    """Return the path that an annotation keeps. Annotations bind nobody: anything unexpected is None."""
+    """Return the path that an annotation keeps. Annotations are hints: anything unexpected is None."""
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_STEPS:
         return None
     steps: list[Step] = []

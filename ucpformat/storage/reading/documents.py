@@ -1,4 +1,4 @@
-"""Documents of a checkpoint: fetched, checked before anybody parses them, and kept as they are needed (SPEC 17.1)."""
+"""Documents of a checkpoint: fetched, checked before they are parsed, and kept as they are needed (SPEC 17.1)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_root(store: Store) -> bytes:
 
 
 def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Return the bytes of a referenced object, checked against length and digest before anybody parses them.
+    """Return the bytes of a referenced object, checked against length and digest before it is parsed.
 
     Raises:
         UcpError: ``UCP-E-LIMIT``, ``UCP-E-MISSING``, ``UCP-E-LENGTH``, ``UCP-E-DIGEST``.

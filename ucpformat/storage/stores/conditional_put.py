@@ -71,7 +71,7 @@ class ConditionalPuts:
         return False
 
     def put(self, path: str, data: bytes) -> None:
-        """Put an object where there is none, or just this one: nobody else puts the same at this path.
+        """Put an object where there is none, or just this one: no other writer puts the same at this path.
 
         Raises:
             FileExistsError: there is another one.

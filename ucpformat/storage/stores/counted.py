@@ -14,7 +14,7 @@ __all__ = ["CountedReads", "Readable"]
 
 
 class Readable(Protocol):
-    """What reading chunks needs of a `Store`."""
+    """What reading chunks needs of a `Store`, which its caller has open; methods raise as those of `Store`."""
 
     def read(self, key: str, start: int, stop: int) -> bytes:
         """Return bytes ``[start, stop)`` of an object."""
@@ -52,7 +52,7 @@ class CountedReads:
         self._store.read_into(key, start, buffers)
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Do as the store does; whoever looks at the bytes fetches them, so that they count."""
+        """Do as the store does; looking at mapped bytes fetches them, so they count."""
         self._count(stop - start)
         return self._store.mapped(key, start, stop)
 

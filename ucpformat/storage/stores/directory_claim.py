@@ -246,7 +246,7 @@ class DirectoryClaim:
         return aside
 
     def remove_root(self) -> None:
-        """Remove the root document, durably: on purpose, whoever has committed it."""
+        """Remove the root document, durably, whichever writer committed it."""
         with suppress(FileNotFoundError):
             os.unlink(ROOT_KEY, dir_fd=self._held)
         os.fsync(self._held)
@@ -308,7 +308,7 @@ class DirectoryClaim:
                 draft.withdraw()
 
     def require_mine(self) -> None:
-        """Raise where somebody has moved the directory away, and perhaps begun another one."""
+        """Raise if the directory was moved away, and perhaps another one begun."""
         if not self.is_mine():
             raise self._taken_over()
 

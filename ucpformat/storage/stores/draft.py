@@ -28,7 +28,7 @@ _exclusive_by: Final[dict[int, str]] = {}
 
 
 def is_staged(key: str) -> bool:
-    """Return whether this is such a file: nobody reads it, and whoever is alone here may remove it."""
+    """Return whether this is such a file, which is never read, and which the only writer here may remove."""
     return key.startswith(STAGED) and "/" not in key
 
 

@@ -27,7 +27,7 @@ __all__ = ["KeptFiles", "Mappings", "OpenFile", "WriteBack", "populated"]
 
 @dataclass(eq=False, slots=True)
 class OpenFile:
-    """A descriptor, which is closed by whoever holds the file: its opener, or `KeptFiles` once that has it."""
+    """A descriptor, closed by its opener, or by `KeptFiles` once that has it."""
 
     descriptor: int
 
@@ -54,7 +54,7 @@ class KeptFiles:
                 self._files.setdefault(key, file)
 
     def has(self, key: str, file: OpenFile) -> bool:
-        """Say whether a file is kept, or was until `close`: whoever has opened it does not close it then.
+        """Say whether a file is kept, or was until `close`: its opener does not close it then.
 
         It is asked and not remembered, since a signal may come between `offer` and what is done next.
         """

@@ -136,7 +136,7 @@ def identity_of(status: os.stat_result) -> Identity:
 
 
 def is_ours_alone(status: os.stat_result) -> bool:
-    """Return whether nobody but this user, and the administrator, may change a file."""
+    """Return whether only this user and the administrator may change a file."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

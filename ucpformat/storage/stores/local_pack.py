@@ -343,6 +343,6 @@ class LocalPackFile:
             self._wrote(0)
 
     def abort(self) -> None:
-        """Close the file; whoever gives an attempt up removes it, or leaves it as debris."""
+        """Close the file; giving up the attempt removes it, or leaves it as debris."""
         self._held = {}
         self._end()

@@ -1,4 +1,4 @@
-"""What lies at a place where a checkpoint was looked for and is not: a hint for whoever named the place.
+"""What lies at a place where a checkpoint was looked for and is not: a hint for the error message.
 
 Names of files are all that is looked at, and only where opening has failed already.
 """

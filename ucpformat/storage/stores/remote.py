@@ -337,7 +337,7 @@ class RemoteStore:
             return pack
 
     def flush(self, reached: Iterable[str] = ()) -> None:
-        """Check that nobody has removed the objects, which are durable when their write returns.
+        """Check that no object was removed, which are durable when their write returns.
 
         What is reached is no debris, whatever an attempt that goes on with another one took it for at first.
         """

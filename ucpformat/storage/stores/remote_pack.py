@@ -181,7 +181,7 @@ class StreamedPackFile(RemotePackFile):
 
 
 class UploadSlots:
-    """How many parts may be under way: who has another waits, so that their memory is bounded."""
+    """How many parts may be under way: another one waits, so that memory is bounded."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="ucp-upload")
@@ -246,7 +246,7 @@ class MultipartPackFile(RemotePackFile):
         sent.add_done_callback(self._note)
 
     def _taken(self) -> bytearray:
-        """Return what is gathered: the memory is that of whoever sends it."""
+        """Return what is gathered, whose memory the sender then owns."""
         part, self._part = self._part, bytearray()
         del part[self._filled :]
         self._filled = 0

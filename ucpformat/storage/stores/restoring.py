@@ -55,7 +55,7 @@ Pieces = Iterable[memoryview]
 
 
 class Restorer(Protocol):
-    """What puts objects back, as a context that is held while it is done.
+    """A context in which `ucpformat.repairing` puts objects back: documents and packs by `put`, the root document last.
 
     Its methods raise `StoreError`: ``UCP-E-STORE`` where the medium fails, ``UCP-E-NOT-FOUND`` where the checkpoint was
     removed or replaced meanwhile, ``UCP-E-LINK`` where something lies in the way that is no plain file.

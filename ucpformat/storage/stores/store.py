@@ -32,7 +32,7 @@ PREFIXES: Final = ("atoms/", "blobs/", "index/", "packs/")
 
 
 class StoredRange(NamedTuple):
-    """Bytes ``[start, stop)`` of an object; without a key, so many zeros, which nobody stores."""
+    """Bytes ``[start, stop)`` of an object; without a key, so many zeros, which are not stored."""
 
     key: str | None
     start: int
@@ -44,7 +44,12 @@ class PackFullError(Exception):
 
 
 class PackFile(Protocol):
-    """A pack under construction. Safe to use from several threads."""
+    """A pack under construction. Safe to use from several threads.
+
+    `ChunkWriter` gets it from `Store.create_pack`, calls `append`, or `reserve` and `write_at`, any number of times,
+    and then `close`; after an error it calls `abort`. All but `abort` raise `StoreError` where the medium fails;
+    `append` raises `PackFullError` for what belongs into another pack.
+    """
 
     def append(
         self, buffers: Sequence[memoryview], alignment: int, look: Look | None = None, *, keep: bool = False
@@ -102,6 +107,11 @@ class Calls(NamedTuple):
 class Store(Protocol):
     """Keys to byte sequences. Implementations are safe to use from several threads.
 
+    Readers call `head`, `read` and the like at any time, and `close` at the end. An attempt to write begins with one
+    `prepare` (or `resume`) by its first process; its other processes `join`. All of them `create` objects and packs,
+    and `flush`; then the first one calls `publish`, which ends the attempt. A process that fails calls `discard`, or
+    `withdraw` if others still use its objects. `close` comes last in any case.
+
     Every method raises `StoreError` (``UCP-E-STORE``) where the medium fails; local stores also raise
     ``UCP-E-LINK`` for anything that is not a plain file in plain directories.
     """
@@ -116,7 +126,7 @@ class Store(Protocol):
     glimpse_bytes: int
     """How much is looked at by one `glimpse` at best; 0 where nothing is."""
     upload_bytes: int
-    """Memory of a pack that is on its way, beside that of whoever writes it."""
+    """Memory of a pack under way, in addition to its writer's."""
 
     @property
     def url(self) -> str:

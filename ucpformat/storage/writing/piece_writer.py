@@ -57,7 +57,10 @@ class Ledger:
 
 
 class Settlement(Protocol):
-    """Everything that was written of slots, in the order of table rows."""
+    """Everything that was written of slots, in the order of table rows.
+
+    A commit calls `settle` once for each index part, in order, after all chunks were written.
+    """
 
     def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
         """Add the chunks of the next slots to ``table``; their content digests, as `settled` has them.

@@ -47,7 +47,7 @@ _ROWS: Final = 1 << 15
 
 
 class SettledColumns:
-    """Everything written of ``places``, which are in the order of table rows, whoever wrote it.
+    """Everything written of ``places``, which are in the order of table rows, by all writers.
 
     ``parts`` as `StoredColumns.joined` has them.
     """

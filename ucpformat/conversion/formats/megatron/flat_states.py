@@ -186,7 +186,7 @@ def read_flat_states(
     tensor_parallel: int | None,
     bucket_sizes: Sequence[int | None],
 ) -> FlatStates | None:
-    """Return the states of every parameter that lie in flat buffers; None where there are none, or nobody can tell.
+    """Return the states of every parameter that lie in flat buffers; None where there are none, or it is unknown.
 
     ``values`` are the data type of every tensor of the model and what reads it, by key; ``tensor_parallel`` is the
     degree where that is known, ``bucket_sizes`` are those that buckets may have had where buffers do not say.

@@ -161,7 +161,7 @@ def sharding_layouts(files: SourceFiles, item: str) -> dict[str, Any]:
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout | None:
-    """Return a ``NamedSharding`` as a layout; None for anything else: it is provenance, and binds nobody."""
+    """Return a ``NamedSharding`` as a layout; None for anything else, since it only tells the origin."""
     if not isinstance(sharding, dict) or sharding.get("sharding_type") != "NamedSharding":
         return None
     parts: list[Any] = [sharding.get(key) for key in ("shape", "axis_names", "partition_spec")]

@@ -171,7 +171,7 @@ def _look_at_mark(files: SourceFiles, item: str) -> None:
 
 
 def _add_custom(contents: _Contents, files: SourceFiles) -> None:
-    """Add what the user put into the step's own document; without that, nobody knows whether there was any."""
+    """Add what the user put into the step's own document; without that, it is unknown whether there was any."""
     if STEP_METADATA not in files.names():
         contents.dropped.append(
             Lost(

@@ -45,7 +45,7 @@ class Weights:
     index: str | None
     index_metadata: Mapping[str, JsonValue]
     odd: Sequence[Lost] = ()
-    """What is missing, or does not fit, and keeps nobody from reading the rest."""
+    """What is missing or does not fit, although the rest can be read."""
 
 
 def detect(path: str | os.PathLike[str]) -> bool:

@@ -135,7 +135,7 @@ def _tensor(name: str, slot: SlotSpec, read: ReadBox) -> OutTensor:
 
 
 def _packed(slot: SlotSpec) -> tuple[str, tuple[int, ...]] | None:
-    """Return the type and shape of what was carried as bytes. Annotations bind nobody: what does not fit is none."""
+    """Return the type and shape of what was carried as bytes. Annotations are hints: what does not fit is ignored."""
     source = slot.annotations.get(SOURCE)
     kept = source.get(FORMAT) if isinstance(source, dict) else None
     if not isinstance(kept, dict) or slot.dtype != "uint8":
