@@ -116,7 +116,7 @@ def _refuse(context: click.Context, refusal: UcpError) -> None:
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, and the answer is yes; 1 the answer is no, or an error, which is one line that names "
-    "the thing, the place and the remedy; 2 wrong usage; 130 interrupted.",
+    "the object, the location and the remedy; 2 wrong usage; 130 interrupted.",
 )
 @click.version_option(package_name="ucpformat", prog_name="ucp")
 def main() -> None:

@@ -126,7 +126,7 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.option(
     "--weights-only",
     is_flag=True,
-    help="Leave out states of optimizers, values, and whatever else DESTINATION has no place for; never a weight.",
+    help="Leave out states of optimizers, values, and whatever else DESTINATION cannot hold; never a weight.",
 )
 @click.option(
     "--memory",

@@ -86,9 +86,9 @@ def _copy(copy: Copy, item: int, peer: int | None) -> dict[str, object]:
     return value
 
 
-def _runs(shape: tuple[int, ...], place: Strided, item: int) -> dict[str, object]:
+def _runs(shape: tuple[int, ...], memory: Strided, item: int) -> dict[str, object]:
     """Return the contiguous byte ranges of local memory, in compact form (see `geometry.Runs`)."""
-    runs: Runs = strided_runs(place.offset, shape, place.strides)
+    runs: Runs = strided_runs(memory.offset, shape, memory.strides)
     value: dict[str, object] = {"first": runs.first * item, "length": runs.length * item}
     if runs.loops:
         value["loops"] = [[count, stride * item] for count, stride in runs.loops]

@@ -149,8 +149,8 @@ def _size(copies: Sequence[Copy], item: int, *, sent: bool) -> tuple[int, int]:
     single: list[tuple[int, int]] = []
     others = 0
     for copy in copies:
-        place = copy.source if sent else copy.target
-        runs = strided_runs(place.offset, copy.shape, place.strides)
+        memory = copy.source if sent else copy.target
+        runs = strided_runs(memory.offset, copy.shape, memory.strides)
         if runs.loops:
             others += runs.count
         else:

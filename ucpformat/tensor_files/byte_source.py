@@ -32,7 +32,7 @@ class ByteSource(Protocol):
 
     @property
     def at(self) -> str:
-        """Return the place that errors name."""
+        """Return the location that errors name."""
 
     @property
     def size(self) -> int:

@@ -70,7 +70,7 @@ def _globals() -> dict[tuple[str, str], object]:
         (module, name): _inert(f"{module}.{name}") for module, names in _CLASSES.items() for name in names
     }
     table |= {(module, name): _enum(name) for module, names in _ENUMS.items() for name in names}
-    table |= {place: Constructor(place[1], _tensor_type) for place in _TENSOR_TYPES}
+    table |= {name: Constructor(name[1], _tensor_type) for name in _TENSOR_TYPES}
     table["torch._tensor", "_rebuild_from_type_v2"] = Constructor("_rebuild_from_type_v2", _typed_tensor)
     table["torch._utils", "_rebuild_parameter_with_state"] = Constructor(
         "_rebuild_parameter_with_state", _parameter_with_state

@@ -47,8 +47,8 @@ class LegacyFile(TorchArchive):
         self.name = ""  # which this form does not keep
         self._storages: dict[str, Storage] = {}
         self._pickle_bytes = 0
-        version, place = self._plain(len(LEGACY))
-        _, self._start = self._plain(place)
+        version, position = self._plain(len(LEGACY))
+        _, self._start = self._plain(position)
         if version != _VERSION:
             raise error("UCP-E-SOURCE", f"torch.save's old format of version {version!r:.20}", at=source.at)
 
@@ -108,7 +108,7 @@ class LegacyFile(TorchArchive):
         return key
 
     def _located(self, start: int, named: dict[str, tuple[StorageKind, int]]) -> dict[str, Storage]:
-        keys, place = self._plain(start)
+        keys, position = self._plain(start)
         if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(named):
             raise error(
                 "UCP-E-SOURCE", "the file does not list the storages that it names", at=self._source.at
@@ -117,19 +117,19 @@ class LegacyFile(TorchArchive):
         for key in keys:
             kind, count = named[key]
             length = count * (item_size(kind) if kind else 1)
-            if place + 8 + length > self._source.size:
+            if position + 8 + length > self._source.size:
                 raise error(
                     "UCP-E-SOURCE", f"the file is truncated in storage {key!r:.50}", at=self._source.at
                 )
-            if int.from_bytes(self._source.read(place, 8), "little") != count:
+            if int.from_bytes(self._source.read(position, 8), "little") != count:
                 raise error(
                     "UCP-E-SOURCE",
                     f"storage {key!r:.50} has another length than recorded",
                     at=self._source.at,
                 )
-            found[key] = Storage(ZipRecord(key, place + 8, length, 0), str(kind))
-            place += 8 + length
-        if place != self._source.size:
+            found[key] = Storage(ZipRecord(key, position + 8, length, 0), str(kind))
+            position += 8 + length
+        if position != self._source.size:
             raise error("UCP-E-SOURCE", "the file goes on behind its last storage", at=self._source.at)
         return found
 

@@ -65,7 +65,7 @@ _MAX_NDIM: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
-    """One tensor of a file: ``dtype`` in Zarr's spelling, the place of its elements in C order.
+    """One tensor of a file: ``dtype`` in Zarr's spelling, the location of its elements in C order.
 
     ``packed`` is safetensors' name of a type with elements that are not whole bytes, and empty for others.
     """
@@ -144,14 +144,14 @@ def _entry(file: str, key: str, value: object, base: int) -> SafetensorsEntry:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise error("UCP-E-DTYPE", f"{key!r}: safetensors' {dtype!s:.40} is not supported", at=file)
     shape = sizes(value.get("shape"), file)
-    place = sizes(value.get("data_offsets"), file)
+    offsets = sizes(value.get("data_offsets"), file)
     if len(shape) > _MAX_NDIM or math.prod(max(extent, 1) for extent in shape) >= 2**53:
         raise error("UCP-E-LIMIT", f"{key!r:.200} has too many dimensions or elements", at=file)
     name = _DTYPES[dtype]
     bits = _BITS.get(dtype) or 8 * item_size(name)
-    if len(place) != 2 or (place[1] - place[0]) * 8 != math.prod(shape) * bits:
+    if len(offsets) != 2 or (offsets[1] - offsets[0]) * 8 != math.prod(shape) * bits:
         raise _damaged(file, f"the byte range of {key!r} does not fit its shape")
-    location = Location(file, base + place[0], place[1] - place[0])
+    location = Location(file, base + offsets[0], offsets[1] - offsets[0])
     return SafetensorsEntry(name, shape, location, dtype if dtype in _BITS else "")
 
 

@@ -144,7 +144,7 @@ class _RecordCheck:
                 if len(self._found) < len(self._pieces):
                     return ()
             total = 0
-            for place, (_, size) in enumerate(self._pieces):
-                total = combine_crc32(total, self._found[place], size)
+            for number, (_, size) in enumerate(self._pieces):
+                total = combine_crc32(total, self._found[number], size)
             require_crc(source, self._record, total)
         return ()

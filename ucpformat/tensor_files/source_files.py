@@ -76,7 +76,7 @@ def watched() -> Iterator[Watched]:
 class SourceFiles:
     """The files below the directory ``root``; remembers what it has checked. Thread-safe.
 
-    A link may lead to another place below ``root``. In a snapshot of Hugging Face's cache
+    A link may lead to another path below ``root``. In a snapshot of Hugging Face's cache
     (``models--NAME/snapshots/REVISION``) it may lead to the ``blobs`` of the same repository, too: that is how the
     cache stores every file. Other links are refused.
     """
@@ -245,7 +245,7 @@ class SourceFiles:
     def _inside(self, name: str) -> Path:
         """Return the real path of ``name``. Raises ``UCP-E-LINK`` where that is not allowed."""
         real = Path(os.path.realpath(self.root / name))
-        if not any(real.is_relative_to(place) for place in self._allowed):
+        if not any(real.is_relative_to(folder) for folder in self._allowed):
             raise error(
                 "UCP-E-LINK",
                 "the file is a link out of the directory; copy the checkpoint with links resolved (cp -rL)",

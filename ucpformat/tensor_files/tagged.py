@@ -43,7 +43,7 @@ def encode(obj: object, *, at: str) -> JsonValue:
     """Return a tagged value of what `unpickle` returned.
 
     Raises:
-        ImportRefusedError: ``UCP-E-OBJECT``, naming the place and the type.
+        ImportRefusedError: ``UCP-E-OBJECT``, naming the location and the type.
     """
     return values.encode(_plain(obj), at=at)
 
@@ -97,7 +97,8 @@ def _zone(obj: datetime.timezone) -> values.NamedValue:
 
 def _refuse_instance(obj: Instance) -> object:
     raise error(
-        "UCP-E-OBJECT", f"an {obj.kind} that is not an object of its own, or has members, has no place here"
+        "UCP-E-OBJECT",
+        f"an {obj.kind} that is not an object of its own, or has members, does not belong here",
     )
 
 

@@ -67,7 +67,7 @@ _REVIVED: Final = (DefaultDict, NumpyArray, NumpyDtype, NumpyScalar, PathValue)
 class OutTensor:
     """A contiguous tensor to write: data type in Zarr's spelling, and its bytes, little-endian, in order.
 
-    One object in two places of a tree is one storage: tied tensors stay tied.
+    One object twice in a tree is one storage: tied tensors stay tied.
     """
 
     dtype: str
@@ -148,7 +148,7 @@ class _Within:
         return self._stream.tell() - self._start
 
     def seek(self, offset: int) -> int:
-        """Go to a place, counted from the start."""
+        """Go to an offset from the start."""
         return self._stream.seek(self._start + offset) - self._start
 
 

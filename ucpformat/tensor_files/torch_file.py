@@ -110,7 +110,7 @@ def rank_file(files: SourceFiles, name: str, siblings: Sequence[str] = ()) -> To
     where both hold as much. ``siblings`` are names, without suffix, that differ by more than numbers.
 
     Raises:
-        ImportRefusedError: ``UCP-E-SOURCE`` where another rank's file lies in its place; what `TorchFile` raises.
+        ImportRefusedError: ``UCP-E-SOURCE`` where another rank's file has its name; what `TorchFile` raises.
     """
     file = TorchFile(files, name)
     require_saved_name(file.saved_name, name, siblings)

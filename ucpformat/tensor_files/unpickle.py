@@ -81,7 +81,9 @@ def unpickle_first(
     except UcpError as refusal:
         if refusal.at:
             raise
-        raise error(refusal.code, refusal.message, at=at) from None  # by a constructor, which knows no place
+        raise error(
+            refusal.code, refusal.message, at=at
+        ) from None  # by a constructor, which knows no location
     except (IndexError, struct.error):
         raise refused("the pickle is truncated or malformed", at) from None
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError, RecursionError) as problem:

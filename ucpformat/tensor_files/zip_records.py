@@ -1,4 +1,4 @@
-"""The directory of a zip archive that lies inside a file: names, places and checksums of its records.
+"""The directory of a zip archive that lies inside a file: names, offsets and checksums of its records.
 
 Source: PKWARE APPNOTE 6.3 (end record, ZIP64, central directory, local headers); torch stores records without
 compression, so that a record is a range of bytes.
@@ -54,7 +54,7 @@ def zip_records(source: ByteSource) -> dict[str, ZipRecord]:
     if count == 0xFFFF or size == 0xFFFFFFFF or offset == 0xFFFFFFFF:
         count, size, offset, end = _zip64_end(source, end)
     if offset + size > end or size > _MAX_DIRECTORY:
-        raise _damaged(source, "its directory has no place in it")
+        raise _damaged(source, "its directory does not fit into it")
     directory = source.read(offset, size)
     records: dict[str, ZipRecord] = {}
     position = filled = 0
@@ -72,11 +72,11 @@ def zip_records(source: ByteSource) -> dict[str, ZipRecord]:
 
 
 def _zip64_end(source: ByteSource, end: int) -> tuple[int, int, int, int]:
-    place = end - _LOCATOR.size
-    if place < 0:
+    start = end - _LOCATOR.size
+    if start < 0:
         raise _damaged(source, "its ZIP64 locator is missing")
-    signature, _, record, _ = _LOCATOR.unpack(source.read(place, _LOCATOR.size))
-    if signature != b"PK\x06\x07" or record + _END64.size > place:
+    signature, _, record, _ = _LOCATOR.unpack(source.read(start, _LOCATOR.size))
+    if signature != b"PK\x06\x07" or record + _END64.size > start:
         raise _damaged(source, "its ZIP64 locator is missing")
     fields = _END64.unpack(source.read(record, _END64.size))
     if fields[0] != b"PK\x06\x06":

@@ -121,7 +121,7 @@ def with_field(data: bytes, name: str, value: int) -> bytes:
         ("end 0", 0, "does not end with an end record"),
         ("end 20", 5, "does not end with an end record"),
         ("end 10", 100, "directory is truncated"),
-        ("end 16", 1 << 30, "directory has no place"),
+        ("end 16", 1 << 30, "directory does not fit"),
         ("end 16", 0, "directory is malformed"),
         ("archive/data.pkl 8", 1, "encrypted"),
         ("archive/data.pkl 10", 8, "compressed"),
