@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
 
 import ucpformat as ucp
 from tests.builders import snapshot
@@ -30,7 +30,7 @@ from ucpformat.model.state import StateDocument
 from ucpformat.writer import AtomSpec, SlotSpec
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.int32]]]
-SHAPES: Final = {"rows": (23, 4), "columns": (6, 9), "vector": (70,), "scalar": ()}
+SHAPES: Final = {"rows": (23, 4), "columns": (6, 9), "vector": (70,), "scalar": (), "table": (90, 1, 12)}
 FORMS: Final = ("packed", "plain", "gzip")
 
 
@@ -92,6 +92,8 @@ def check(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         assert set(ckpt) == set(arrays)
         for name, array in arrays.items():
             assert np.array_equal(ckpt[name]["value"].read(), array), name
+        if "table" in arrays:
+            assert np.array_equal(ckpt["table"]["value"][7:60:3, ..., 2:9], arrays["table"][7:60:3, ..., 2:9])
 
 
 class Increments(RuleBasedStateMachine):
@@ -129,14 +131,22 @@ class Increments(RuleBasedStateMachine):
         flat = self.arrays[name].reshape(-1)
         flat[at % flat.size] = value
 
+    @rule(rows=st.lists(st.integers(0, 89), max_size=6), value=st.integers(1, 1 << 20))
+    def overwrite(self, rows: list[int], value: int) -> None:
+        self.arrays["table"][rows] = value
+
     @rule(name=st.sampled_from(["rows", "vector"]), value=st.sampled_from([0, 5]))
     def fill(self, name: str, value: int) -> None:
         self.arrays[name][...] = value
 
+    @initialize(chunk_bytes=st.sampled_from([64, 1600]))
+    def begin(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+
     @rule(target=checkpoints, form=st.sampled_from(FORMS), ranks=st.integers(1, 3), dim=st.integers(0, 1))
     def full(self, form: str, ranks: int, dim: int) -> Path:
         path = self.new()
-        save(path, self.arrays, form=form, ranks=ranks, dim=dim)
+        save(path, self.arrays, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
         return self.keep(path)
 
     @rule(
@@ -156,10 +166,10 @@ class Increments(RuleBasedStateMachine):
             with ucp.open(base) as ckpt:
                 code = "UCP-E-MISMATCH" if (ckpt.root.storage == "plain") != (form == "plain") else ""
         if not code:
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim)
+            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
             return self.keep(path)
         with pytest.raises(UcpError, match=code):
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim)
+            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
         assert not (path / "ucp.json").exists()
         return base
 
@@ -359,6 +369,51 @@ def test_little_used_packs_are_left_behind_and_what_is_moved_stays_apart(tmp_pat
         trained + arrays["frozen"].nbytes,
         *[trained] * 3,
     ]
+
+
+def test_few_rows_of_many_are_written_alone(tmp_path: Path) -> None:
+    """Rows under layers, layers that give no row any more, merged ones, and then all rows at once."""
+    rng = np.random.default_rng(0)
+    arrays = {"table": rng.integers(1, 1 << 30, (1024, 16), np.int32)}
+    full = save(tmp_path / "0", arrays, chunk_bytes=1 << 15).stored.data
+    layers = []
+    for step in range(1, 60):
+        rows = rng.choice(1024, 40, p=(weights := 1 / np.arange(1, 1025)) / weights.sum(), replace=False)
+        arrays["table"][rows] += step
+        report = save(tmp_path / str(step), arrays, base=tmp_path / str(step - 1), chunk_bytes=1 << 15)
+        assert report.stored.data <= full
+        layers.append(report.stored.data / (40 * 64))
+        check(tmp_path / str(step), arrays)
+        with ucp.open(tmp_path / str(step)) as ckpt:
+            assert max(ckpt.part(0).table.counts) <= 25
+            assert report.stored.data + report.stored.shared <= 2.1 * full
+            with pytest.raises(UcpError, match="UCP-E-STORE"):
+                ckpt["table"]["value"].mapped()
+        shutil.rmtree(tmp_path / str(step - 1))
+    assert np.mean(layers) < 2
+    arrays["table"] += 1
+    assert save(tmp_path / "60", arrays, base=tmp_path / "59", chunk_bytes=1 << 15).stored.data == full
+    with ucp.open(tmp_path / "60") as ckpt:
+        assert ckpt.root.envelope.read_features == ()
+        ckpt["table"]["value"].mapped()
+
+
+def test_a_damaged_layer_is_not_shared(tmp_path: Path) -> None:
+    """Not even where the damage lies in a row that another layer gives."""
+    arrays = {"table": np.arange(1, 16385, dtype=np.int32).reshape(1024, 16)}
+    save(tmp_path / "0", arrays, chunk_bytes=1 << 16)
+    arrays["table"][5] = 7
+    save(tmp_path / "1", arrays, base=tmp_path / "0", chunk_bytes=1 << 16)
+    shutil.rmtree(tmp_path / "0")
+    for pack in (tmp_path / "1" / "packs").iterdir():
+        if pack.stat().st_size > 1 << 15:
+            with pack.open("r+b") as file:
+                file.seek(5 * 64)
+                file.write(b"damage")
+    assert list(ucp.validate(tmp_path / "1"))
+    arrays["table"][9] = 7
+    save(tmp_path / "2", arrays, base=tmp_path / "1", chunk_bytes=1 << 16)
+    check(tmp_path / "2", arrays)
 
 
 REFUSED: Final[dict[str, tuple[Callable[[Path], dict[str, Any]], str]]] = {

@@ -147,6 +147,7 @@ class CheckpointWriter:
         self._admitted: list[tuple[StoredColumns, list[int]]] = []  # with the numbers of their packs
         self._committed = False
         self._data_bytes = self._shared_bytes = 0
+        self._has_row_sets = False
         self._document_bytes = 0
         self.stored: StoredBytes | None = None
         try:
@@ -380,8 +381,9 @@ class CheckpointWriter:
         state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
         prefix = f"index/{self._attempt}"
         envelope = self._root.envelope
-        if self._shared_packs:
-            features = {*envelope.read_features, *needed_features((), packs)}
+        if self._shared_packs or self._has_row_sets:
+            needed = needed_features((), packs, has_row_sets=self._has_row_sets)
+            features = {*envelope.read_features, *needed}
             envelope = replace(envelope, read_features=tuple(sorted(features)))
         return replace(
             self._root,
@@ -447,6 +449,7 @@ class CheckpointWriter:
             self._shared_bytes += table.nbytes_in(self._shared_packs)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
+        self._has_row_sets = self._has_row_sets or table.has_row_sets
         if len(rows) > MAX_TABLE_BYTES:
             raise error("UCP-E-LIMIT", f"a table would have {len(rows)} bytes: make larger chunks", at=prefix)
         return Part(

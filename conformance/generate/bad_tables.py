@@ -24,19 +24,19 @@ def bad_table_cases() -> Iterator[Case]:
     yield from _segments()
 
 
-FIXED = ("magic", "version", "block", "reserved", "reserved-last", "row-reserved")
+FIXED = ("magic", "version", "block", "reserved", "reserved-last")
 
 
 def _tables() -> Iterator[Case]:
     read: dict[str, Any] = {"ops": ("read",), "at": TABLE, "also": True}
     header: dict[str, Callable[[Draft], object]] = {
-        "magic": field(magic=b"UCPTABLF"), "version": field(version=1), "block": field(block=65536), "reserved": field(zero=b"\1" + bytes(15)),
-        "reserved-last": field(zero=bytes(15) + b"\1"),
+        "magic": field(magic=b"UCPTABLF"), "version": field(version=1), "block": field(block=65536), "reserved": field(zero=b"\1" + bytes(7)),
+        "reserved-last": field(zero=bytes(7) + b"\1"),
         "more-segments": field(segments=2**40), "overflow": field(segments=2**59), "fewer-chunks": field(chunks=5), "tail": table(lambda t: setattr(t, "tail", b"\0\0\0\0")),
         "short": lambda d: d.bytes_of.update(table0=lambda data: data[:63]), "cut": lambda d: d.bytes_of.update(table0=lambda data: data[:-4]),
         "empty": lambda d: d.bytes_of.update(table0=lambda data: b""),
         "counts-sum": table(lambda t: t.counts.__setitem__(0, 2)),
-        "checksum-too-many": table(lambda t: t.checksums.append(0)), "row-reserved": cell(0, 1, 1),
+        "checksum-too-many": table(lambda t: t.checksums.append(0)),
     }  # fmt: skip
     for name, mutate in header.items():
         yield case(

@@ -19,7 +19,9 @@ STORAGES = ("plain", "packed")
 def good(path: str, title: str, requirements: tuple[str, ...], draft: Draft, **options: Any) -> Case:
     """Return a good case with all checks that follow."""
     setup = options.pop("setup", [])
-    features = options.pop("features", [one for one in draft.root["read_features"] if one == "incremental"])
+    features = options.pop(
+        "features", [one for one in draft.root["read_features"] if one not in ("blosc", "zstd")]
+    )
     checks, expected, _ = checks_of_good(draft, **options)
     return Case(
         f"good/{path}", title, requirements, checks, draft.files(), expected, setup=setup, features=features

@@ -6,10 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from generate.cases import Case
-from generate.mutations import PACK, PACKS, case, cell, drop, flipped, put, several, shorter, without
+from generate.mutations import (
+    PACK,
+    PACKS,
+    case,
+    cell,
+    drop,
+    flipped,
+    put,
+    resum,
+    several,
+    shorter,
+    table,
+    without,
+)
 from ucp_conformance.drafting import Draft
 
-__all__ = ["increment_cases"]
+__all__ = ["increment_cases", "row_set_cases"]
 
 READ: dict[str, Any] = {"ops": ("read",), "params": {"atom": "alpha", "slot": "exp_avg"}}
 
@@ -75,6 +88,116 @@ def increment_cases() -> Iterator[Case]:
     )  # fmt: skip
 
 
+def row_set_cases() -> Iterator[Case]:
+    """Yield cases of row sets and of layers."""
+    options: dict[str, Any] = {"parent": "layers", "features": ("row-overwrite",)}
+    yield case(
+        "rows/undeclared", "Row sets that no feature announces", ("UCP-D-009",), "UCP-E-FEATURE-SET",
+        put("root", "read_features", to=[]), at="ucp.json#/read_features", ops=(), **options,
+    )  # fmt: skip
+    yield case(
+        "rows/superfluous", "The feature, and no row set", ("UCP-D-009",), "UCP-E-FEATURE-SET",
+        put("root", "read_features", to=["row-overwrite"]), at="ucp.json#/read_features", ops=(),
+        features=("row-overwrite",),
+    )  # fmt: skip
+    read = {**READ, **options, "also": True}
+    for name, title, requirement, code, mutate in (
+        ("without-box", "Rows of a segment without a box", "UCP-D-137", "UCP-E-SEGMENT", without_box),
+        ("second-whole", "A second layer without a row set", "UCP-D-138", "UCP-E-SEGMENT", second_whole),
+        ("row-missing", "A row in no layer", "UCP-D-139", "UCP-E-SEGMENT", row_missing),
+        ("too-many", "33 layers of one box", "UCP-D-140", "UCP-E-SEGMENT", too_many),
+        ("length", "A layer longer than its rows", "UCP-D-104", "UCP-E-SEGMENT", row_more),
+        ("behind-last", "A bit behind the last row", "UCP-D-142", "UCP-E-TABLE", table(behind_last)),
+        ("words-left", "Row words of no segment", "UCP-D-141", "UCP-E-TABLE", table(lambda t: t.row_words.append(0))),
+        ("words-missing", "A row set that ends behind the row words", "UCP-D-141", "UCP-E-TABLE", table(words_missing)),
+        ("shared-words", "Two row sets of the same words", "UCP-D-141", "UCP-E-TABLE", table(shared_words)),
+    ):  # fmt: skip
+        slot = "value" if name == "row-missing" else "exp_avg"
+        params = {"atom": "alpha", "slot": slot}
+        yield case(
+            f"rows/{name}", title, (requirement, "UCP-R-028"), code, mutate, **{**read, "params": params}
+        )
+    yield case(
+        "rows/under-damage", "A flipped bit in a row that later layers give", ("UCP-R-029",), "UCP-E-CHECKSUM",
+        flipped_row, also=True, ops=(), **options,
+    )  # fmt: skip
+
+
+def found(draft: Draft) -> Any:
+    """The table of the first part."""
+    return draft.parts[0].table
+
+
+def without_box(draft: Draft) -> None:
+    """Take the box of the one layer that is left of the first slot."""
+    rows = found(draft).rows
+    rows[1][4] = 0
+    del found(draft).words[4:8]
+    for row in rows[2:]:
+        row[4] -= 4
+
+
+def second_whole(draft: Draft) -> None:
+    """Have the second layer hold what the first one does."""
+    rows = found(draft).rows
+    rows[1][:4] = [rows[0][0], 0, *rows[0][2:4]]
+    found(draft).checksums[1] = found(draft).checksums[0]
+    del found(draft).row_words[:2]
+    for row in rows[2:]:
+        row[1] -= 2 if row[1] else 0
+
+
+def row_missing(draft: Draft) -> None:
+    """Take the last row from the last layer of the last box."""
+    row = found(draft).rows[-1]
+    row[3] -= 8
+    draft.pack_data[row[0]][row[2] + row[3] : row[2] + row[3] + 8] = bytes(8)
+    found(draft).row_words[-1] = 0b110
+    resum(draft, len(found(draft).rows) - 1)
+
+
+def too_many(draft: Draft) -> None:
+    """Repeat the last layer of the first slot."""
+    chosen = found(draft)
+    row, words, sums = chosen.rows[2], chosen.row_words[2:4], chosen.checksums[2]
+    for number in range(30):
+        chosen.rows.insert(3, [row[0], row[1] + 2 * (30 - number), *row[2:4], row[4] + 4 * (30 - number)])
+        chosen.checksums.insert(3, sums)
+        chosen.row_words[4:4] = words
+        chosen.words[12:12] = chosen.words[8:12]
+    for row in chosen.rows[33:]:
+        row[1] += 60 if row[1] else 0
+        row[4] += 120
+    chosen.counts[0] += 30
+
+
+def row_more(draft: Draft) -> None:
+    """Name a row more than the segment has."""
+    found(draft).row_words[2] |= 1 << 7
+
+
+def behind_last(chosen: Any) -> None:
+    """Set the bit behind the last of 70 rows."""
+    chosen.row_words[1] |= 1 << 6
+
+
+def words_missing(chosen: Any) -> None:
+    """Leave the last row word out."""
+    chosen.row_words.pop()
+
+
+def shared_words(chosen: Any) -> None:
+    """Have the last two segments share their row set."""
+    chosen.row_words.pop()
+    chosen.rows[-1][1] = chosen.rows[-2][1]
+
+
+def flipped_row(draft: Draft) -> None:
+    """Flip a bit of the first row of the first layer."""
+    row = found(draft).rows[0]
+    draft.pack_data[row[0]][row[2]] ^= 1
+
+
 def own_padding(draft: Draft) -> None:
     """Write into a gap between segments of the second pack."""
     rows = sorted(row for row in draft.parts[0].table.rows if row[0] == 1)
@@ -100,8 +223,6 @@ def unused(draft: Draft) -> None:
 
 def overlap(draft: Draft) -> None:
     """Have one segment begin within another, with checksums that are right."""
-    from generate.mutations import resum
-
     draft.parts[0].index["atoms"][0]["slots"]["exp_avg"].pop("content")
     rows = draft.parts[0].table.rows
     first, second = [number for number, row in enumerate(rows) if row[0] == 0][:2]

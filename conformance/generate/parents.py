@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
+from ucp_conformance.drafting import AtomDraft, Draft, LayerDraft, SlotDraft
 
 __all__ = ["GZIP", "LAYOUTS", "MESHES", "PARENTS", "floats", "packed", "plain", "share"]
 
@@ -96,6 +96,40 @@ def increment() -> Draft:
     return draft
 
 
+def layers() -> Draft:
+    """Two slots with rows written over: in one chunk, and in one half of a chunk, whose rows begin at its middle."""
+    before, after = floats(210, 900), floats(210)
+    slots = {
+        "exp_avg": SlotDraft(
+            "float32", (70, 3), after,
+            layers={(0, 0): [
+                LayerDraft((0, 0), (70, 3), None, mixed(before, after, 12, range(65))),
+                LayerDraft((0, 0), (70, 3), [*range(65), 69], mixed(before, after, 12, [*range(65), 69])),
+                LayerDraft((0, 0), (70, 3), [0, 65, 66, 67, 68], after),
+            ]},
+        ),
+        "value": SlotDraft(
+            "float32", (1, 8, 2), floats(16),
+            layers={(0, 0, 0): [
+                LayerDraft((0, 0, 0), (1, 4, 2), None, floats(8)),
+                LayerDraft((0, 4, 0), (1, 4, 2), [0, 1], floats(8, 9)),
+                LayerDraft((0, 4, 0), (1, 4, 2), [1, 2, 3], floats(8, 9)),
+            ]},
+        ),
+    }  # fmt: skip
+    draft = Draft([AtomDraft("alpha", slots)], chunk_bytes=1024, packs=2)
+    draft.root["read_features"] = ["row-overwrite"]
+    return draft
+
+
+def mixed(before: bytes, after: bytes, size: int, rows: Iterable[int]) -> bytes:
+    """The bytes of a box in which ``rows`` of so many bytes have their last values, and the others earlier ones."""
+    found = bytearray(before)
+    for row in rows:
+        found[row * size : (row + 1) * size] = after[row * size : (row + 1) * size]
+    return bytes(found)
+
+
 def share(draft: Draft, number: int) -> None:
     """Share a pack: other bytes than zeros lie wherever no segment of it does, also where alignment left none."""
     rows = [row for part in draft.parts for row in part.table.rows if row[0] == number]
@@ -119,4 +153,5 @@ PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "gzip-plain": lambda: zipped("plain"),
     "gzip-packed": lambda: zipped("packed"),
     "increment": increment,
+    "layers": layers,
 }

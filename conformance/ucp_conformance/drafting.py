@@ -27,7 +27,17 @@ from ucp_conformance.oracle.bytes_of import (
 )
 from ucp_conformance.oracle.stored_chunks import GROUP_DOCUMENT, array_document
 
-__all__ = ["AtomDraft", "Draft", "DraftPart", "SlotDraft", "TableDraft", "dump", "encode", "gzip"]
+__all__ = [
+    "AtomDraft",
+    "Draft",
+    "DraftPart",
+    "LayerDraft",
+    "SlotDraft",
+    "TableDraft",
+    "dump",
+    "encode",
+    "gzip",
+]
 
 Encoder = Callable[[Mapping[str, Any], bytes], bytes]
 BLANK = "sha256:" + "0" * 64
@@ -50,8 +60,35 @@ encode: Encoder = gzip
 
 
 @dataclass
+class LayerDraft:
+    """A segment that holds ``rows`` of a box, or all without any; ``data`` are the bytes that the whole box had."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    rows: Sequence[int] | None
+    data: bytes
+
+    def stored(self) -> bytes:
+        """The bytes of the segment."""
+        size = len(self.data) // self.count
+        return b"".join(self.data[row * size : (row + 1) * size] for row in self.rows or range(self.count))
+
+    @property
+    def count(self) -> int:
+        """How many rows the box has."""
+        return next((extent for extent in self.shape if extent != 1), 1)
+
+    def words(self) -> list[int]:
+        """The row words; none without a row set."""
+        bits = sum(1 << row for row in self.rows or ())
+        return (
+            [bits >> 64 * word & (1 << 64) - 1 for word in range(-(-self.count // 64))] if self.rows else []
+        )
+
+
+@dataclass
 class SlotDraft:
-    """A slot to be written; ``boxes`` gives, per chunk position, how the chunk is cut into segments."""
+    """A slot to be written; ``boxes`` and ``layers`` give, per chunk position, how it is cut into segments."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,6 +97,7 @@ class SlotDraft:
     compressor: dict[str, Any] | None = None
     content: bool = True
     boxes: Mapping[Any, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = field(default_factory=dict)
+    layers: Mapping[Any, Sequence[LayerDraft]] = field(default_factory=dict)
     annotations: dict[str, Any] | None = None
     place: dict[str, Any] | None = None
 
@@ -109,6 +147,7 @@ class TableDraft:
 
     rows: list[list[int]] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
+    row_words: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
@@ -124,13 +163,15 @@ class TableDraft:
             "segments": len(self.rows),
             "words": len(self.words),
             "checksums": len(self.checksums),
-            "zero": bytes(16),
+            "row_words": len(self.row_words),
+            "zero": bytes(8),
         } | self.header
         return b"".join(
             (
-                struct.pack("<8sIIQQQQ16s", *fields.values()),
+                struct.pack("<8sIIQQQQQ8s", *fields.values()),
                 *(struct.pack("<IIQQQ", *row) for row in self.rows),
                 struct.pack(f"<{len(self.words)}Q", *self.words),
+                struct.pack(f"<{len(self.row_words)}Q", *self.row_words),
                 struct.pack(f"<{len(self.counts)}I", *self.counts),
                 struct.pack(f"<{len(self.checksums)}I", *self.checksums),
                 self.tail,
@@ -259,6 +300,14 @@ class Draft:
         table: TableDraft,
         begun: set[int],
     ) -> None:
+        for layer in (layers := slot.layers.get(position, ())):
+            words = layer.words()
+            row_set = len(table.row_words) + 1 if words else 0
+            table.row_words += words
+            self._segment(layer.stored(), (layer.offset, layer.shape), row_set, table, begun)
+        if layers:
+            table.counts.append(len(layers))
+            return
         boxes = slot.boxes.get(position)
         table.counts.append(len(boxes) if boxes else 1)
         whole: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None]
@@ -266,15 +315,27 @@ class Draft:
             data = raw if box is None else cut(raw, item, shape, *box)
             if slot.compressor is not None:
                 data = self.encoder(slot.compressor, data)
-            word = 0
-            if box is not None:
-                word = len(table.words) + 1
-                table.words += [*box[0], *box[1]]
-            container = len(table.rows) % len(self.pack_data)
-            follows = self.dense and container in begun
-            table.rows.append([container, 0, self._place(container, data, follows=follows), len(data), word])
-            begun.add(container)
-            table.checksums += block_checksums(data)
+            self._segment(data, box, 0, table, begun)
+
+    def _segment(
+        self,
+        data: bytes,
+        box: tuple[tuple[int, ...], tuple[int, ...]] | None,
+        row_set: int,
+        table: TableDraft,
+        begun: set[int],
+    ) -> None:
+        word = 0
+        if box is not None:
+            word = len(table.words) + 1
+            table.words += [*box[0], *box[1]]
+        container = len(table.rows) % len(self.pack_data)
+        follows = self.dense and container in begun
+        table.rows.append(
+            [container, row_set, self._place(container, data, follows=follows), len(data), word]
+        )
+        begun.add(container)
+        table.checksums += block_checksums(data)
 
     def _place(self, container: int, data: bytes, *, follows: bool) -> int:
         if self.share and (container, data) in self.shared:

@@ -174,16 +174,21 @@ class Feature:
 FEATURES: Final = (
     Feature("blosc", "read", "a slot has the compressor `blosc`"),
     Feature("incremental", "read", "a pack of the pack list is shared (section 16.4)"),
+    Feature("row-overwrite", "read", "a segment has a row set (section 16.4)"),
     Feature("zstd", "read", "a slot has the compressor `zstd`"),
 )
 READ_FEATURES: Final = frozenset(feature.name for feature in FEATURES if feature.kind == "read")
 
 
-def needed_features(compressors: Iterable[Compressor | None], packs: Iterable[Pack] = ()) -> frozenset[str]:
-    """Return the features that slots with these compressors, or none, and these packs need."""
+def needed_features(
+    compressors: Iterable[Compressor | None], packs: Iterable[Pack] = (), *, has_row_sets: bool = False
+) -> frozenset[str]:
+    """Return the features that slots with these compressors, or none, these packs and row sets need."""
     names = {compressor.name for compressor in compressors if compressor is not None}
     if any(pack.shared for pack in packs):
         names.add("incremental")
+    if has_row_sets:
+        names.add("row-overwrite")
     return frozenset(names & READ_FEATURES)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,6 +27,8 @@ __all__ = [
     "Segment",
     "TableBuilder",
     "prefix_sums",
+    "row_set_bytes",
+    "rows_of",
 ]
 
 OWN_OBJECT: Final = 0xFFFFFFFF
@@ -47,11 +49,12 @@ _HEADER: Final = np.dtype(
         ("segments", "<u8"),
         ("words", "<u8"),
         ("checksums", "<u8"),
-        ("zero", "<u8", (2,)),
+        ("row_words", "<u8"),
+        ("zero", "<u8"),
     ]
 )
 _ROW: Final = np.dtype(
-    [("container", "<u4"), ("zero", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("box", "<u8")]
+    [("container", "<u4"), ("row_set", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("box", "<u8")]
 )
 
 
@@ -59,7 +62,8 @@ class Segment(NamedTuple):
     """A run of stored bytes that holds a chunk, or a box of it in the chunk's coordinates.
 
     ``offset`` and ``length`` in bytes of the container; ``checksums`` one CRC-32C per 1 MiB of `covered` bytes, as
-    they stand in the table: four bytes each, little-endian.
+    they stand in the table: four bytes each, little-endian. ``row_set``: it holds these rows of the box alone, a bit
+    for each as in the table.
     """
 
     container: int
@@ -67,6 +71,17 @@ class Segment(NamedTuple):
     length: int
     box: Box | None
     checksums: bytes
+    row_set: bytes | None = None
+
+    def rows(self) -> NDArray[np.int64]:
+        """Return the rows of its box that it holds, in order."""
+        if self.box is None:
+            raise ValueError("rows are those of a box")
+        count = rows_of(self.box)
+        if self.row_set is None:
+            return np.arange(count)
+        bits = np.unpackbits(np.frombuffer(self.row_set, np.uint8), count=count, bitorder="little")
+        return np.flatnonzero(bits)
 
     @property
     def covered(self) -> int:
@@ -74,16 +89,18 @@ class Segment(NamedTuple):
         return self.length - OBJECT_TRAILER if self.container == OWN_OBJECT else self.length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkTable:
     """A parsed table. Rows are in derived order; all arrays are views of the file's bytes.
 
-    ``rows`` one structured row per segment; ``words`` the boxes; ``counts`` segments per chunk;
+    ``rows`` one structured row per segment; ``words`` the boxes; ``row_words`` the row sets; ``counts`` segments per
+    chunk;
     ``checksums`` one per 1 MiB of each segment; ``first_segment`` and ``first_checksum`` are prefix sums.
     """
 
     rows: NDArray[np.void]
     words: NDArray[np.uint64]
+    row_words: NDArray[np.uint64]
     counts: NDArray[np.uint32]
     checksums: NDArray[np.uint32]
     first_segment: NDArray[np.int64]
@@ -105,13 +122,14 @@ class ChunkTable:
         header = np.frombuffer(data, _HEADER, 1)[0]
         if header["magic"] != _MAGIC or header["version"] != _VERSION or header["block"] != BLOCK_BYTES:
             raise error("UCP-E-TABLE", "magic, version or block size is not that of a chunk table", at=at)
-        if header["zero"].any():
+        if header["zero"]:
             raise error("UCP-E-TABLE", "reserved header bytes are not zero", at=at)
-        chunks, segments, words, checksums = (
-            int(header[name]) for name in ("chunks", "segments", "words", "checksums")
+        chunks, segments, words, checksums, row_words = (
+            int(header[name]) for name in ("chunks", "segments", "words", "checksums", "row_words")
         )
         # Python integers: no overflow, whatever the header claims.
-        length = _HEADER.itemsize + _ROW.itemsize * segments + 8 * words + 4 * chunks + 4 * checksums
+        length = _HEADER.itemsize + _ROW.itemsize * segments + 8 * (words + row_words)
+        length += 4 * chunks + 4 * checksums
         if length != len(data):
             raise error(
                 "UCP-E-TABLE", f"the header asks for {length} bytes, the table has {len(data)}", at=at
@@ -121,19 +139,22 @@ class ChunkTable:
         position += rows.nbytes
         box_words = np.frombuffer(data, "<u8", words, position)
         position += box_words.nbytes
+        sets = np.frombuffer(data, "<u8", row_words, position)
+        position += sets.nbytes
         counts = np.frombuffer(data, "<u4", chunks, position)
         position += counts.nbytes
         crcs = np.frombuffer(data, "<u4", checksums, position)
         if int(counts.sum(dtype=np.uint64)) != segments:
             raise error("UCP-E-TABLE", "segment counts do not add up to the number of segments", at=at)
         _check_rows(rows, box_words, at)
+        _check_row_sets(rows["row_set"], row_words, at)
         covered = rows["length"].astype(np.int64) - OBJECT_TRAILER * (rows["container"] == OWN_OBJECT)
         if (covered < 1).any():
             raise error("UCP-E-TABLE", "a segment has no bytes; write a zero entry instead", at=at)
         blocks = -(-covered // BLOCK_BYTES)
         if int(blocks.sum()) != checksums:
             raise error("UCP-E-TABLE", "the number of checksums is not that of the segments' blocks", at=at)
-        return cls(rows, box_words, counts, crcs, prefix_sums(counts), prefix_sums(blocks))
+        return cls(rows, box_words, sets, counts, crcs, prefix_sums(counts), prefix_sums(blocks))
 
     def segments(self, chunk: int, ndim: int) -> tuple[Segment, ...]:
         """Return segments of the chunk in row ``chunk``; none is a zero entry. ``ndim`` is that of the slot."""
@@ -150,12 +171,34 @@ class ChunkTable:
                     length,
                     _box_of(self.words[word - 1 : word - 1 + 2 * ndim].tobytes(), ndim) if word else None,
                     bytes(checksums[4 * start : 4 * stop]),
+                    self._row_set(row_set) if row_set else None,
                 )
-                for (container, _, offset, length, word), (start, stop) in zip(
+                for (container, row_set, offset, length, word), (start, stop) in zip(
                     self.rows[first:last].tolist(), pairwise(edges), strict=True
                 )
             ]
         )
+
+    def _row_set(self, begin: int) -> bytes:
+        """The row set that begins with a word, counted from 1: it ends where the next one begins."""
+        stops = self._row_set_stops
+        stop = int(stops[int(np.searchsorted(stops, begin - 1, "right"))])
+        return self.row_words[begin - 1 : stop].tobytes()
+
+    @cached_property
+    def _row_set_stops(self) -> NDArray[np.int64]:
+        begins = self.rows["row_set"][self.rows["row_set"] > 0].astype(np.int64) - 1
+        return np.append(begins[1:], self.row_words.size)
+
+
+def rows_of(box: Box) -> int:
+    """Return how many rows a box has: its first extent that is not 1 (SPEC section 16.4)."""
+    return next((extent for extent in box.shape if extent != 1), 1)
+
+
+def row_set_bytes(rows: int) -> int:
+    """Return the length in bytes of a row set of so many rows."""
+    return 8 * -(-rows // 64)
 
 
 @lru_cache(maxsize=4096)
@@ -165,9 +208,20 @@ def _box_of(words: bytes, ndim: int) -> Box:
     return Box(tuple(values[:ndim]), tuple(values[ndim:]))
 
 
+def _check_row_sets(row_sets: NDArray[np.uint32], row_words: int, at: str) -> None:
+    """Check that row sets begin with the first row word, and one behind another (how long each is, its box says)."""
+    begins = row_sets[row_sets > 0].astype(np.int64)
+    if begins.size == 0:
+        if row_words:
+            raise error("UCP-E-TABLE", "there are row words that no segment refers to", at=at)
+        return
+    if begins[0] != 1 or (np.diff(begins) < 1).any() or begins[-1] > row_words:
+        raise error(
+            "UCP-E-TABLE", "row sets are not in order of their segments, or lie outside the row words", at=at
+        )
+
+
 def _check_rows(rows: NDArray[np.void], words: NDArray[np.uint64], at: str) -> None:
-    if rows["zero"].any():
-        raise error("UCP-E-TABLE", "reserved row bytes are not zero", at=at)
     lengths, offsets = rows["length"], rows["offset"]
     if (lengths == 0).any():
         raise error("UCP-E-TABLE", "a segment has length 0; write a zero entry instead", at=at)
@@ -202,6 +256,7 @@ class _Block(NamedTuple):
     words: NDArray[np.uint64]
     counts: NDArray[np.uint32]
     checksums: bytes
+    row_sets: bytes = b""
 
 
 def _added(words: list[int], box: Box) -> int:
@@ -218,6 +273,7 @@ class TableBuilder:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._words_before = 0  # of blocks
+        self._row_words_before = 0
         self._nbytes = 0  # of blocks
         self._begin()
 
@@ -231,18 +287,26 @@ class TableBuilder:
             rows = np.zeros(len(self._segments), _ROW)
             words: list[int] = []
             checksums: Iterable[bytes] = ()
+            row_sets: Sequence[bytes | None] = ()
             if self._segments:
-                rows["container"], rows["offset"], rows["length"], boxes, checksums = zip(
+                rows["container"], rows["offset"], rows["length"], boxes, checksums, row_sets = zip(
                     *self._segments, strict=True
                 )
                 rows["box"] = [0 if box is None else self._words_before + _added(words, box) for box in boxes]
+                position = self._row_words_before + 1
+                for number, row_set in enumerate(row_sets):
+                    if row_set is not None:
+                        rows["row_set"][number] = position
+                        position += len(row_set) // 8
             counts = np.array(self._counts, "<u4")
-            self._append(_Block(rows, np.array(words, "<u8"), counts, b"".join(checksums)))
+            joined = b"".join(row_set for row_set in row_sets if row_set is not None)
+            self._append(_Block(rows, np.array(words, "<u8"), counts, b"".join(checksums), joined))
             self._begin()
 
     def _append(self, block: _Block) -> None:
         self._blocks.append(block)
         self._words_before += block.words.size
+        self._row_words_before += len(block.row_sets) // 8
         self._nbytes += int(block.rows["length"].sum())
 
     def add_chunk(self, segments: Sequence[Segment]) -> None:
@@ -281,6 +345,11 @@ class TableBuilder:
         )
 
     @property
+    def has_row_sets(self) -> bool:
+        """Whether any segment has a row set."""
+        return self._row_words_before > 0 or any(segment.row_set is not None for segment in self._segments)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all segments."""
         return self._nbytes + sum(segment.length for segment in self._segments)
@@ -300,12 +369,14 @@ class TableBuilder:
         header["chunks"] = sum(block.counts.size for block in blocks)
         header["segments"] = sum(block.rows.size for block in blocks)
         header["words"] = self._words_before
+        header["row_words"] = self._row_words_before
         header["checksums"] = sum(len(block.checksums) for block in blocks) // 4
         data = b"".join(
             (
                 header.tobytes(),
                 *(block.rows.tobytes() for block in blocks),
                 *(block.words.tobytes() for block in blocks),
+                *(block.row_sets for block in blocks),
                 *(block.counts.tobytes() for block in blocks),
                 *(block.checksums for block in blocks),
             )

@@ -121,6 +121,8 @@ class _Work:
     def take_by_name(self, source: Source, one: SegmentDamage) -> None:
         """Take the elements of the same tensor, however they are stored there."""
         stored, chunk, segment = one.stored, one.chunk, self.segment
+        if segment.row_set is not None:
+            return  # others need not have the rows that later layers have written over
         if stored.compressor is not None:
             for found in source.encoded(stored, chunk, segment.covered):
                 if len(found) == segment.covered:

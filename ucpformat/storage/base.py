@@ -7,7 +7,7 @@ a segment are the same, its bytes are read, and compared while they lie in the p
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -17,14 +17,16 @@ from ucpformat.errors import UcpError, error, naming
 from ucpformat.geometry import Box, runs
 from ucpformat.model.envelope import READ_FEATURES
 from ucpformat.model.root import Root, parse_root
-from ucpformat.storage.checksum import BLOCK_BYTES, RunChecksums
+from ucpformat.storage.checksum import BLOCK_BYTES, RunChecksums, checksum_run
 from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.storage.overwriting import are_few, chosen, has_rows, old_rows, row_count, row_set_of, rows_in
 from ucpformat.storage.reading.documents import StoredDocuments, read_root
+from ucpformat.storage.reading.layers import are_layered
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.urls import local_path
 from ucpformat.storage.workers import ForkedExecutor
-from ucpformat.storage.writing.chunk_writer import ChunkPiece, SharedRun
+from ucpformat.storage.writing.chunk_writer import ChunkPiece, Layer, SharedRun
 
 if TYPE_CHECKING:
     import os
@@ -135,11 +137,21 @@ class Base:
 
     def resolved(self, piece: ChunkPiece) -> list[ChunkPiece]:
         """Cut an uncompressed piece into what the base has, which says where (`ChunkPiece.shared`), and the rest."""
+        layers = self._layers(piece)
+        if len(layers) > 1:
+            return self._overwritten(piece, layers) or [piece]
         found = [self._compared(*part) for part in self._parts(piece)]
-        return found if any(one.shared is not None or one.is_moved for one in found) else [piece]
+        if any(one.shared is not None or one.is_moved for one in found):
+            return found
+        if layers and self._may_be_few(piece, layers[0]):
+            return self._overwritten(piece, layers) or [piece]
+        return [piece]
 
     def begins_alike(self, piece: ChunkPiece) -> bool:
-        """Say whether the base may have some of a piece, by the first bytes of each part that it may have."""
+        """Say whether the base may have some of a piece, by a few of its bytes."""
+        layers = self._layers(piece)
+        if len(layers) > 1 or (layers and self._may_be_few(piece, layers[0])):
+            return True
         for segment, first, part in self._parts(piece):
             if first or part.data.nbytes != segment.length:
                 return True
@@ -155,7 +167,7 @@ class Base:
         chunk_box = Box.whole(stored.chunk_shape(piece.chunk))
         mine = chunk_box if piece.box is None else piece.box
         segments = _segments(stored, piece.chunk)
-        if len(segments) > _MOST_PARTS:
+        if len(segments) > _MOST_PARTS or are_layered(segments):
             return []
         item = piece.place.dtype.item_bytes
         parts: list[tuple[Segment, int, ChunkPiece]] = []
@@ -174,6 +186,60 @@ class Base:
                 part = piece._replace(box=both, data=data)
             parts.append((segment, lines.first * item, part))
         return parts
+
+    def _layers(self, piece: ChunkPiece) -> list[Segment]:
+        """The segments that the base has of just the box of a piece, in order, if its rows are told apart."""
+        stored = self._slots.get((piece.place.key, piece.place.slot))
+        if stored is None or piece.place.compressor is not None or not piece.data.nbytes:
+            return []
+        whole = Box.whole(stored.chunk_shape(piece.chunk))
+        mine = whole if piece.box is None else piece.box
+        if not has_rows(mine, piece.place.dtype.item_bytes):
+            return []
+        return [one for one in _segments(stored, piece.chunk) if (one.box or whole) == mine]
+
+    def _may_be_few(self, piece: ChunkPiece, segment: Segment) -> bool:
+        """Whether few rows may differ from those of a segment that has them all."""
+        box = piece.box or piece.place.grid.box_at(piece.chunk)
+        with suppress(UcpError), self._store.linkable(self._packs[segment.container].key) as source:
+            return segment.row_set is None and are_few(source, segment, piece.data, box)
+        return False
+
+    def _overwritten(self, piece: ChunkPiece, layers: list[Segment]) -> list[ChunkPiece]:
+        """Make layers of a piece: those of the base that are kept, and a new one; none to have it written whole."""
+        whole = piece.place.grid.box_at(piece.chunk)
+        box = piece.box or Box.whole(whole.shape)
+        packs = [self._packs[layer.container] for layer in layers]
+        new = rows_in(piece.data, box)
+        with suppress(UcpError), ExitStack() as stack:
+            sources = [stack.enter_context(self._store.linkable(pack.key)) for pack in packs]
+            old, owner, are_right = old_rows(sources, layers, box, new.shape[1])
+            changed = (owner < 0) | (old != new).any(axis=1)
+            sizes = [row_count(layer, box) for layer in layers]
+            may_keep = [is_right and pack.is_used for is_right, pack in zip(are_right, packs, strict=True)]
+            choice = chosen(changed, owner, sizes, may_keep)
+            while choice is not None:
+                unlinked = [one for one in choice.kept if not self._is_linked(packs[one].key, sources[one])]
+                if not unlinked:
+                    break
+                may_keep[unlinked[0]] = False
+                choice = chosen(changed, owner, sizes, may_keep)
+            if choice is None:
+                return []
+            start = piece.start_of_run()
+            cuts = None if start is None else checksum_run(piece.data, start).cuts
+            found: list[ChunkPiece] = []
+            for number in choice.kept:
+                one, pack = layers[number], packs[number]
+                shared = SharedRun(pack.key, pack.length, one.offset, one.length, one.checksums, b"")
+                layer = Layer(one.row_set, 0 if found else piece.data.nbytes, b"" if found else cuts)
+                found.append(piece._replace(box=box, data=piece.data[:0], shared=shared, layer=layer))
+            if choice.rows.any():
+                data = flat_bytes(new[choice.rows])
+                layer = Layer(row_set_of(choice.rows), 0, b"")
+                found.append(piece._replace(box=box, data=data, layer=layer))
+            return found
+        return []
 
     def _compared(self, segment: Segment, first: int, part: ChunkPiece) -> ChunkPiece:
         """Return a part with what the base has of it, if that is the same."""
@@ -197,7 +263,7 @@ class Base:
                 blocks, cuts = known, known
                 if checks is not None:
                     blocks, _, cuts = checks.run()
-                shared = SharedRun(pack.key, pack.length, segment.offset + first, blocks, cuts)
+                shared = SharedRun(pack.key, pack.length, segment.offset + first, data.nbytes, blocks, cuts)
                 return part._replace(shared=shared)
         return part
 
@@ -213,7 +279,7 @@ class Base:
             return None
         with suppress(UcpError), self._store.linkable(pack.key) as source:
             if source.has(data, offset) and self._is_linked(pack.key, source):
-                return SharedRun(pack.key, pack.length, offset, checksums, b"")
+                return SharedRun(pack.key, pack.length, offset, data.nbytes, checksums, b"")
         return None
 
     def has_object(

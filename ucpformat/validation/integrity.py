@@ -17,6 +17,7 @@ from ucpformat.storage.checksum import BLOCK_BYTES, ContentDigest, block_checksu
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch
 from ucpformat.storage.reading.documents import check_object
+from ucpformat.storage.reading.layers import rows_within, write_rows
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
@@ -289,7 +290,12 @@ def _raw_bytes(
     whole = Box.whole(stored.chunk_shape(chunk))
     assembled = np.empty(whole.shape, stored.dtype.numpy)
     for segment, data in zip(segments, read, strict=True):
-        if segment.box is not None:
+        if segment.row_set is not None and segment.box is not None:
+            found = rows_within(segment, segment.box, stored.dtype.item_bytes)
+            write_rows(
+                assembled[selection(segment.box, whole)], found, memoryview(data), segment, segment.box
+            )
+        elif segment.box is not None:
             part = np.frombuffer(data, stored.dtype.numpy).reshape(segment.box.shape)
             assembled[selection(segment.box, whole)] = part
     return assembled.reshape(-1).view(np.uint8).data

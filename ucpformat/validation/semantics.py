@@ -95,11 +95,9 @@ def check_semantics(
     if checked.complete:
         _check_references(checked, names, findings)
         compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
-        findings.extend(
-            feature_set_problems(
-                root.envelope, needed_features(compressors, checked.packs or ()), at=ROOT_KEY
-            )
-        )
+        has_row_sets = any(part.table.row_words.size for part in checked.parts)
+        needed = needed_features(compressors, checked.packs or (), has_row_sets=has_row_sets)
+        findings.extend(feature_set_problems(root.envelope, needed, at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
         if layout_work is None:
             nbytes = documents.nbytes + sum(part.table.rows.nbytes for part in checked.parts)

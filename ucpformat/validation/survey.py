@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ucpformat.geometry import Box, decompose_flat_range, element_count, joined
 from ucpformat.model.dtype import DTYPES
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.validation.damage import joined_runs
+from ucpformat.storage.reading.layers import row_dim
+from ucpformat.validation.damage import as_runs, joined_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -289,6 +292,9 @@ def _add_segment(lost: _Lost, one: SegmentDamage) -> None:
         lost.ranges.append((first, stop))
         return
     item = stored.dtype.item_bytes
+    if segment.row_set is not None and segment.box is not None:
+        lost.boxes += _rows_lost(stored, chunk, one)
+        return
     size = stop - first if segment.box is None else segment.box.size
     for low, high in one.blocks:
         start, end = low * BLOCK_BYTES // item, min(size, -(-high * BLOCK_BYTES // item))
@@ -300,3 +306,24 @@ def _add_segment(lost: _Lost, one: SegmentDamage) -> None:
             offset = tuple(map(int.__add__, segment.box.offset, stored.chunk_box(chunk).offset))
             boxes = decompose_flat_range(segment.box.shape, start, end)
             lost.boxes += [box.translate(offset) for box in boxes]
+
+
+def _rows_lost(stored: StoredSlot, chunk: int, one: SegmentDamage) -> Iterator[Box]:
+    """Yield the rows, in coordinates of the slot, that a damaged layer gave."""
+    segments = stored.segments(chunk)
+    segment = segments[one.number]
+    box = segment.box
+    if box is None:
+        return
+    rows = segment.rows()
+    row_bytes = segment.length // rows.size
+    later = [other.rows() for other in segments[one.number + 1 :] if other.box == box]
+    dim = row_dim(box.shape)
+    origin = tuple(map(int.__add__, box.offset, stored.chunk_box(chunk).offset))
+    for low, high in one.blocks:
+        bad = rows[low * BLOCK_BYTES // row_bytes : -(-high * BLOCK_BYTES // row_bytes)]
+        for given in later:
+            bad = bad[~np.isin(bad, given)]
+        for first, stop in as_runs(bad.tolist()):
+            offset = (*origin[:dim], origin[dim] + first, *origin[dim + 1 :])
+            yield Box(offset, (*box.shape[:dim], stop - first, *box.shape[dim + 1 :]))

@@ -9,28 +9,38 @@ from ucp_conformance.oracle.bytes_of import BLOCK
 from ucp_conformance.oracle.problem import RefusalError
 from ucp_conformance.oracle.strict_json import LARGEST
 
-__all__ = ["OWN_OBJECT", "Segment", "Table", "parse_table"]
+__all__ = ["OWN_OBJECT", "Segment", "Table", "check_row_set", "parse_table"]
 
 OWN_OBJECT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A row with what belongs to it; ``box`` is the raw index of its first word plus 1, or 0."""
+    """A row with what belongs to it; ``box`` and ``rows`` are the raw indexes of their first words plus 1, or 0."""
 
     container: int
     offset: int
     length: int
     box: int
     checksums: tuple[int, ...]
+    rows: int = 0
 
 
 @dataclass(frozen=True)
 class Table:
-    """Segments per chunk in derived order, and the box words."""
+    """Segments per chunk in derived order, the box words and the row words."""
 
     chunks: tuple[tuple[Segment, ...], ...]
     words: tuple[int, ...]
+    row_words: tuple[int, ...] = ()
+
+    def rows_of(self, segment: Segment, shape: tuple[int, ...]) -> list[int]:
+        """The rows of a box of this shape that a segment has."""
+        count = next((extent for extent in shape if extent != 1), 1)
+        if not segment.rows:
+            return list(range(count))
+        words = self.row_words[segment.rows - 1 :]
+        return [row for row in range(count) if words[row // 64] >> row % 64 & 1]
 
 
 def parse_table(data: bytes, at: str) -> Table:
@@ -41,22 +51,23 @@ def parse_table(data: bytes, at: str) -> Table:
             raise RefusalError("UCP-E-TABLE", at, why)
 
     require(len(data) >= 64, "shorter than its header")
-    magic, version, block, chunks, segments, words, checksums = struct.unpack("<8sIIQQQQ", data[:48])
+    magic, version, block, chunks, segments, words, checksums, sets = struct.unpack("<8sIIQQQQQ", data[:56])
     require((magic, version, block) == (b"UCPTABLE", 0, BLOCK), "magic, version or block")
-    require(not any(data[48:64]), "reserved bytes of the header")
-    require(len(data) == 64 + 32 * segments + 8 * words + 4 * chunks + 4 * checksums, "length")
+    require(not any(data[56:64]), "reserved bytes of the header")
+    require(len(data) == 64 + 32 * segments + 8 * (words + sets) + 4 * chunks + 4 * checksums, "length")
     place = 64
     rows = [struct.unpack_from("<IIQQQ", data, place + 32 * row) for row in range(segments)]
     place += 32 * segments
     box_words = struct.unpack_from(f"<{words}Q", data, place)
     place += 8 * words
+    row_words = struct.unpack_from(f"<{sets}Q", data, place)
+    place += 8 * sets
     counts = struct.unpack_from(f"<{chunks}I", data, place)
     sums = struct.unpack_from(f"<{checksums}I", data, place + 4 * chunks)
     require(sum(counts) == segments, "segment counts")
     found: list[Segment] = []
     used = 0
-    for container, zero, offset, length, box in rows:
-        require(zero == 0, "reserved bytes of a row")
+    for container, row_set, offset, length, box in rows:
         # The last four bytes of a chunk's own object are Zarr's checksum, and not covered by ours.
         covered = length - 4 if container == OWN_OBJECT else length
         require(covered >= 1, "a segment without covered bytes")
@@ -64,7 +75,7 @@ def parse_table(data: bytes, at: str) -> Table:
             raise RefusalError("UCP-E-SEGMENT", at, "beyond 2^53-1")
         blocks = -(-covered // BLOCK)
         require(used + blocks <= checksums, "number of checksums")
-        found.append(Segment(container, offset, length, box, tuple(sums[used : used + blocks])))
+        found.append(Segment(container, offset, length, box, tuple(sums[used : used + blocks]), row_set))
         used += blocks
     require(used == checksums, "number of checksums")
     grouped: list[tuple[Segment, ...]] = []
@@ -72,4 +83,18 @@ def parse_table(data: bytes, at: str) -> Table:
     for count in counts:
         grouped.append(tuple(found[first : first + count]))
         first += count
-    return Table(tuple(grouped), tuple(box_words))
+    return Table(tuple(grouped), tuple(box_words), tuple(row_words))
+
+
+def check_row_set(table: Table, segment: Segment, ndim: int, expected: int, at: str) -> int:
+    """UCP-D-137, UCP-D-141 and UCP-D-142 of a segment with a row set; where the next one has to begin."""
+    if not segment.box:
+        raise RefusalError("UCP-E-SEGMENT", at, "rows of no box")
+    shape = table.words[segment.box - 1 + ndim : segment.box - 1 + 2 * ndim]
+    count = next((extent for extent in shape if extent != 1), 1)
+    after = expected - -count // 64
+    if segment.rows != expected or after - 1 > len(table.row_words):
+        raise RefusalError("UCP-E-TABLE", at, "row words out of order")
+    if count % 64 and table.row_words[after - 2] >> count % 64:
+        raise RefusalError("UCP-E-TABLE", at, "bits behind the last row")
+    return after

@@ -11,7 +11,7 @@ from typing import Any
 from ucp_conformance.oracle import arithmetic, documents, layouts
 from ucp_conformance.oracle import buffers as buffers_of
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
-from ucp_conformance.oracle.chunk_table import OWN_OBJECT, Segment, Table, parse_table
+from ucp_conformance.oracle.chunk_table import OWN_OBJECT, Segment, Table, check_row_set, parse_table
 from ucp_conformance.oracle.documents import ROOT, Collected, document, fetch, open_root
 from ucp_conformance.oracle.problem import Problem, RefusalError, pointer
 from ucp_conformance.oracle.store import Store, is_key
@@ -290,8 +290,8 @@ class _Examiner:
         return atoms
 
     def check_rows(self, storage: str, table: Table, key: str, slots: list[SlotChunks]) -> None:
-        """Check UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117, UCP-D-136."""
-        expected = 1
+        """Check UCP-D-105, UCP-D-107, UCP-D-115 to UCP-D-117, UCP-D-136, UCP-D-141."""
+        expected = first_row_word = 1
         for slot in slots:
             ends = {(one.container, one.offset + one.length) for segments in slot.rows for one in segments}
             for segments in slot.rows:
@@ -303,12 +303,16 @@ class _Examiner:
                         if segment.box != expected or not slot.grid.shape:
                             raise RefusalError("UCP-E-TABLE", key, "box words out of order")
                         expected += 2 * len(slot.grid.shape)
-        if expected != 1 + len(table.words):
-            raise RefusalError("UCP-E-TABLE", key, "box words that nobody uses")
+                    if segment.rows:
+                        first_row_word = check_row_set(
+                            table, segment, len(slot.grid.shape), first_row_word, key
+                        )
+        if (expected, first_row_word) != (1 + len(table.words), 1 + len(table.row_words)):
+            raise RefusalError("UCP-E-TABLE", key, "box or row words that nobody uses")
 
     def check_row(self, storage: str, segment: Segment, ends: set[Any], item: int, key: str) -> None:
         if storage == "plain":
-            if (segment.container, segment.offset, segment.box) != (OWN_OBJECT, 0, 0):
+            if (segment.container, segment.offset, segment.box, segment.rows) != (OWN_OBJECT, 0, 0, 0):
                 raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")
             return
         if segment.container >= len(self.packs):
@@ -326,6 +330,7 @@ class _Examiner:
         root = logical.root
         needed = {slot.slot["compressor"]["name"] for slot in self.slots if "compressor" in slot.slot}
         needed |= {"incremental" for pack in self.packs if "shared" in pack}
+        needed |= {"row-overwrite" for table in self.tables.values() if table.row_words}
         if sorted(needed - {"gzip"}) != root["read_features"]:
             self.found.add("UCP-E-FEATURE-SET", pointer(ROOT, "read_features"))
         if root["write_features"]:

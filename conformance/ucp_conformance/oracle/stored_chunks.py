@@ -62,7 +62,7 @@ class SlotChunks:
         return found
 
     def check(self, number: int, position: tuple[int, ...], table: Table) -> None:
-        """Check UCP-D-101 to UCP-D-104, UCP-D-109 for one chunk."""
+        """Check UCP-D-101 to UCP-D-104, UCP-D-109, UCP-D-137 to UCP-D-140 for one chunk."""
 
         def wrong(why: str) -> RefusalError:
             return RefusalError("UCP-E-SEGMENT", self.table_key, why)
@@ -80,22 +80,39 @@ class SlotChunks:
         if "compressor" in self.slot or None in boxes:
             raise wrong("several segments, one of them without a box or compressed")
         seen: set[tuple[int, ...]] = set()
+        layers: dict[tuple[tuple[int, ...], tuple[int, ...]], list[set[int]]] = {}
         offsets = []
+        before = None
         for segment, box in zip(segments, boxes, strict=True):
             offset, shape = box or ((), ())
             if 0 in shape or any(o + s > d for o, s, d in zip(offset, shape, clipped, strict=True)):
                 raise wrong("a box is empty or leaves the chunk")
-            if segment.length != self.item * math.prod(shape):
+            if segment.rows and math.prod(shape) < 2:
+                raise wrong("rows of one element")
+            rows = set(table.rows_of(segment, shape))
+            count = next((extent for extent in shape if extent != 1), 1)
+            if segment.length != self.item * math.prod(shape) // count * len(rows):
                 raise wrong("length of a segment")
+            offsets.append(offset)
+            if box == before:
+                if not segment.rows:
+                    raise wrong("a layer without rows behind another")
+                layers[offset, shape].append(rows)
+                continue
+            before = box
+            layers[offset, shape] = [rows]
             for index in boxes_of(offset, shape):
                 if index in seen:
                     raise wrong("boxes overlap")
                 seen.add(index)
-            offsets.append(offset)
         if len(seen) != math.prod(clipped):
             raise wrong("boxes leave a gap")
         if offsets != sorted(offsets):
             raise wrong("boxes are not sorted")
+        for (_, shape), found in layers.items():
+            count = next((extent for extent in shape if extent != 1), 1)
+            if len(found) > 32 or len(set[int]().union(*found)) != count:
+                raise wrong("too many layers, or a row in none")
 
     def key(self, position: tuple[int, ...], segment: Segment, packs: list[dict[str, Any]]) -> str:
         """Return the key of the container of a segment."""
@@ -136,7 +153,7 @@ class SlotChunks:
             data = self.stored(store, position, segment, packs)
             key = self.key(position, segment, packs)
             if box is not None:
-                paste(raw, self.item, clipped, *box, data)
+                self.paste_rows(raw, clipped, table.rows_of(segment, box[1]), box, data)
                 continue
             if segment.container == OWN_OBJECT:
                 if crc32c(data[:-4]).to_bytes(4, "little") != data[-4:]:
@@ -152,6 +169,23 @@ class SlotChunks:
         if unused and any(byte & unused for byte in raw):
             raise RefusalError("UCP-E-PADDING", key, "unused bits")
         return bytes(raw)
+
+    def paste_rows(
+        self,
+        raw: bytearray,
+        clipped: tuple[int, ...],
+        rows: list[int],
+        box: tuple[tuple[int, ...], tuple[int, ...]],
+        data: bytes,
+    ) -> None:
+        """Put rows of a box where they belong, one by one."""
+        offset, shape = box
+        dim = next((dim for dim, extent in enumerate(shape) if extent != 1), 0)
+        size = self.item * math.prod(shape) // (shape[dim] if shape else 1)
+        for number, row in enumerate(rows):
+            where = (*offset[:dim], offset[dim] + row, *offset[dim + 1 :])
+            one = (*shape[:dim], 1, *shape[dim + 1 :])
+            paste(raw, self.item, clipped, where, one, data[number * size : (number + 1) * size])
 
     def decoded(self, data: bytes, size: int, key: str) -> bytes:
         """Return raw bytes of a whole chunk."""

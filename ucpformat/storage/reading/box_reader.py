@@ -22,6 +22,7 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
+from ucpformat.storage.reading.layers import are_layered, rows_within, write_rows
 from ucpformat.storage.reading.slot_form import NO_SINGLE_CHUNKS
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.store import StoredRange
@@ -123,7 +124,7 @@ class BoxReader:
         for some in targets:
             for stored, chunk, box, out in self._chunks(some, runs, blocks):
                 segments = stored.segments(chunk)
-                if not segments or stored.compressor is not None:
+                if not segments or stored.compressor is not None or are_layered(segments):
                     odd.append((stored, chunk, segments, box, out))
                     continue
                 for segment, held, part in stored.meeting(chunk, segments, box):
@@ -231,12 +232,48 @@ class BoxReader:
         if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
             return
         target = out[selection(part, box)]
-        if stored.compressor is None or not segments:
+        if not segments:
             target[...] = np.zeros((), out.dtype)
+        elif stored.compressor is None:
+            self._read_layers(stored, chunk, segments, part, target)
         else:
             with self._room.take(2 * stored.whole_bytes()):
                 whole = self._decoded(stored, stored.compressor, chunk, segments[0])
                 target[...] = whole[selection(part, chunk_box)]
+
+    def _read_layers(
+        self,
+        stored: StoredSlot,
+        chunk: int,
+        segments: tuple[Segment, ...],
+        part: Box,
+        target: NDArray[np.generic],
+    ) -> None:
+        """Fill ``target`` with a part of a chunk, layer after layer: rows of later ones take the place of others."""
+        wanted = part.relative_to(stored.chunk_box(chunk))
+        for segment in segments:
+            both = None if segment.box is None else segment.box.intersect(wanted)
+            if both is None:
+                continue
+            inner = target[selection(both, wanted)]
+            found = rows_within(segment, both, stored.dtype.item_bytes)
+            if found.first == found.stop:
+                continue
+            key = stored.object_key(chunk, segment)
+            if found.stop - found.first == segment.length == inner.nbytes and inner.flags.c_contiguous:
+                self._read_verified(key, segment, 0, flat_bytes(inner))  # all of its rows
+                continue
+            start = found.first // BLOCK_BYTES * BLOCK_BYTES
+            stop = min(-(-found.stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
+            room = self._scratch.take(stop - start).data[: stop - start]
+            self._read_verified(key, segment, start, room)
+            write_rows(inner, found, room[found.first - start : found.stop - start], segment, both)
+
+    def _read_verified(self, key: str, segment: Segment, start: int, room: memoryview) -> None:
+        """Read bytes of a segment from a block on, and check them."""
+        self._store.read_into(key, segment.offset + start, [room])
+        if self._verify:
+            verify_blocks([room], segment.checksums, start // BLOCK_BYTES, key)
 
     def _decoded(
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ucpformat.errors import error
 from ucpformat.geometry import Box
+from ucpformat.storage.reading.layers import are_layered
 
 if TYPE_CHECKING:
     from ucpformat.model.table import Segment
@@ -31,11 +33,15 @@ def held_together(stored: StoredSlot) -> list[HeldBox]:
 
     Raises:
         InvalidCheckpointError: as `StoredSlot.segments`.
+        StoreError: ``UCP-E-STORE`` where rows were written over, which lie in several places.
     """
     found: list[HeldBox] = []
     for chunk in range(stored.grid.count):
         chunk_box = stored.chunk_box(chunk)
         segments = stored.segments(chunk)
+        if are_layered(segments):
+            message = "rows of this slot were written over: it cannot be mapped; read it"
+            raise error("UCP-E-STORE", message, at=stored.label)
         if not segments:
             _add(found, HeldBox(chunk_box, None))
         for segment, box, _ in stored.meeting(chunk, segments, chunk_box):

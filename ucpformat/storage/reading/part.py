@@ -14,6 +14,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
 from ucpformat.model.table import OWN_OBJECT
+from ucpformat.storage.reading.layers import are_layered, check_layers
 from ucpformat.storage.reading.slot_form import SingleChunks, single_chunks, slot_form, stored_bytes
 from ucpformat.storage.reading.tiles import sizes_of_tiles
 
@@ -183,7 +184,7 @@ class StoredSlot(NamedTuple):
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
         shape, item = self.chunk_shape(chunk), self.dtype.item_bytes
-        if self.compressor is None:
+        if self.compressor is None and not are_layered(segments):
             sizes = sizes_of_tiles(tuple([segment.box for segment in segments]), shape)
             if sizes is not None and [one.length for one in segments] == [size * item for size in sizes]:
                 return
@@ -193,7 +194,6 @@ class StoredSlot(NamedTuple):
         if self.compressor is not None:
             raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
         whole = Box.whole(shape)
-        boxes = []
         for segment in segments:
             if segment.box is None:
                 raise error("UCP-E-SEGMENT", "segments with and without a box claim one chunk", at=at)
@@ -201,9 +201,7 @@ class StoredSlot(NamedTuple):
                 raise error("UCP-E-SEGMENT", "a segment's box is empty", at=at)
             if not whole.contains(segment.box):
                 raise error("UCP-E-SEGMENT", f"{segment.box} lies outside the chunk", at=at)
-            if segment.length != segment.box.size * item:
-                raise error("UCP-E-SEGMENT", f"the length of the segment is not that of {segment.box}", at=at)
-            boxes.append(segment.box)
+        boxes = [*check_layers(segments, item, at)]
         if boxes != sorted(boxes, key=lambda box: box.offset):
             raise error("UCP-E-SEGMENT", "segments are not sorted by box offset", at=at)
         fault = exact_cover(boxes, whole.shape)
@@ -341,8 +339,9 @@ class StoredPart:
         rows = self.table.rows
         if (self.table.counts > 1).any() or (rows["container"] != OWN_OBJECT).any():
             raise error("UCP-E-TABLE", "a chunk of storage plain is one object of its own", at=self.table_key)
-        if rows["offset"].any() or rows["box"].any():
-            raise error("UCP-E-TABLE", "a chunk of storage plain has offset 0 and no box", at=self.table_key)
+        if rows["offset"].any() or rows["box"].any() or rows["row_set"].any():
+            message = "a chunk of storage plain has offset 0, no box and no row set"
+            raise error("UCP-E-TABLE", message, at=self.table_key)
 
     def _check_packed(self) -> None:
         rows = self.table.rows
@@ -367,6 +366,7 @@ class StoredPart:
             message = "a segment is neither aligned nor right behind another one of its slot"
             raise error("UCP-E-SEGMENT", message, at=self.table_key)
         self._check_box_words()
+        self._check_row_sets()
 
     def _slot_of_rows(self) -> NDArray[np.int64]:
         """Return the number of the slot that each segment is of."""
@@ -383,6 +383,32 @@ class StoredPart:
         begins = ends[numbers]
         begins["at"] = rows["offset"][numbers]
         return bool(np.isin(begins, ends).all())
+
+    def _check_row_sets(self) -> None:
+        """Row sets as long as their boxes say, one behind another, without bits behind their last row."""
+        rows, words = self.table.rows, self.table.words
+        (having,) = np.nonzero(rows["row_set"])
+        if not having.size:
+            return
+        dims = [len(grid.shape) for _, grid in self.forms]
+        slots = self._slot_of_rows()
+        position = 1
+        for number in having.tolist():
+            box, ndim = int(rows["box"][number]), dims[slots[number]]
+            if not box:
+                raise error("UCP-E-SEGMENT", "a segment without a box has a row set", at=self.table_key)
+            extents = words[box - 1 + ndim : box - 1 + 2 * ndim].tolist()
+            count = next((extent for extent in extents if extent != 1), 1)
+            stop = position + -(-count // 64)
+            if int(rows["row_set"][number]) != position or stop - 1 > self.table.row_words.size:
+                raise error(
+                    "UCP-E-TABLE", "row sets do not stand in order of their segments", at=self.table_key
+                )
+            if count % 64 and int(self.table.row_words[stop - 2]) >> count % 64:
+                raise error("UCP-E-TABLE", "a row set has bits behind its last row", at=self.table_key)
+            position = stop
+        if position - 1 != self.table.row_words.size:
+            raise error("UCP-E-TABLE", "there are row words that no segment has", at=self.table_key)
 
     def _check_box_words(self) -> None:
         boxes = self.table.rows["box"]

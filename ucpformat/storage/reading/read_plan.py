@@ -7,7 +7,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ucpformat.geometry import decompose_flat_range
+from ucpformat.model.table import BLOCK_BYTES, rows_of
 from ucpformat.storage.reading.byte_runs import stretches
+from ucpformat.storage.reading.layers import rows_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +72,15 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
     item = stored.dtype.item_bytes
     for segment, held, part in stored.meeting(chunk, stored.segments(chunk), wanted):
         key = stored.object_key(chunk, segment)
+        if segment.row_set is not None:
+            origin = stored.chunk_box(chunk)
+            rows = rows_within(segment, part.relative_to(origin), item)
+            if rows.first < rows.stop:
+                low = rows.first // BLOCK_BYTES * BLOCK_BYTES
+                high = min(-(-rows.stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
+                needed = part.size // rows_of(part) * rows.rows.size * item
+                yield StoredRead(key, segment.offset + low, segment.offset + high, chunk, needed)
+            continue
         if stored.compressor is not None:
             stop = segment.offset + segment.covered
             yield StoredRead(key, segment.offset, stop, chunk, part.size * item)
@@ -104,4 +115,8 @@ def storage_pattern(stored: StoredSlot) -> tuple[object, ...]:
         return counts, rows["length"].tobytes()
     if not rows["box"].any():
         return (counts,)
-    return counts, *(segment.box for chunk in range(stored.grid.count) for segment in stored.segments(chunk))
+    return counts, *(
+        (segment.box, segment.row_set)
+        for chunk in range(stored.grid.count)
+        for segment in stored.segments(chunk)
+    )

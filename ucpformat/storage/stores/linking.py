@@ -43,6 +43,10 @@ class LinkSource:
         """Its length."""
         return os.fstat(self.descriptor).st_size
 
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return bytes from ``start`` on, fewer where the file ends; raises OSError where they cannot be read."""
+        return read_at(self.descriptor, nbytes, start)
+
     def has(self, data: memoryview, start: int) -> bool:
         """Say whether the bytes from ``start`` on are ``data``; raises OSError where they cannot be read."""
         for low in range(0, data.nbytes, _COMPARED_BYTES):

@@ -30,6 +30,7 @@ __all__ = [
     "ChunkPiece",
     "ChunkWriter",
     "Create",
+    "Layer",
     "PlainChunkWriter",
     "Room",
     "SharedRun",
@@ -86,17 +87,29 @@ class Room(NamedTuple):
 
 
 class SharedRun(NamedTuple):
-    """Where a pack of the base of an increment has the bytes of a piece: from ``offset`` on.
+    """Where a pack of the base of an increment has the bytes of a piece: ``nbytes`` from ``offset`` on.
 
     ``length`` is that of the pack, linked under the same ``key``; ``blocks`` and ``cuts`` are those of the bytes as
-    `Run` has them, without cuts where they are compressed.
+    `Run` has them, without cuts where they are compressed, or a layer.
     """
 
     key: str
     length: int
     offset: int
+    nbytes: int
     blocks: bytes
     cuts: bytes
+
+
+class Layer(NamedTuple):
+    """What makes a piece a layer of its box: the rows that it has, all where ``row_set`` is None.
+
+    The first of a box has ``size``, the bytes of the box, and their ``cuts`` as `Run` has them; the others have none.
+    """
+
+    row_set: bytes | None
+    size: int
+    cuts: bytes | None
 
 
 class ChunkPiece(NamedTuple):
@@ -104,6 +117,7 @@ class ChunkPiece(NamedTuple):
 
     ``room`` is what was reserved for it, if anything was: it is stored as it is then. ``shared`` is where it lies
     already, if it does. ``is_moved``: the base has it in a pack that is not shared, so that it will hardly change.
+    Of a ``layer``, ``data`` are its rows, none where it is shared.
     """
 
     place: SlotPlace
@@ -113,6 +127,7 @@ class ChunkPiece(NamedTuple):
     room: Room | None = None
     shared: SharedRun | None = None
     is_moved: bool = False
+    layer: Layer | None = None
 
     def start_of_run(self) -> int | None:
         """Return the logical byte of the slot where it begins; None where it is no contiguous run of the slot."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.storage.stores.store import Look, PackFile, Store
-    from ucpformat.storage.writing.chunk_writer import BaseChunks, SharedRun, SlotPlace
+    from ucpformat.storage.writing.chunk_writer import BaseChunks, Layer, SharedRun, SlotPlace
 
 __all__ = ["PackedChunkWriter"]
 
@@ -150,7 +150,7 @@ class PackedChunkWriter:
     def _share(self, piece: ChunkPiece, shared: SharedRun) -> StoredChunk:
         """Return what became of an uncompressed piece that lies in a pack of the base."""
         start = piece.start_of_run()
-        segment = Segment(self._linked(shared), shared.offset, piece.data.nbytes, piece.box, shared.blocks)
+        segment = Segment(self._linked(shared), shared.offset, shared.nbytes, piece.box, shared.blocks)
         if start is None:
             return StoredChunk(segment, piece.place.logical_start(piece.chunk), piece.data.nbytes, None)
         return StoredChunk(segment, start, piece.data.nbytes, shared.cuts)
@@ -174,7 +174,7 @@ class PackedChunkWriter:
 
     def write_many(self, pieces: Sequence[ChunkPiece], *, keep: bool = False) -> list[StoredChunk]:
         """Append them all at once, but for what is shared."""
-        if any(piece.shared is not None or piece.is_moved for piece in pieces):
+        if any(piece.shared is not None or piece.is_moved or piece.layer is not None for piece in pieces):
             return [self._write_one(piece, keep=keep) for piece in pieces]
         if len(pieces) == 1 and (pieces[0].room is not None or _goes_through(pieces[0])):
             return [self._pass_through(pieces[0], keep=keep)]
@@ -183,11 +183,28 @@ class PackedChunkWriter:
 
     def _write_one(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Write a piece that the base may have."""
+        if piece.layer is not None:
+            return self._write_layer(piece, piece.layer)
         if piece.shared is not None:
             return self._share(piece, piece.shared)
         if piece.is_moved:
             return self._append([piece], [_encoded(*piece[:4])], keep=keep)[0]
         return self.write_many([piece], keep=keep)[0]
+
+    def _write_layer(self, piece: ChunkPiece, layer: Layer) -> StoredChunk:
+        """Write a layer of a box, or share it."""
+        shared = piece.shared
+        if shared is None:
+            data = piece.data
+            place = self._stored([data], segment_alignment(data.nbytes), keep=False)
+            segment = Segment(*place, data.nbytes, piece.box, block_checksums([data]), layer.row_set)
+        else:
+            where = (self._linked(shared), shared.offset, shared.nbytes)
+            segment = Segment(*where, piece.box, shared.blocks, layer.row_set)
+        start = piece.start_of_run()
+        if start is None:
+            start = piece.place.logical_start(piece.chunk)
+        return StoredChunk(segment, start, layer.size, layer.cuts)
 
     def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""

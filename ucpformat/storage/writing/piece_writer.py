@@ -117,7 +117,8 @@ def _content_of(place: SlotPlace, written: Sequence[tuple[int, StoredChunk]]) ->
     for _, (_, start, size, cuts) in written:
         if cuts is None:
             return None
-        digest.add(start, size, cuts)
+        if size:  # layers of a box have its cuts once
+            digest.add(start, size, cuts)
     return digest.value()
 
 
@@ -131,14 +132,16 @@ def _segments_of_chunk(
     key = place.grid.key(place.grid.index_of(chunk))
     if not written:
         raise error("UCP-E-COVER", f"chunk {key} was never written", at=at)
-    boxes = [segment.box for segment in segments if segment.box is not None]
+    boxes = [segment.box for segment in segments if segment.box is not None and segment.row_set is None]
+    layers = [segment for segment in segments if segment.row_set is not None]
+    boxes += dict.fromkeys(layer.box for layer in layers if layer.box is not None and layer.box not in boxes)
     if boxes:
         fault = exact_cover(boxes, place.grid.box_at(chunk).shape)
         if fault is not None:
             message = f"what was written of chunk {key} does not tile it: {fault}"
             raise error("UCP-E-COVER", message, at=at)
         segments.sort(key=lambda segment: segment.box.offset if segment.box is not None else ())
-    if len(written) > max(1, len(boxes)):
+    if len(written) > max(1, len(boxes)) + len(layers):
         raise error("UCP-E-COVER", f"chunk {key} was written more than once", at=at)
     return segments
 

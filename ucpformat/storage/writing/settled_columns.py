@@ -24,6 +24,7 @@ from ucpformat.storage.writing.stored_columns import (
     NDIM,
     NONE,
     OFFSET,
+    ROWS,
     SIZE,
     SLOT,
     START,
@@ -211,7 +212,7 @@ def _whole(
     for chunks too, which are one long. Where nothing fails, there is no gap and no overlap.
     """
     counts = np.array([place.grid.count for place in places], np.int64)[slots]
-    bad = ~boxes.are_sound
+    bad = ~boxes.are_sound | (rows[:, ROWS] > 0)
     together = slots[1:] == slots[:-1]
     ones = np.ones(len(rows), np.int64)
     for offset, extent, room in zip(

@@ -26,6 +26,7 @@ __all__ = [
     "NDIM",
     "NONE",
     "OFFSET",
+    "ROWS",
     "SIZE",
     "SLOT",
     "START",
@@ -35,18 +36,18 @@ __all__ = [
 
 NONE: Final = -1
 """In place of a container, a number of dims or of bytes: there is no segment, no box, and there are no cuts."""
-SLOT, CHUNK, START, SIZE, CUTS, CONTAINER, OFFSET, LENGTH, NDIM, SUMS = range(10)
-"""Columns. ``CUTS`` and ``SUMS`` count bytes, of cuts and of the segment's checksums."""
-_COLUMNS: Final = 10
+SLOT, CHUNK, START, SIZE, CUTS, CONTAINER, OFFSET, LENGTH, NDIM, SUMS, ROWS = range(11)
+"""Columns. ``CUTS`` and ``SUMS`` count bytes, of cuts and of the segment's checksums, ``ROWS`` words of its row set."""
+_COLUMNS: Final = 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredColumns:
     """Entries of a ledger, in their order.
 
-    ``names`` are the slots that the column ``SLOT`` counts; ``rows`` (entries, 10) integers, by the columns of this
-    module; ``words`` the boxes one after another, each its offset and then its shape; ``checksums`` (bytes) those of
-    each segment and then its cuts.
+    ``names`` are the slots that the column ``SLOT`` counts; ``rows`` (entries, 11) integers, by the columns of this
+    module; ``words`` the boxes one after another, each its offset, its shape and then its row set; ``checksums``
+    (bytes) those of each segment and then its cuts.
     """
 
     names: Sequence[tuple[str, str]]
@@ -64,16 +65,18 @@ class StoredColumns:
         for name, chunk, (segment, start, size, cuts) in entries:
             cut_bytes = NONE if cuts is None else len(cuts)
             if segment is None:
-                rows.append((place[name], chunk, start, size, cut_bytes, NONE, 0, 0, NONE, 0))
+                rows.append((place[name], chunk, start, size, cut_bytes, NONE, 0, 0, NONE, 0, 0))
             else:
-                container, offset, length, box, sums = segment
+                container, offset, length, box, sums, row_set = segment
                 ndim = NONE if box is None else box.ndim
-                row = (place[name], chunk, start, size, cut_bytes, container, offset, length, ndim, len(sums))
-                rows.append(row)
+                stored = (container, offset, length, ndim, len(sums), len(row_set or b"") // 8)
+                rows.append((place[name], chunk, start, size, cut_bytes, *stored))
                 checksums.append(sums)
                 if box is not None:
                     words += box.offset
                     words += box.shape
+                if row_set is not None:
+                    words += np.frombuffer(row_set, "<i8").tolist()
             checksums.append(cuts or b"")
         return cls(
             names,
@@ -137,7 +140,7 @@ class StoredColumns:
 
     def first_words(self) -> NDArray[np.int64]:
         """Return where in ``words`` the box of each entry begins."""
-        return prefix_sums(2 * np.maximum(self.rows[:, NDIM], 0))[:-1]
+        return prefix_sums(2 * np.maximum(self.rows[:, NDIM], 0) + self.rows[:, ROWS])[:-1]
 
     def first_checksums(self) -> NDArray[np.int64]:
         """Return where in ``checksums`` those of each entry begin."""
@@ -151,14 +154,17 @@ class StoredColumns:
 
     def stored(self, row: Sequence[int], word: int, at: int) -> StoredChunk:
         """Return the object of a row whose box begins at ``word`` and whose checksums begin at ``at``."""
-        _, _, start, size, cuts, container, offset, length, ndim, sums = row
+        _, _, start, size, cuts, container, offset, length, ndim, sums, row_words = row
         segment = None
         if container != NONE:
-            box = None
+            box = row_set = None
             if ndim != NONE:
                 values = self.words[word : word + 2 * ndim].tolist()
                 box = Box(tuple(values[:ndim]), tuple(values[ndim:]))
-            segment = Segment(container, offset, length, box, self.checksums[at : at + sums].tobytes())
+                if row_words:
+                    row_set = self.words[word + 2 * ndim :][:row_words].astype("<i8").tobytes()
+            checksums = self.checksums[at : at + sums].tobytes()
+            segment = Segment(container, offset, length, box, checksums, row_set)
         at += sums
         return StoredChunk(
             segment, start, size, None if cuts == NONE else self.checksums[at : at + cuts].tobytes()

@@ -72,20 +72,22 @@ class SlotCheck {
     const bytes = Buffer.alloc(product(chunk.shape) * dtype.size);
     const strides = stridesOf(chunk.shape);
     let complete = true;
-    for (const {segment, box, storedShape} of reader.parts(index)) {
-      const raw = this.raw(index, segment, storedShape);
+    for (const {segment, pieces: held} of reader.parts(index)) {
+      const raw = this.raw(index, segment, held[0]?.storedShape);
       if (raw === null) {
         complete = false;
         continue;
       }
       const key = reader.containerKey(index, segment);
-      const beyond = raw.length > product(box.shape) * dtype.size;
-      if (beyond && !edgeIsZero(raw, grid, box.shape)) {
+      const beyond = reader.plain && raw.length > product(chunk.shape) * dtype.size;
+      if (beyond && !edgeIsZero(raw, grid, chunk.shape)) {
         problems.add('UCP-E-PADDING', key, `elements beyond the shape of ${slot.label}`);
       }
-      const start = box.offset.reduce((sum, o, i) => sum + (o - chunk.offset[i]) * strides[i], 0);
-      copyBox({bytes, start, strides}, {bytes: raw, start: 0, strides: stridesOf(storedShape)},
-        box.shape, dtype.size);
+      for (const {box, storedShape, origin} of held) {
+        const start = box.offset.reduce((sum, o, i) => sum + (o - chunk.offset[i]) * strides[i], 0);
+        copyBox({bytes, start, strides}, {bytes: raw, start: origin, strides: stridesOf(storedShape)},
+          box.shape, dtype.size);
+      }
     }
     if (!unusedBitsAreZero(dtype, bytes)) {
       const [first] = reader.segmentsOf(index);

@@ -14,7 +14,7 @@ import {chunkBox, chunksOf} from './grid.mjs';
 import {countCoordinates, hasCoordinate} from './mesh.mjs';
 import {scale} from './numbers.mjs';
 import {checkForm, checkLayout, lowerToLogical} from './pieces.mjs';
-import {OWN_OBJECT} from './table.mjs';
+import {OWN_OBJECT, rowsOf} from './table.mjs';
 import {chunkKey} from './zarr.mjs';
 
 /** @typedef {import('./boxes.mjs').Box} Box */
@@ -91,19 +91,35 @@ export class SlotReader {
     return decompress(slot.compressor, encoded, length, key);
   }
 
-  /** The boxes of a chunk's segments in the logical tensor, as stored and as valid. */
+  /**
+   * What a chunk's segments hold, in order, so that later layers are copied over earlier ones: boxes of the
+   * logical tensor, as stored and as valid, and the element of the segment with which each begins.
+   */
   * parts(index) {
     const {grid} = this.slot;
     const clipped = chunkBox(grid, index);
     const [first, stop] = this.segmentsOf(index);
     for (let segment = first; segment < stop; segment += 1) {
       const box = this.table.box(segment, grid.shape.length);
-      if (box !== null) {
-        const offset = box.offset.map((o, i) => o + clipped.offset[i]);
-        yield {segment, box: {offset, shape: box.shape}, storedShape: box.shape};
-      } else {
-        yield {segment, box: clipped, storedShape: this.plain ? grid.chunk : clipped.shape};
+      if (box === null) {
+        const storedShape = this.plain ? grid.chunk : clipped.shape;
+        yield {segment, pieces: [{box: clipped, storedShape, origin: 0}]};
+        continue;
       }
+      const offset = box.offset.map((o, i) => o + clipped.offset[i]);
+      const along = Math.max(box.shape.findIndex((extent) => extent !== 1), 0);
+      const rowSize = product(box.shape) / rowsOf(box.shape);
+      let origin = 0;
+      const pieces = this.table.rowRuns(segment, box.shape).map(([from, to]) => {
+        const piece = {
+          box: {offset: offset.with(along, offset[along] + from), shape: box.shape.with(along, to - from)},
+          storedShape: box.shape.with(along, to - from),
+          origin,
+        };
+        origin += (to - from) * rowSize;
+        return piece;
+      });
+      yield {segment, pieces};
     }
   }
 
@@ -114,21 +130,23 @@ export class SlotReader {
    */
   readChunk(index, wants) {
     const {slot} = this;
-    for (const {segment, box, storedShape} of this.parts(index)) {
-      const strides = stridesOf(storedShape);
+    for (const {segment, pieces} of this.parts(index)) {
       const copies = [];
-      for (const want of wants) {
-        const common = intersect(want.box, box);
-        if (!common) continue;
-        const start = dot(subtract(common.offset, box.offset), strides);
-        const last = start + dot(common.shape.map((extent) => extent - 1), strides);
-        copies.push({want, common, start, last});
+      for (const {box, storedShape, origin} of pieces) {
+        const strides = stridesOf(storedShape);
+        for (const want of wants) {
+          const common = intersect(want.box, box);
+          if (!common) continue;
+          const start = origin + dot(subtract(common.offset, box.offset), strides);
+          const last = start + dot(common.shape.map((extent) => extent - 1), strides);
+          copies.push({want, common, start, last, strides});
+        }
       }
       if (copies.length === 0) continue;
       const {source, origin} = slot.compressor === null
         ? this.#fetchRuns(index, segment, copies)
-        : {source: this.decoded(index, segment, storedShape), origin: 0};
-      for (const {want: {box: wanted, view}, common, start} of copies) {
+        : {source: this.decoded(index, segment, pieces[0].storedShape), origin: 0};
+      for (const {want: {box: wanted, view}, common, start, strides} of copies) {
         const to = view.start + dot(subtract(common.offset, wanted.offset), view.strides);
         copyBox({...view, start: to}, {bytes: source, start: start - origin, strides},
           common.shape, slot.dtype.size);

@@ -2,8 +2,10 @@
  * Segments (SPEC section 16.4): what their rows must say beyond the form of the table.
  */
 
+import {isDeepStrictEqual} from 'node:util';
 import {fits, product, tiles} from './boxes.mjs';
 import {chunkBox} from './grid.mjs';
+import {rowsOf} from './table.mjs';
 
 /** Bytes that the Zarr codec `crc32c` appends (UCP-D-098). */
 export const ZARR_CRC = 4;
@@ -20,7 +22,7 @@ function compareOffsets(a, b) {
 
 /**
  * Checks the segments of one slot (UCP-D-098, UCP-D-101 to UCP-D-105, UCP-D-107, UCP-D-109,
- * UCP-D-136).
+ * UCP-D-136 to UCP-D-140).
  * @param {import('./table.mjs').ChunkTable} table checked
  * @param {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null,
  *   label: string}} slot
@@ -78,7 +80,10 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
       if (!fits(box, shape)) return report('has a box that leaves it');
       boxes.push(box);
     }
-    if (compressor === null && length !== grid.itemSize * product((box ?? {shape}).shape)) {
+    if (table.rowSets[s] >= 0 && product(box.shape) < 2) return report('has rows of one element');
+    const held = (box ?? {shape}).shape;
+    const rows = table.rowRuns(s, held).reduce((sum, [from, to]) => sum + to - from, 0);
+    if (compressor === null && length !== grid.itemSize * rows * (product(held) / rowsOf(held))) {
       report('has a segment of another length than its elements');
     }
   }
@@ -88,11 +93,40 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
   }
   if (compressor !== null) return report('is compressed and has boxes');
   if (boxes.length < stop - first) return report('has segments with and without boxes');
-  if (boxes.some((box, i) => i > 0 && compareOffsets(boxes[i - 1], box) >= 0)) {
+  if (boxes.some((box, i) => i > 0 && compareOffsets(boxes[i - 1], box) > 0)) {
     report('has boxes that are not sorted');
   }
-  if (!tiles(boxes, shape)) report('is not tiled by its boxes');
+  const distinct = checkLayers(table, first, boxes, report);
+  if (!tiles(distinct, shape)) report('is not tiled by its boxes');
   return undefined;
+}
+
+const MOST_LAYERS = 32;
+
+/** Checks the layers of each box (UCP-D-138 to UCP-D-140); returns the boxes, each once. */
+function checkLayers(table, first, boxes, report) {
+  const distinct = [];
+  let count = 0;
+  let has = new Uint8Array(0);
+  const end = () => {
+    if (has.includes(0)) report('has a row in no layer');
+    if (count > MOST_LAYERS) report('has too many layers');
+  };
+  boxes.forEach((box, i) => {
+    const same = i > 0 && isDeepStrictEqual(box, boxes[i - 1]);
+    if (!same) {
+      end();
+      distinct.push(box);
+      count = 0;
+      has = new Uint8Array(rowsOf(box.shape));
+    } else if (table.rowSets[first + i] < 0) {
+      report('has a layer without a row set that is not the first');
+    }
+    count += 1;
+    for (const [from, to] of table.rowRuns(first + i, box.shape)) has.fill(1, from, to);
+  });
+  end();
+  return distinct;
 }
 
 /**

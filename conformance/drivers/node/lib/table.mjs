@@ -16,9 +16,13 @@ export const OWN_OBJECT = 0xffffffff;
 /** A 64-bit integer as a number: exact up to 2^53, above it only known to be too large. */
 const wide = (view, at) => view.getUint32(at, true) + view.getUint32(at + 4, true) * 2 ** 32;
 
+/** How many rows a box has: its first extent that is not 1 (SPEC section 16.4). */
+export const rowsOf = (shape) => shape.find((extent) => extent !== 1) ?? 1;
+
 /**
  * A parsed table. Segment `s` of chunk `c` has `firstSegment[c] <= s < firstSegment[c + 1]`;
- * the first `covered[s]` of its bytes have checksums, from `firstChecksum[s]` on; its box words at `boxes[s]`, which is -1 without box.
+ * the first `covered[s]` of its bytes have checksums, from `firstChecksum[s]` on; its box words at `boxes[s]`, which is -1 without box,
+ * and its row words at `rowSets[s]`, which is -1 without a row set.
  */
 export class ChunkTable {
   /**
@@ -36,9 +40,11 @@ export class ChunkTable {
     if (view.getUint32(8, true) !== 0) refuse('another version');
     if (view.getUint32(12, true) !== BLOCK) refuse('another block');
     const [chunks, segments, words, checksums] = [16, 24, 32, 40].map((at) => wide(view, at));
-    if (wide(view, 48) !== 0 || wide(view, 56) !== 0) refuse('reserved header bytes are not zero');
+    const rowWords = wide(view, 48);
+    if (wide(view, 56) !== 0) refuse('reserved header bytes are not zero');
     const wordsAt = HEADER + ROW * segments;
-    const countsAt = wordsAt + 8 * words;
+    const rowWordsAt = wordsAt + 8 * words;
+    const countsAt = rowWordsAt + 8 * rowWords;
     const checksumsAt = countsAt + 4 * chunks;
     if (checksumsAt + 4 * checksums !== bytes.length) refuse('not as long as its header says');
 
@@ -51,6 +57,8 @@ export class ChunkTable {
     this.covered = new Float64Array(segments);
     this.boxes = new Float64Array(segments);
     this.words = new Float64Array(words);
+    this.rowSets = new Float64Array(segments);
+    this.rowBytes = bytes.subarray(rowWordsAt, countsAt);
     this.firstSegment = new Uint32Array(chunks + 1);
     this.checksums = new Uint32Array(checksums);
     this.firstChecksum = new Float64Array(segments + 1);
@@ -58,7 +66,7 @@ export class ChunkTable {
     for (let s = 0; s < segments; s += 1) {
       const at = HEADER + ROW * s;
       this.containers[s] = view.getUint32(at, true);
-      if (view.getUint32(at + 4, true) !== 0) refuse(`segment ${s} has reserved bytes not zero`);
+      this.rowSets[s] = view.getUint32(at + 4, true) - 1;
       this.offsets[s] = wide(view, at + 8);
       this.lengths[s] = wide(view, at + 16);
       this.boxes[s] = wide(view, at + 24) - 1;
@@ -96,7 +104,40 @@ export class ChunkTable {
   }
 
   /**
-   * Checks the table against its part (UCP-D-110, UCP-D-113, UCP-D-115 to UCP-D-117).
+   * Runs of rows that a segment has of its box, in order: all of them without a row set.
+   * @param {number[]} shape of the box
+   * @returns {[first: number, stop: number][]}
+   */
+  rowRuns(segment, shape) {
+    const count = rowsOf(shape);
+    if (this.rowSets[segment] < 0) return [[0, count]];
+    const bits = this.rowBytes.subarray(8 * this.rowSets[segment]);
+    const runs = [];
+    for (let row = 0, open = false; row < count; row += 1) {
+      if (((bits[row >> 3] >> (row & 7)) & 1) === 0) {
+        open = false;
+      } else if (open) {
+        runs.at(-1)[1] = row + 1;
+      } else {
+        runs.push([row, row + 1]);
+        open = true;
+      }
+    }
+    return runs;
+  }
+
+  /** Whether the bits of a row set behind its last row are 0 (UCP-D-142). */
+  #endsClean(segment, count) {
+    const bits = this.rowBytes.subarray(8 * this.rowSets[segment], 8 * (this.rowSets[segment] + Math.ceil(count / 64)));
+    for (let row = count; row < 8 * bits.length; row += 1) {
+      if (((bits[row >> 3] >> (row & 7)) & 1) !== 0) return false;
+    }
+    return true;
+  }
+
+  /**
+   * Checks the table against its part (UCP-D-110, UCP-D-113, UCP-D-115 to UCP-D-117, UCP-D-141,
+   * UCP-D-142).
    * @param {{ndim: number, total: number}[]} grids of the slots of the part, in derived order
    * @param {'plain' | 'packed'} storage
    * @param {number} packs number of packs
@@ -106,6 +147,8 @@ export class ChunkTable {
     const report = (detail) => problems.add('UCP-E-TABLE', this.key, detail);
     let chunk = 0;
     let word = 0;
+    let rowWord = 0;
+    const rowWords = this.rowBytes.length / 8;
     for (const {ndim, total} of grids) {
       if (chunk + total > this.chunks) {
         report('fewer chunks than the part has');
@@ -120,18 +163,34 @@ export class ChunkTable {
             report(`segment ${s} lies in no pack`);
           }
           if (storage === 'plain'
-              && (this.containers[s] !== OWN_OBJECT || this.offsets[s] !== 0 || this.boxes[s] >= 0)) {
+              && (this.containers[s] !== OWN_OBJECT || this.offsets[s] !== 0 || this.boxes[s] >= 0
+                || this.rowSets[s] >= 0)) {
             report(`segment ${s} is not a chunk's own object`);
           }
-          if (this.boxes[s] < 0) continue;
+          if (this.boxes[s] < 0) {
+            if (this.rowSets[s] >= 0) {
+              problems.add('UCP-E-SEGMENT', this.key, `segment ${s} has rows of no box`); // UCP-D-137
+              return;
+            }
+            continue;
+          }
           if (ndim === 0) report(`segment ${s} has a box without dimensions`); // UCP-D-110
           if (this.boxes[s] !== word) report(`the box of segment ${s} is out of order`);
           word += 2 * ndim;
+          if (this.rowSets[s] < 0 || word > this.words.length) continue;
+          const count = rowsOf(this.box(s, ndim).shape);
+          if (this.rowSets[s] !== rowWord || rowWord + Math.ceil(count / 64) > rowWords) {
+            report(`the row set of segment ${s} is out of order`);
+            return;
+          }
+          rowWord += Math.ceil(count / 64);
+          if (!this.#endsClean(s, count)) report(`the row set of segment ${s} has bits behind its last row`);
         }
       }
     }
     if (chunk !== this.chunks) report('more chunks than the part has');
     if (word !== this.words.length) report('more box words than boxes');
+    if (rowWord !== rowWords) report('more row words than row sets');
   }
 }
 

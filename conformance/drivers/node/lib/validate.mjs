@@ -146,6 +146,7 @@ class Validation {
       .map((slot) => slot.compressor?.get('name'))
       .filter((name) => DEFINED_FEATURES.has(name)));
     if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
+    if (this.parts.some(({table}) => table?.rowBytes.length > 0)) needed.add('row-overwrite');
     readFeatures.forEach((name, i) => {
       if (!needed.has(name) || READ_FEATURES.has(name)) return;
       this.problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`),
