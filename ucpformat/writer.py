@@ -449,7 +449,7 @@ class CheckpointWriter:
             self._shared_bytes += table.nbytes_in(self._shared_packs)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
-        self._has_row_sets = self._has_row_sets or table.has_row_sets
+        self._has_row_sets = self._has_row_sets or table.row_words > 0
         if len(rows) > MAX_TABLE_BYTES:
             raise error("UCP-E-LIMIT", f"a table would have {len(rows)} bytes: make larger chunks", at=prefix)
         return Part(

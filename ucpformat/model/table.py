@@ -147,7 +147,8 @@ class ChunkTable:
         if int(counts.sum(dtype=np.uint64)) != segments:
             raise error("UCP-E-TABLE", "segment counts do not add up to the number of segments", at=at)
         _check_rows(rows, box_words, at)
-        _check_row_sets(rows["row_set"], row_words, at)
+        if row_words or rows["row_set"].any():
+            _check_row_sets(rows["row_set"], row_words, at)
         covered = rows["length"].astype(np.int64) - OBJECT_TRAILER * (rows["container"] == OWN_OBJECT)
         if (covered < 1).any():
             raise error("UCP-E-TABLE", "a segment has no bytes; write a zero entry instead", at=at)
@@ -212,9 +213,7 @@ def _check_row_sets(row_sets: NDArray[np.uint32], row_words: int, at: str) -> No
     """Check that row sets begin with the first row word, and one behind another (how long each is, its box says)."""
     begins = row_sets[row_sets > 0].astype(np.int64)
     if begins.size == 0:
-        if row_words:
-            raise error("UCP-E-TABLE", "there are row words that no segment refers to", at=at)
-        return
+        raise error("UCP-E-TABLE", "there are row words that no segment refers to", at=at)
     if begins[0] != 1 or (np.diff(begins) < 1).any() or begins[-1] > row_words:
         raise error(
             "UCP-E-TABLE", "row sets are not in order of their segments, or lie outside the row words", at=at
@@ -273,7 +272,8 @@ class TableBuilder:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._words_before = 0  # of blocks
-        self._row_words_before = 0
+        self.row_words = 0
+        """Words of row sets, once the table is built."""
         self._nbytes = 0  # of blocks
         self._begin()
 
@@ -293,7 +293,7 @@ class TableBuilder:
                     *self._segments, strict=True
                 )
                 rows["box"] = [0 if box is None else self._words_before + _added(words, box) for box in boxes]
-                position = self._row_words_before + 1
+                position = self.row_words + 1
                 for number, row_set in enumerate(row_sets):
                     if row_set is not None:
                         rows["row_set"][number] = position
@@ -306,7 +306,7 @@ class TableBuilder:
     def _append(self, block: _Block) -> None:
         self._blocks.append(block)
         self._words_before += block.words.size
-        self._row_words_before += len(block.row_sets) // 8
+        self.row_words += len(block.row_sets) // 8
         self._nbytes += int(block.rows["length"].sum())
 
     def add_chunk(self, segments: Sequence[Segment]) -> None:
@@ -345,11 +345,6 @@ class TableBuilder:
         )
 
     @property
-    def has_row_sets(self) -> bool:
-        """Whether any segment has a row set."""
-        return self._row_words_before > 0 or any(segment.row_set is not None for segment in self._segments)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all segments."""
         return self._nbytes + sum(segment.length for segment in self._segments)
@@ -369,7 +364,7 @@ class TableBuilder:
         header["chunks"] = sum(block.counts.size for block in blocks)
         header["segments"] = sum(block.rows.size for block in blocks)
         header["words"] = self._words_before
-        header["row_words"] = self._row_words_before
+        header["row_words"] = self.row_words
         header["checksums"] = sum(len(block.checksums) for block in blocks) // 4
         data = b"".join(
             (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from ucp_conformance.oracle.bytes_of import BLOCK
 from ucp_conformance.oracle.problem import RefusalError
 from ucp_conformance.oracle.strict_json import LARGEST
 
-__all__ = ["OWN_OBJECT", "Segment", "Table", "check_row_set", "parse_table"]
+__all__ = ["OWN_OBJECT", "Segment", "Table", "check_row", "check_row_set", "parse_table"]
 
 OWN_OBJECT = 0xFFFFFFFF
 
@@ -98,3 +99,22 @@ def check_row_set(table: Table, segment: Segment, ndim: int, expected: int, at: 
     if count % 64 and table.row_words[after - 2] >> count % 64:
         raise RefusalError("UCP-E-TABLE", at, "bits behind the last row")
     return after
+
+
+def check_row(
+    segment: Segment, packs: list[dict[str, Any]] | None, ends: set[Any], item: int, key: str
+) -> None:
+    """UCP-D-105, UCP-D-107, UCP-D-115, UCP-D-116 and UCP-D-136 of one segment; no ``packs`` in storage plain."""
+    if packs is None:
+        if (segment.container, segment.offset, segment.box, segment.rows) != (OWN_OBJECT, 0, 0, 0):
+            raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")
+        return
+    if segment.container >= len(packs):
+        raise RefusalError("UCP-E-TABLE", key, "no such pack")
+    pack = packs[segment.container]
+    if segment.offset + segment.length > pack["length"]:
+        raise RefusalError("UCP-E-SEGMENT", key, "beyond its pack")
+    alignment = 4096 if segment.length >= 65536 else 64
+    follows = (segment.container, segment.offset) in ends
+    if segment.offset % item if "shared" in pack else segment.offset % alignment and not follows:
+        raise RefusalError("UCP-E-SEGMENT", key, "alignment")

@@ -11,7 +11,12 @@ from typing import Any
 from ucp_conformance.oracle import arithmetic, documents, layouts
 from ucp_conformance.oracle import buffers as buffers_of
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
-from ucp_conformance.oracle.chunk_table import OWN_OBJECT, Segment, Table, check_row_set, parse_table
+from ucp_conformance.oracle.chunk_table import (
+    Table,
+    check_row,
+    check_row_set,
+    parse_table,
+)
 from ucp_conformance.oracle.documents import ROOT, Collected, document, fetch, open_root
 from ucp_conformance.oracle.problem import Problem, RefusalError, pointer
 from ucp_conformance.oracle.store import Store, is_key
@@ -298,7 +303,7 @@ class _Examiner:
                 if storage == "plain" and len(segments) > 1:
                     raise RefusalError("UCP-E-TABLE", key, "several segments in storage plain")
                 for segment in segments:
-                    self.check_row(storage, segment, ends, slot.item, key)
+                    check_row(segment, None if storage == "plain" else self.packs, ends, slot.item, key)
                     if segment.box:
                         if segment.box != expected or not slot.grid.shape:
                             raise RefusalError("UCP-E-TABLE", key, "box words out of order")
@@ -309,21 +314,6 @@ class _Examiner:
                         )
         if (expected, first_row_word) != (1 + len(table.words), 1 + len(table.row_words)):
             raise RefusalError("UCP-E-TABLE", key, "box or row words that nobody uses")
-
-    def check_row(self, storage: str, segment: Segment, ends: set[Any], item: int, key: str) -> None:
-        if storage == "plain":
-            if (segment.container, segment.offset, segment.box, segment.rows) != (OWN_OBJECT, 0, 0, 0):
-                raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")
-            return
-        if segment.container >= len(self.packs):
-            raise RefusalError("UCP-E-TABLE", key, "no such pack")
-        pack = self.packs[segment.container]
-        if segment.offset + segment.length > pack["length"]:
-            raise RefusalError("UCP-E-SEGMENT", key, "beyond its pack")
-        alignment = 4096 if segment.length >= 65536 else 64
-        follows = (segment.container, segment.offset) in ends
-        if segment.offset % item if "shared" in pack else segment.offset % alignment and not follows:
-            raise RefusalError("UCP-E-SEGMENT", key, "alignment")
 
     def check_whole(self, logical: Logical) -> None:
         """Check what takes all parts: features, groups, covers."""

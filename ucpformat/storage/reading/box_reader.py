@@ -124,7 +124,8 @@ class BoxReader:
         for some in targets:
             for stored, chunk, box, out in self._chunks(some, runs, blocks):
                 segments = stored.segments(chunk)
-                if not segments or stored.compressor is not None or are_layered(segments):
+                is_layered = stored.part.table.row_words.size > 0 and are_layered(segments)
+                if not segments or stored.compressor is not None or is_layered:
                     odd.append((stored, chunk, segments, box, out))
                     continue
                 for segment, held, part in stored.meeting(chunk, segments, box):

@@ -366,7 +366,8 @@ class StoredPart:
             message = "a segment is neither aligned nor right behind another one of its slot"
             raise error("UCP-E-SEGMENT", message, at=self.table_key)
         self._check_box_words()
-        self._check_row_sets()
+        if self.table.row_words.size:
+            self._check_row_sets()
 
     def _slot_of_rows(self) -> NDArray[np.int64]:
         """Return the number of the slot that each segment is of."""
@@ -388,8 +389,6 @@ class StoredPart:
         """Row sets as long as their boxes say, one behind another, without bits behind their last row."""
         rows, words = self.table.rows, self.table.words
         (having,) = np.nonzero(rows["row_set"])
-        if not having.size:
-            return
         dims = [len(grid.shape) for _, grid in self.forms]
         slots = self._slot_of_rows()
         position = 1
