@@ -123,7 +123,7 @@ def convert_checkpoint(
     ``settings`` are those of the destination's format, ``source_settings`` those of the source's (`Setting`).
     ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME``: what
     they match is left out. With ``weights_only`` states of optimizers and values stay behind, and whatever else the
-    destination has no place for, weights excepted. ``expand`` is how many bytes the source's tensors may have together
+    destination cannot hold, weights excepted. ``expand`` is how many bytes the source's tensors may have together
     (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is
     written (its storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
@@ -261,7 +261,7 @@ def convert(
         drop: globs over ``ATOM/SLOT``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME`` that
             say what to leave out.
         expand: bytes that the source's tensors may have together; 64 times its files where it is not given.
-        weights_only: leave out whatever the destination has no place for, weights excepted.
+        weights_only: leave out whatever the destination cannot hold, weights excepted.
         memory: bytes of buffers over all workers.
         workers: how many; one per core, at most 8, and one that waits for the disk, where it is not given.
         pool: where the work is done: ``"threads"``, ``"processes"`` or ``"mpi"``.

@@ -1,6 +1,6 @@
 """The one door for what importers describe: bounds and contents that hold for every foreign format.
 
-What a job says of itself costs time and memory before anything is read: places are listed by chunk, and names are
+What a job says of itself costs time and memory before anything is read: locations are listed by chunk, and names are
 compared. So a job is looked at once, when it is planned, by the same rules whatever it came from; and elements whose
 bytes no reader would accept are found as they are read, box by box.
 """
@@ -65,7 +65,7 @@ def _check_expansion(job: Job, source: str, expand: int | None) -> None:
         allowed = max(allowed, EXPANSION * stored)
     if job.nbytes <= allowed:
         return
-    place, nbytes = max(
+    name, nbytes = max(
         (
             (f"{atom.name}/{name}", slot_bytes(slot))
             for atom in job.atoms
@@ -77,7 +77,7 @@ def _check_expansion(job: Job, source: str, expand: int | None) -> None:
         "UCP-E-LIMIT",
         f"the tensors have {job.nbytes} bytes, this one {nbytes}, and the files of the source {stored}: more than "
         f"{allowed} are not expanded unasked; allow it with --expand {-(-job.nbytes >> 30)}G",
-        at=place,
+        at=name,
     )
 
 

@@ -68,8 +68,10 @@ def mapped_job(
             parts = [(first.get(part.source, part.source), part.move) for part in mapped.parts]
             kind = _dtype(mapped, [slots[source][slot] for source, _ in parts])
             specs[slot] = SlotSpec(kind, mapped.shape)
-            places = tuple((slots[source][slot].shape, sources[source, slot], move) for source, move in parts)
-            readers.append(SlotSource(name, slot, _MappedSource(mapped.shape, kind, places)))
+            parts_read = tuple(
+                (slots[source][slot].shape, sources[source, slot], move) for source, move in parts
+            )
+            readers.append(SlotSource(name, slot, _MappedSource(mapped.shape, kind, parts_read)))
             origins.setdefault(name, set()).update(source for source, _ in parts)
         atoms.append(AtomSpec(name, specs, tuple(aliases.get(name, ()))))
     dropped = [f"{name}/{slot}" for name, slot in mapping.dropped]
@@ -88,9 +90,9 @@ class _MappedSource:
         """Fill ``out`` with a box."""
         for shape, read, whole in self.parts:
             for wanted in clipped_move(whole, self.shape, box):
-                for place, move in source_boxes(wanted, shape):
-                    memory = np.empty(place.shape, dtype(self.dtype).numpy)
-                    read(place, memory)
+                for needed, move in source_boxes(wanted, shape):
+                    memory = np.empty(needed.shape, dtype(self.dtype).numpy)
+                    read(needed, memory)
                     strided(out, move.shape, move.target)[...] = strided(memory, move.shape, move.source)
 
 
@@ -158,13 +160,13 @@ def _tied(
 def _state(state: StateDocument, origins: Mapping[str, set[str]]) -> StateDocument:
     optimizers = {}
     for name, optimizer in state.optimizers.items():
-        place = {atom: number for number, group in enumerate(optimizer.groups) for atom in group.atoms}
+        group_of = {atom: number for number, group in enumerate(optimizer.groups) for atom in group.atoms}
         members: list[list[str]] = [[] for _ in optimizer.groups]
-        order = {atom: at for at, atom in enumerate(place)}
+        order = {atom: at for at, atom in enumerate(group_of)}
         for made in sorted(
             origins, key=lambda made: (min(order.get(atom, -1) for atom in origins[made]), made)
         ):
-            groups = {place.get(atom) for atom in origins[made]}
+            groups = {group_of.get(atom) for atom in origins[made]}
             if len(groups) > 1:
                 raise _straddles(name, made, origins[made])
             for number in groups - {None}:

@@ -31,7 +31,7 @@ _SLOT: Final = "slot"
 
 
 def with_one_copy(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[Lost]]:
-    """Return ``job`` with the optimizer's copies of weights in place of the rounded ones, and what that leaves out.
+    """Return ``job`` with the optimizer's copies of weights instead of the rounded ones, and what that leaves out.
 
     A copy is ``master`` of higher precision than ``value``. As weights of a state dict it serves every job that loads
     it: one of its data type gets it to the bit, one of the lower rounds it as the saving job did. The setting ``slot``
@@ -64,9 +64,7 @@ def with_one_copy(job: Job, settings: Mapping[str, str]) -> tuple[Job, list[Lost
         if source.atom not in kinds or source.slot != "master"
     ]
     atoms = [_with_master(atom) if atom.name in kinds else atom for atom in job.atoms]
-    why = (
-        "the optimizer's copy of higher precision is written in its place; set slot=value for the rounded one"
-    )
+    why = "the optimizer's copy of higher precision is written instead; set slot=value for the rounded one"
     lost = [Lost(f"{name}/value", why, matters=False) for name in kinds]
     return replace(job, atoms=atoms, sources=sources), lost
 

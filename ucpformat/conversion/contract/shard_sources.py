@@ -36,8 +36,8 @@ class _Shards:
 
     def __call__(self, box: Box, out: npt.NDArray[np.generic]) -> None:
         """Fill ``out``, contiguous, with a box."""
-        for place in self._index.overlapping(box):
-            shard = self._shards[place]
+        for number in self._index.overlapping(box):
+            shard = self._shards[number]
             piece = shard.piece.clip(box)
             if piece is None:
                 continue

@@ -65,8 +65,8 @@ class Pieces:
         """Fill ``out``, contiguous, with a box; of cells that several hold, the first in order counts."""
         target = _elements(out)
         missing = box.size
-        for place in reversed(self._index.overlapping(box)):
-            part = self.parts[place]
+        for number in reversed(self._index.overlapping(box)):
+            part = self.parts[number]
             piece = part.piece.clip(box)
             if piece is None:
                 continue

@@ -40,9 +40,9 @@ def weights_alone(job: Job, settings: Mapping[str, str]) -> tuple[Job, dict[str,
             if slot == name:
                 chosen[atom.name] = slot
             elif slot in _CHOICES:
-                left[f"{atom.name}/{slot}"] = f"the slot {name!r} is written in its place"
+                left[f"{atom.name}/{slot}"] = f"the slot {name!r} is written instead"
             else:
-                left[f"{atom.name}/{slot}"] = "only weights have a place there"
+                left[f"{atom.name}/{slot}"] = "it stores only weights"
     read: dict[tuple[str, str], ReadBox] = {(source.atom, source.slot): source.read for source in job.sources}
     atoms = [
         replace(atom, slots={"value": atom.slots[chosen[atom.name]]})
@@ -73,7 +73,7 @@ def beside_weights(lost: Sequence[Lost], job: Job, slot: Weights = "value") -> l
 def weights_of(job: Job, slot: Weights) -> tuple[Job, Sequence[Lost]]:
     """Return the weights of a job, without states of optimizers and values, and what was left out.
 
-    Blobs, and values that say something about weights, stay, for destinations that have a place for them. With the slot
+    Blobs, and values that say something about weights, stay, for destinations that can hold them. With the slot
     ``master`` the copies of higher precision stay beside the weights, for an exporter that chooses (`weights_alone`).
     """
     why = "--weights-only"

@@ -96,8 +96,8 @@ class DcpDirectory:
                 "is Megatron-core's: read the directory as format megatron",
                 at=_METADATA,
             )
-        for place in catalogue.places:
-            files.check(place)
+        for location in catalogue.locations:
+            files.check(location)
         return cls(root, catalogue, reader)
 
     def read_box(
@@ -151,22 +151,22 @@ class DcpDirectory:
         item = self.objects.get(key)
         if item is None:
             raise error("UCP-E-MISMATCH", f"there is no object {key!r}", at=str(self.path))
-        places = item.locations
-        place = places[rank if len(places) > 1 else 0]
-        return self._reader.read_object(place, limits or Limits(), also_allowed)
+        locations = item.locations
+        location = locations[rank if len(locations) > 1 else 0]
+        return self._reader.read_object(location, limits or Limits(), also_allowed)
 
     def read_tree(self, key: str, *, limits: Limits | None = None) -> object:
         """Return object ``key`` as `read_object` does, its tensors as `StoredTensor`, for `read_elements`."""
-        return self._reader.read_tree(self._plain_place(key), limits or Limits())
+        return self._reader.read_tree(self._plain_location(key), limits or Limits())
 
     def read_elements(self, key: str, stored: StoredTensor, offset: int, target: npt.NDArray[Any]) -> None:
         """Fill ``target`` (1-D, of `element_view`) with consecutive elements of a contiguous tensor in object ``key``.
 
         ``stored`` is what `read_tree` found. Raises ``UCP-E-SOURCE``.
         """
-        self._reader.read_elements(self._plain_place(key), stored, offset, target)
+        self._reader.read_elements(self._plain_location(key), stored, offset, target)
 
-    def _plain_place(self, key: str) -> Location:
+    def _plain_location(self, key: str) -> Location:
         item = self.objects.get(key)
         if item is None or len(item.locations) != 1 or item.locations[0].transforms:
             raise error("UCP-E-SOURCE", f"{key!r} is compressed, or not one object", at=str(self.path))
@@ -193,7 +193,7 @@ class DcpDirectory:
     def _check_steps(self, key: str) -> list[Step]:
         if key in self.objects:
             limit = Limits().nodes * 16
-            return [partial(self._reader.check, place, limit) for place in self.objects[key].locations]
+            return [partial(self._reader.check, location, limit) for location in self.objects[key].locations]
         tensor = self.tensors[key]
         return [
             partial(self._reader.check, part.location, math.prod(part.shape) * item_size(tensor.dtype))

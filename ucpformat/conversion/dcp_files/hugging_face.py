@@ -68,7 +68,7 @@ def read_hugging_face(files: SourceFiles, shard_count: int | None) -> Catalogue:
         if "missing" not in refusal.message:
             raise
         raise error(refusal.code, refusal.message + _absent(shards or inner), at=refusal.at) from None
-    return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all places
+    return Catalogue("hugging-face", tensors, {}, ())  # read_header has checked all offsets
 
 
 def _header(files: SourceFiles, name: str) -> SafetensorsHeader:
@@ -87,7 +87,7 @@ def _whole_tensors(files: SourceFiles, names: Sequence[str]) -> dict[str, DcpTen
     numbers = [(match[1], match[2]) for name in names if (match := _WHOLE.fullmatch(name))]
     _check_numbers(numbers, names[0], "model-{}-of-{}.safetensors")
     tensors: dict[str, DcpTensor] = {}
-    places: dict[str, str] = {}
+    files_by_key: dict[str, str] = {}
     for name in names:
         header = _header(files, name)
         for key, entry in header.entries.items():
@@ -100,18 +100,18 @@ def _whole_tensors(files: SourceFiles, names: Sequence[str]) -> dict[str, DcpTen
                 raise _refused(f"{key!r} is stored twice or in part in a file of whole tensors", name)
             fragment = Fragment(offset, entry.shape, entry.location, "raw")
             tensors[key] = DcpTensor(key, None, entry.dtype, entry.shape, (fragment,))
-            places[key] = name
-    _check_index(files, places)
+            files_by_key[key] = name
+    _check_index(files, files_by_key)
     return tensors
 
 
-def _check_index(files: SourceFiles, places: Mapping[str, str]) -> None:
+def _check_index(files: SourceFiles, files_by_key: Mapping[str, str]) -> None:
     if _INDEX not in files.names():
         return
     weight_map = parse_object(files.read(_INDEX, _MAX_INDEX), _INDEX).get("weight_map")
     said = weight_map if isinstance(weight_map, dict) else {}
-    for key in sorted(said.keys() | places.keys()):
-        there, wanted = places.get(key, "no file"), said.get(key, "no file")
+    for key in sorted(said.keys() | files_by_key.keys()):
+        there, wanted = files_by_key.get(key, "no file"), said.get(key, "no file")
         if there != wanted:
             raise _refused(f"{key!r:.200} is in {there}, and by the index in {wanted!s:.200}", _INDEX)
 
@@ -160,7 +160,7 @@ def _absent(names: Sequence[str]) -> str:
     Not all of them need have been written: a rank that holds nothing of a part writes no file for it.
     """
     matches = [match for name in names if (match := _SHARD.fullmatch(name.rpartition("/")[2]))]
-    ranks, parts = ({int(match[place]) for match in matches} for place in (1, 2))
+    ranks, parts = ({int(match[group]) for match in matches} for group in (1, 2))
     held = {(int(match[1]), int(match[2])) for match in matches}
     absent = [
         f"shard-{rank:05}-model-{part:05}-of-{matches[0][3]}.safetensors"

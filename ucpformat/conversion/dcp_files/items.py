@@ -1,4 +1,4 @@
-"""What a DCP directory holds, as data: tensors with their fragments, objects with their places."""
+"""What a DCP directory holds, as data: tensors with their fragments, objects with their locations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DcpTensor:
 
 @dataclass(frozen=True, slots=True)
 class DcpObject:
-    """A pickled object: one place, or one for each rank where the ranks' objects differ."""
+    """A pickled object: one location, or one for each rank where the ranks' objects differ."""
 
     key: str
     path: KeyPath | None
@@ -49,14 +49,14 @@ class DcpObject:
 class Catalogue:
     """All items by key. ``kind`` says how the directory was written.
 
-    ``places`` are all the ranges that were listed, also those of empty fragments, which tensors leave out.
+    ``locations`` are all the ranges that were listed, also those of empty fragments, which tensors leave out.
     ``flattened`` are the shapes of tensors that Megatron-core stored in flattened pieces, under other shapes.
     """
 
     kind: Literal["dcp", "dcp-per-rank", "hugging-face"]
     tensors: Mapping[str, DcpTensor]
     objects: Mapping[str, DcpObject]
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
     flattened: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -34,7 +34,7 @@ _ORDER: Final = {
     "_StorageInfo": ("relative_path", "offset", "length", "transform_descriptors"),
 }
 
-_Places = dict[tuple[str, tuple[int, ...] | None], Location]
+_Locations = dict[tuple[str, tuple[int, ...] | None], Location]
 
 
 def read_metadata(data: bytes, at: str) -> Catalogue:
@@ -62,7 +62,7 @@ class _Reader:
                 f"DCP metadata of version {version!r:.50} are not known; save with a PyTorch that writes version 1",
                 at=self._at,
             )
-        places = self._places(self._dict(state.get("storage_data")))
+        locations = self._locations(self._dict(state.get("storage_data")))
         paths = state.get("planner_data")
         tensors: dict[str, DcpTensor] = {}
         objects: dict[str, DcpObject] = {}
@@ -71,15 +71,15 @@ class _Reader:
                 raise refused("a key is not a string", self._at)
             path = self._path(key, paths.get(key)) if isinstance(paths, dict) else None
             if isinstance(entry, Instance) and entry.kind == "BytesStorageMetadata":
-                objects[key] = DcpObject(key, path, (self._place(places, key, None),))
+                objects[key] = DcpObject(key, path, (self._location(locations, key, None),))
             else:
-                tensors[key] = self._tensor(key, path, self._state(entry, "TensorStorageMetadata"), places)
+                tensors[key] = self._tensor(key, path, self._state(entry, "TensorStorageMetadata"), locations)
         flattened = self._flattened(state.get("mcore_data") or {}, tensors)
         known = tensors.keys() | objects.keys()
-        for key, _ in places:
+        for key, _ in locations:
             if key not in known:
                 raise error("UCP-E-SOURCE", f"data are stored for {key!r}, which is not listed", at=self._at)
-        return Catalogue("dcp", tensors, objects, tuple(places.values()), flattened)
+        return Catalogue("dcp", tensors, objects, tuple(locations.values()), flattened)
 
     def _flattened(self, noted: object, tensors: dict[str, DcpTensor]) -> dict[str, tuple[int, ...]]:
         """Return what Megatron-core 0.13 to 0.15 notes of tensors that it stores in flattened pieces: their shapes."""
@@ -96,7 +96,9 @@ class _Reader:
                 raise error("UCP-E-SOURCE", f"{key!r:.200} is noted and not listed", at=self._at)
         return shapes
 
-    def _tensor(self, key: str, path: KeyPath | None, state: Mapping[Any, Any], places: _Places) -> DcpTensor:
+    def _tensor(
+        self, key: str, path: KeyPath | None, state: Mapping[Any, Any], locations: _Locations
+    ) -> DcpTensor:
         dtype = self._data_type(key, state.get("properties"))
         shape = self._size(state.get("size"))
         chunks = state.get("chunks")
@@ -110,8 +112,8 @@ class _Reader:
             piece = self._state(chunk, "ChunkStorageMetadata")
             offset, extent = self._size(piece.get("offsets")), self._size(piece.get("sizes"))
             if math.prod(extent):
-                place = self._place(places, key, offset)
-                fragments[(offset, extent)] = Fragment(offset, extent, place, "torch")
+                location = self._location(locations, key, offset)
+                fragments[(offset, extent)] = Fragment(offset, extent, location, "torch")
         return DcpTensor(key, path, dtype, shape, tuple(fragments.values()))
 
     def _data_type(self, key: str, properties: object) -> str:
@@ -133,8 +135,8 @@ class _Reader:
             )
         return TORCH_DTYPES[torch_dtype.name][0]
 
-    def _places(self, storage: dict[Any, Any]) -> _Places:
-        places: _Places = {}
+    def _locations(self, storage: dict[Any, Any]) -> _Locations:
+        locations: _Locations = {}
         for index, entry in storage.items():
             at = self._state(index, "MetadataIndex")
             info = self._state(entry, "_StorageInfo")
@@ -149,19 +151,19 @@ class _Reader:
                 or type(start) is not int
                 or type(length) is not int
             ):
-                raise refused("the place of an item is malformed", self._at)
+                raise refused("the location of an item is malformed", self._at)
             name = (key, None if offset is None else self._size(offset))
-            if name in places or start < 0 or length < 0:
-                raise error("UCP-E-SOURCE", f"{key!r} has two places or an impossible one", at=self._at)
-            places[name] = Location(file, start, length, tuple(transforms))
-        return places
+            if name in locations or start < 0 or length < 0:
+                raise error("UCP-E-SOURCE", f"{key!r} has two locations or an impossible one", at=self._at)
+            locations[name] = Location(file, start, length, tuple(transforms))
+        return locations
 
-    def _place(self, places: _Places, key: str, offset: tuple[int, ...] | None) -> Location:
-        place = places.get((key, offset))
-        if place is None:
+    def _location(self, locations: _Locations, key: str, offset: tuple[int, ...] | None) -> Location:
+        location = locations.get((key, offset))
+        if location is None:
             where = "" if offset is None else f" at {list(offset)}"
             raise error("UCP-E-SOURCE", f"{key!r}{where} is listed but stored nowhere", at=self._at)
-        return place
+        return location
 
     def _path(self, key: str, path: object) -> KeyPath | None:
         if not isinstance(path, tuple) or not all(type(part) in (str, int) for part in path):

@@ -46,14 +46,14 @@ class ListedTensor:
 def metadata_pickle(
     tensors: Mapping[str, ListedTensor], objects: Mapping[str, Location], paths: Mapping[str, KeyPath]
 ) -> bytes:
-    """Return the pickle of a ``Metadata``; ``paths`` are the places of keys in the nested state dict.
+    """Return the pickle of a ``Metadata``; ``paths`` are the paths of keys in the nested state dict.
 
     The same content gives the same bytes.
     """
     spell = _Speller()
     members = [(spell.text("state_dict_metadata"), spell.mapping(_entries(spell, tensors, objects)))]
     members += [(spell.text("planner_data"), spell.mapping(_paths(spell, paths)))]
-    members += [(spell.text("storage_data"), spell.mapping(_places(spell, tensors, objects)))]
+    members += [(spell.text("storage_data"), spell.mapping(_locations(spell, tensors, objects)))]
     members += [(spell.text("storage_meta"), _NONE), (spell.text("version"), spell.text(_VERSION))]
     return _PROTOCOL + spell.new(_METADATA, "Metadata", spell.mapping(members)) + _STOP
 
@@ -96,7 +96,7 @@ def _paths(spell: _Speller, paths: Mapping[str, KeyPath]) -> Iterable[tuple[byte
         yield spell.text(key), spell.sequence(steps)
 
 
-def _places(
+def _locations(
     spell: _Speller, tensors: Mapping[str, ListedTensor], objects: Mapping[str, Location]
 ) -> Iterable[tuple[bytes, bytes]]:
     for key, location in objects.items():

@@ -68,8 +68,8 @@ def read_ranks(files: SourceFiles, names: Sequence[str], reader: FragmentReader)
                     f"copies in {kept.location.file} and {other.location.file} differ", other.location.file
                 )
     objects = {key: _merged_object([rank.objects[key] for rank in ranks], reader) for key in ranks[0].objects}
-    places = tuple(place for rank in ranks for place in rank.places)
-    return Catalogue("dcp-per-rank", single, objects, places)
+    locations = tuple(location for rank in ranks for location in rank.locations)
+    return Catalogue("dcp-per-rank", single, objects, locations)
 
 
 def _refused(message: str, at: str = "") -> UcpError:
@@ -110,16 +110,16 @@ def _same_tensor(reader: FragmentReader, first: Fragment, second: Fragment, dtyp
 
 
 def _merged_object(parts: Sequence[DcpObject], reader: FragmentReader) -> DcpObject:
-    places = [part.locations[0] for part in parts]
-    first = places[0]
+    locations = [part.locations[0] for part in parts]
+    first = locations[0]
 
     def same(index: int) -> bool:
-        if reader.equal(first, places[index]):
+        if reader.equal(first, locations[index]):
             return True
         # Equal objects may be pickled differently: shared strings, and sets in the order of each rank's hashes.
         limits = Limits()
-        one, other = (reader.read_object(place, limits) for place in (first, places[index]))
+        one, other = (reader.read_object(location, limits) for location in (first, locations[index]))
         return spelled(one) == spelled(other)
 
-    shared = all(same(index) for index in range(1, len(places)))
-    return DcpObject(parts[0].key, parts[0].path, (first,) if shared else tuple(places))
+    shared = all(same(index) for index in range(1, len(locations)))
+    return DcpObject(parts[0].key, parts[0].path, (first,) if shared else tuple(locations))

@@ -208,8 +208,8 @@ def unread_files(source: str, seen: Watched, named: Sequence[Lost]) -> list[Lost
 
 def _within(top: str, path: Path) -> str | None:
     """Return the path relative to ``top``, of a link itself and not of its target; None where it is elsewhere."""
-    place = os.path.join(os.path.realpath(path.parent), path.name) if path.name else os.path.realpath(path)
-    relative = os.path.relpath(place, top)
+    absolute = os.path.join(os.path.realpath(path.parent), path.name) if path.name else os.path.realpath(path)
+    relative = os.path.relpath(absolute, top)
     return None if relative.startswith("..") else relative
 
 

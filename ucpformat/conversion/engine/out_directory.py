@@ -173,11 +173,11 @@ class OutDirectory:
             raise _taken(self.root)
         make_parents(self.root.absolute(), is_durable=durable)
         self.root.mkdir(exist_ok=True)
-        place = self.root / JOURNAL
-        if not place.exists() and any(self.root.iterdir()):
+        journal = self.root / JOURNAL
+        if not journal.exists() and any(self.root.iterdir()):
             raise _taken(self.root)
-        is_fresh = not place.exists()
-        self._journal = place.open("a+", encoding="utf-8")
+        is_fresh = not journal.exists()
+        self._journal = journal.open("a+", encoding="utf-8")
         try:
             _lock(self._journal, self.root)
             self._begin(dict(plan), resume=resume)

@@ -172,7 +172,7 @@ def together(group: Group, call: Callable[[RankExecutor | None], _T]) -> _T:
     """
     if len(group.ranks) == 1:
         return call(None)
-    own = another(group)  # the caller's may be in use, and be no place for messages of two
+    own = another(group)  # the caller's may be in use, and cannot carry messages of two
     first, *others = own.ranks
     if own.rank != first:
         answer: _T = _serve(_Line(own, first))
