@@ -81,7 +81,13 @@ class Segment(NamedTuple):
         if self.row_set is None:
             return np.arange(count)
         bits = np.unpackbits(np.frombuffer(self.row_set, np.uint8), count=count, bitorder="little")
-        return np.flatnonzero(bits)
+        return np.flatnonzero(bits.view(bool))
+
+    def row_count(self) -> int:
+        """Return how many rows of its box it holds."""
+        if self.row_set is not None:
+            return int.from_bytes(self.row_set, "little").bit_count()
+        return 1 if self.box is None else rows_of(self.box)
 
     @property
     def covered(self) -> int:

@@ -60,7 +60,7 @@ def row_set_of(rows: NDArray[np.bool_]) -> bytes:
 
 def row_count(segment: Segment, box: Box) -> int:
     """Return how many rows of a box, which is its own or the chunk, a segment has."""
-    return rows_of(box) if segment.row_set is None else int.from_bytes(segment.row_set, "little").bit_count()
+    return rows_of(box) if segment.row_set is None else segment.row_count()
 
 
 def are_few(source: LinkSource, segment: Segment, data: memoryview, box: Box) -> bool:
@@ -94,8 +94,7 @@ def old_rows(
             found[:] = np.frombuffer(data, np.uint8).reshape(count, width)
             owner[:] = number
         else:
-            rows = np.unpackbits(np.frombuffer(segment.row_set, np.uint8), count=count, bitorder="little")
-            (where,) = np.nonzero(rows)
+            where = segment._replace(box=box).rows()
             found[where] = np.frombuffer(data, np.uint8).reshape(-1, width)
             owner[where] = number
     return found, owner, are_right

@@ -92,12 +92,14 @@ def check_layers(segments: Sequence[Segment], item_bytes: int, at: str) -> Itera
         if are_layered(layers) and box.size < 2:
             raise error("UCP-E-SEGMENT", f"a segment of one element, {box}, has a row set", at=at)
         count = rows_of(box)
-        has = np.zeros(count, bool)
+        every = has = (1 << count) - 1
+        if layers[0].row_set is not None:
+            has = 0
         for layer in layers:
-            rows = layer.rows()
-            has[rows] = True
-            if layer.length != rows.size * (box.size // count) * item_bytes:
+            has |= int.from_bytes(layer.row_set or b"", "little")
+            if layer.length != layer.row_count() * (box.size // count) * item_bytes:
                 raise error("UCP-E-SEGMENT", f"the length of the segment is not that of {box}", at=at)
-        if not has.all():
-            raise error("UCP-E-SEGMENT", f"no layer has row {int(np.argmin(has))} of {box}", at=at)
+        if has != every:
+            row = (~has & (has + 1)).bit_length() - 1
+            raise error("UCP-E-SEGMENT", f"no layer has row {row} of {box}", at=at)
         yield box
