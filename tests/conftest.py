@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 from collections import Counter
 
@@ -17,12 +19,22 @@ settings.register_profile("long", max_examples=400, deadline=None, suppress_heal
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("UCP_HYPOTHESIS_PROFILE", "ci"))
 
+# A shell lets what it starts in the background ignore interrupts; tests send some, and wait for what they do.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start several processes share one worker: two cores hold no more, and fixtures are made once."""
     for item in items:
         if item.get_closest_marker("distributed") is not None:
             item.add_marker(pytest.mark.xdist_group("distributed"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collections of tests what the modules of torch and of the tests consist of."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,10 +9,12 @@ of one: one process imports torch for all tests, a fork of it the worker's modul
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import itertools
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -35,13 +37,20 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.profiler",
+    "torch.utils.serialization",
     "zarr",
+    "ucpformat.declared",
     "ucpformat.distributed",
+    "ucpformat.manager",
+    "ucpformat.reader",
     "ucpformat.state_dict",
+    "ucpformat.storage",
+    "ucpformat.tensor_files",
     "ucpformat.validation",
+    "ucpformat.writer",
     "ucpformat.zarr_view",
 )
-"""What most ranks import: the process that forks them has it."""
+"""What most ranks import, with all modules of packages of the library: the process that forks them has it."""
 
 
 def join() -> tuple[int, int]:
@@ -174,14 +183,20 @@ def _fork_server() -> _ForkServer:
 
 def _serve() -> None:
     """Fork a process for each request on the standard input; print its number, and at its end its status."""
-    for module in PRELOADED:
-        importlib.import_module(module)
+    for name in PRELOADED:
+        module = importlib.import_module(name)
+        if name.startswith("ucpformat.") and hasattr(module, "__path__"):
+            for found in pkgutil.walk_packages(module.__path__, f"{name}."):
+                importlib.import_module(found.name)
+    # Collections in ranks need not go through what torch consists of.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin.buffer:
-        module, scratch, jobs, environment = json.loads(line)
+        worker, scratch, jobs, environment = json.loads(line)
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
-            _run_request(module, Path(scratch), [Ranks(*job) for job in jobs], environment)
+            _run_request(worker, Path(scratch), [Ranks(*job) for job in jobs], environment)
         with suppress(PermissionError, ProcessLookupError):  # it may have done so itself, and ended
             os.setpgid(child, child)
         print(child, flush=True)
