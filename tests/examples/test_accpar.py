@@ -22,6 +22,7 @@ from tests.distributed.test_redistribution import Side, is_held, sides, whole_of
 from tests.documentation.markdown import run_by
 from tests.documentation.running import commands_of
 from tests.processes import Ranks, launch_in_turn
+from tests.searches import fewer
 from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 
 WORLD = 6
@@ -104,6 +105,7 @@ def own(state: dict[str, Any], layouts: Layouts) -> Layouts:
 
 
 @given(journeys())
+@fewer(4)  # of six ranks and up to five redistributions each
 def test_any_ratio_goes_through_every_other_layout(journey: list[Layouts]) -> None:
     """Saved by threads under one, loaded under the next, redistributed to the one behind that, and so on."""
     with tempfile.TemporaryDirectory() as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,16 +51,23 @@ def guided(page: str, tmp_path: Path, *options: str) -> list[Ranks]:
     return found
 
 
+def folder_of(job: Ranks) -> str:
+    """The run directory of a job of a guide."""
+    return job.arguments[job.arguments.index("--folder") + 1]
+
+
 def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
-    """On 2 ranks to the end; on 2 until step 6, and again on 2; and as the guide has it, on 2, on 3, and on 1."""
+    """On 2 ranks to the end; as the guide has it, on 2 until step 6, on 3, and on 1; and from step 6 again on 2."""
 
     def job(run: str, steps: int) -> Ranks:
         kept = str(tmp_path / f"{run}.json")
         place = ["--folder", str(tmp_path / run), "--losses", kept]
         return Ranks([str(tmp_path), "train_plain.py", *place, "--steps", str(steps), "--save-every", "3"], 2)
 
-    commands = guided("docs/guides/pytorch.md", tmp_path, "--save-every", "3")
-    launch_in_turn(WORKER, [job("whole", 12), job("a", 6), job("a", 12), *commands])
+    first, *others = guided("docs/guides/pytorch.md", tmp_path, "--save-every", "3")
+    launch_in_turn(WORKER, [job("whole", 12), first])
+    shutil.copytree(folder_of(first), tmp_path / "a")
+    launch_in_turn(WORKER, [job("a", 12), *others])
     whole = losses(tmp_path / "whole.json")
     assert list(whole) == list(range(12))
     assert losses(tmp_path / "a.json") == {step: whole[step] for step in range(6, 12)}, "to the last bit"
@@ -75,7 +83,7 @@ def test_plain_pytorch_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
-    """FSDP2 over 2 x TP over 2 to the end and in two parts; as the guide has it, then FSDP2 over 2, then 1 process."""
+    """FSDP2 over 2 x TP over 2 to the end; as the guide has it, then FSDP2 over 2, then 1 process; and in two parts."""
 
     def job(run: str, steps: int) -> Ranks:
         place = ["--folder", str(tmp_path / run), "--losses", str(tmp_path / f"{run}.json")]
@@ -84,8 +92,10 @@ def test_a_parallel_loop_goes_on_on_other_meshes(tmp_path: Path) -> None:
             [str(tmp_path), "train_parallel.py", *place, *mesh, "--steps", str(steps), "--save-every", "2"], 4
         )
 
-    commands = guided("docs/guides/torchtitan.md", tmp_path, "--save-every", "2")
-    launch_in_turn(WORKER, [job("whole", 6), job("a", 2), job("a", 6), *commands])
+    first, *others = guided("docs/guides/torchtitan.md", tmp_path, "--save-every", "2")
+    launch_in_turn(WORKER, [job("whole", 6), first])
+    shutil.copytree(folder_of(first), tmp_path / "a")
+    launch_in_turn(WORKER, [job("a", 6), *others])
     whole = losses(tmp_path / "whole.json")
     assert list(whole) == list(range(6))
     assert losses(tmp_path / "a.json") == {step: whole[step] for step in range(2, 6)}, "to the last bit"
