@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -386,6 +387,14 @@ def test_a_base_that_nothing_can_be_shared_with_is_refused(tmp_path: Path, name:
     with pytest.raises(UcpError, match=code):
         ucp.save(tmp_path / "new", {"w": np.ones(4)}, **options(tmp_path))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_refused_destination_leaves_nothing_of_the_base_open(tmp_path: Path) -> None:
+    ucp.save(tmp_path / "base", {"w": np.ones(4)})
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    with pytest.raises(UcpError, match="UCP-E-EXISTS"):
+        ucp.CheckpointWriter(tmp_path / "base", [], base=tmp_path / "base")
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 def test_an_increment_to_an_object_store_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self, get_args
 
@@ -130,18 +130,23 @@ class CheckpointWriter:
             storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {})
         )
         self._store = open_target(path, durability=durability) if prepared is None else prepared
-        shared = base and Base(base, places, self._store, storage=storage, chunk_bytes=chunk_bytes)
-        if prepared is None:
-            self._store.prepare(storage)
-        self.pieces = PieceWriter(
-            self._store,
-            places,
-            storage=storage,
-            name=f"{self._attempt}-0",
-            workers=writer_count(workers, waits=self._store.writers_wait),
-            progress=progress,
-            base=shared or None,
-        )
+        with ExitStack() as undone:
+            shared = None
+            if base is not None:
+                shared = Base(base, places, self._store, storage=storage, chunk_bytes=chunk_bytes)
+                undone.callback(shared.close)
+            if prepared is None:
+                self._store.prepare(storage)
+            self.pieces = PieceWriter(
+                self._store,
+                places,
+                storage=storage,
+                name=f"{self._attempt}-0",
+                workers=writer_count(workers, waits=self._store.writers_wait),
+                progress=progress,
+                base=shared,
+            )
+            undone.pop_all()
         self._packs: list[Pack] | None = None
         self._own_packs = 0
         self._admitted: list[tuple[StoredColumns, list[int]]] = []  # with the numbers of their packs
