@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.distributed.processes_of_one import SocketGroup, run_processes
 from tests.distributed.test_save import TensorLayout, local_state, logical
+from tests.searches import fewer
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed.local_state import SlotName
@@ -66,6 +67,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@fewer(2)  # three processes, twice
 @given(st.integers(0, SIZE - 1), st.integers(1, 75), st.sampled_from(["packed", "packed", "packed", "plain"]))
 def test_a_killed_rank_leaves_no_bad_checkpoint(
     before: Path, victim: int, point: int, storage: Storage

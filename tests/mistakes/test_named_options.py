@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import click
+import pytest
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import ucpformat
@@ -18,6 +19,9 @@ from ucpformat.conversion.contract.registry import BUILT_IN, registry
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.patterns.library import __file__ as library
+
+# One worker, which parses the package once.
+pytestmark = pytest.mark.xdist_group("messages")
 
 PACKAGE = Path(ucpformat.__file__).parent
 OTHERS = {"save_last": "of Lightning's ModelCheckpoint, which is not installed here"}

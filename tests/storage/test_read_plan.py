@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.builders import GZIP, MIB, Array, Tensor, declare, fresh_url, guillotine, region, save, states
 from tests.geometry.strategies import layouts
+from tests.searches import fewer
 from ucpformat.geometry import Box, Flatten, Layout, Mesh, MeshAxis, Shard, Step, View, lower
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
@@ -61,6 +62,7 @@ def compare(checkpoint: Checkpoint, name: str, slot: str, layout: Layout) -> Non
             assert sum(read.needed for read in planned) <= local.mapped * stored.dtype.item_bytes
 
 
+@fewer(2)  # a checkpoint, and a layout of each of its tensors
 @given(
     data=st.data(),
     state=states(),
