@@ -124,7 +124,7 @@ def row_set_cases() -> Iterator[Case]:
 
 
 def found(draft: Draft) -> Any:
-    """The table of the first part."""
+    """Return the table of the first part."""
     return draft.parts[0].table
 
 

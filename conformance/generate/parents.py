@@ -97,7 +97,7 @@ def increment() -> Draft:
 
 
 def layers() -> Draft:
-    """Two slots with rows written over: in one chunk, and in one half of a chunk, whose rows begin at its middle."""
+    """Return two slots with rows written over: in one chunk, and in one half of a chunk, whose rows begin at its middle."""
     before, after = floats(210, 900), floats(210)
     slots = {
         "exp_avg": SlotDraft(

@@ -69,7 +69,7 @@ class LayerDraft:
     data: bytes
 
     def stored(self) -> bytes:
-        """The bytes of the segment."""
+        """Return the bytes of the segment."""
         size = len(self.data) // self.count
         return b"".join(self.data[row * size : (row + 1) * size] for row in self.rows or range(self.count))
 
@@ -79,7 +79,7 @@ class LayerDraft:
         return next((extent for extent in self.shape if extent != 1), 1)
 
     def words(self) -> list[int]:
-        """The row words; none without a row set."""
+        """Return the row words; none without a row set."""
         bits = sum(1 << row for row in self.rows or ())
         return (
             [bits >> 64 * word & (1 << 64) - 1 for word in range(-(-self.count // 64))] if self.rows else []

@@ -187,7 +187,7 @@ class ChunkTable:
         )
 
     def _row_set(self, begin: int) -> bytes:
-        """The row set that begins with a word, counted from 1: it ends where the next one begins."""
+        """Return the row set that begins with a word, counted from 1: it ends where the next one begins."""
         stops = self._row_set_stops
         stop = int(stops[int(np.searchsorted(stops, begin - 1, "right"))])
         return self.row_words[begin - 1 : stop].tobytes()

@@ -188,7 +188,7 @@ class Base:
         return parts
 
     def _layers(self, piece: ChunkPiece) -> list[Segment]:
-        """The segments that the base has of just the box of a piece, in order, if its rows are told apart."""
+        """Return the segments that the base has of just the box of a piece, in order, if its rows are told apart."""
         stored = self._slots.get((piece.place.key, piece.place.slot))
         if stored is None or piece.place.compressor is not None or not piece.data.nbytes:
             return []
@@ -199,7 +199,7 @@ class Base:
         return [one for one in _segments(stored, piece.chunk) if (one.box or whole) == mine]
 
     def _may_be_few(self, piece: ChunkPiece, segment: Segment) -> bool:
-        """Whether few rows may differ from those of a segment that has them all."""
+        """Return whether few rows may differ from those of a segment that has them all."""
         box = piece.box or piece.place.grid.box_at(piece.chunk)
         with suppress(UcpError), self._store.linkable(self._packs[segment.container].key) as source:
             return segment.row_set is None and are_few(source, segment, piece.data, box)

@@ -36,7 +36,7 @@ class Table:
     row_words: tuple[int, ...] = ()
 
     def rows_of(self, segment: Segment, shape: tuple[int, ...]) -> list[int]:
-        """The rows of a box of this shape that a segment has."""
+        """Return the rows of a box of this shape that a segment has."""
         count = next((extent for extent in shape if extent != 1), 1)
         if not segment.rows:
             return list(range(count))
@@ -88,7 +88,7 @@ def parse_table(data: bytes, at: str) -> Table:
 
 
 def check_row_set(table: Table, segment: Segment, ndim: int, expected: int, at: str) -> int:
-    """UCP-D-137, UCP-D-141 and UCP-D-142 of a segment with a row set; where the next one has to begin."""
+    """Check UCP-D-137, UCP-D-141, UCP-D-142 of a segment with a row set; return where the next must begin."""
     if not segment.box:
         raise RefusalError("UCP-E-SEGMENT", at, "rows of no box")
     shape = table.words[segment.box - 1 + ndim : segment.box - 1 + 2 * ndim]
@@ -104,7 +104,7 @@ def check_row_set(table: Table, segment: Segment, ndim: int, expected: int, at: 
 def check_row(
     segment: Segment, packs: list[dict[str, Any]] | None, ends: set[Any], item: int, key: str
 ) -> None:
-    """UCP-D-105, UCP-D-107, UCP-D-115, UCP-D-116 and UCP-D-136 of one segment; no ``packs`` in storage plain."""
+    """Check UCP-D-105, UCP-D-107, UCP-D-115, UCP-D-116 and UCP-D-136 of one segment; no ``packs`` in storage plain."""
     if packs is None:
         if (segment.container, segment.offset, segment.box, segment.rows) != (OWN_OBJECT, 0, 0, 0):
             raise RefusalError("UCP-E-TABLE", key, "not the chunk's own object")

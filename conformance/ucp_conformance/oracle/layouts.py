@@ -307,7 +307,7 @@ def _canonical(held: Mapping[int, int], shape: tuple[int, ...], base: int) -> li
 
 
 def _runs(held: Mapping[int, int], extent: int, base: int) -> list[_Piece]:
-    """Section 13 of the innermost dimension, where there are the most elements."""
+    """Apply section 13 to the innermost dimension, where there are the most elements."""
     runs: list[tuple[int, int, int, int]] = []  # start, extent, stride, local
     before: int | None = None
     for i in range(extent):
