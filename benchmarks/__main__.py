@@ -26,6 +26,7 @@ _LATER: Final = {
     "compression": "benchmarks.compression",
     "free-pages": "benchmarks.free_pages",
     "growth": "benchmarks.growth.command",
+    "increments": "benchmarks.increments",
     "open": "benchmarks.opening",
     "replicas": "benchmarks.replicas",
     "revisions": "benchmarks.revisions",

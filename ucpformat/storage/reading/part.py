@@ -386,7 +386,7 @@ class StoredPart:
         return bool(np.isin(begins, ends).all())
 
     def _check_row_sets(self) -> None:
-        """Row sets as long as their boxes say, one behind another, without bits behind their last row."""
+        """Check that row sets are as long as their boxes say, one behind another, and end with their last row."""
         rows, words = self.table.rows, self.table.words
         (having,) = np.nonzero(rows["row_set"])
         dims = [len(grid.shape) for _, grid in self.forms]

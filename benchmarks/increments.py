@@ -1,0 +1,250 @@
+"""What increments write, and how long saving and reading them takes, against full checkpoints (SPEC section 8.5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import click
+import numpy as np
+
+import ucpformat as ucp
+from benchmarks.facts import machine_facts
+from benchmarks.sizes import in_bytes
+from benchmarks.tables import aligned
+
+__all__ = ["JOBS", "Figures", "command", "run_of_increments"]
+
+Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+Train = Callable[[], int]
+"""Take a step: change arrays in place, and return how many bytes of them changed."""
+
+_ROW: Final = 64
+"""Elements: rows of 256 bytes."""
+_MEASURED: Final = 8
+"""Of a run, so many full checkpoints are saved beside increments, at even distances."""
+
+
+def _noise(rng: np.random.Generator, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return rng.random(count, np.float32) + 1
+
+
+def _slots(rng: np.random.Generator, name: str, elements: int) -> Arrays:
+    """A tensor and its two moments, as Adam has them, each with a third of the elements in rows of 256 bytes."""
+    rows = max(1, elements // 3 // _ROW)
+    return {f"{name}.{slot}": _noise(rng, rows * _ROW).reshape(rows, _ROW) for slot in ("value", "m", "v")}
+
+
+def dense(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+    """Make a job of which everything changes: AdamW on all parameters."""
+    arrays = {
+        f"layer{n}.{slot}": one for n in range(8) for slot, one in _slots(rng, "w", elements // 8).items()
+    }
+
+    def step() -> int:
+        for one in arrays.values():
+            one += np.float32(1e-3)
+        return sum(one.nbytes for one in arrays.values())
+
+    return arrays, step
+
+
+def frozen(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+    """Make a job with a backbone that is frozen, and adapters of 2 % of it with moments: LoRA."""
+    arrays: Arrays = {f"backbone{n}": _noise(rng, elements // 8).reshape(-1, _ROW) for n in range(8)}
+    adapters = _slots(rng, "adapter", elements // 50)
+    arrays |= adapters
+
+    def step() -> int:
+        for one in adapters.values():
+            one += np.float32(1e-3)
+        return sum(one.nbytes for one in adapters.values())
+
+    return arrays, step
+
+
+def partly(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+    """Make a job that trains the last quarter of its layers."""
+    arrays: Arrays = {}
+    for n in range(8):
+        arrays |= {f"layer{n}.{slot}": one for slot, one in _slots(rng, "w", elements // 8).items()}
+    trained = [one for name, one in arrays.items() if name.startswith(("layer6", "layer7"))]
+
+    def step() -> int:
+        for one in trained:
+            one += np.float32(1e-3)
+        return sum(one.nbytes for one in trained)
+
+    return arrays, step
+
+
+def sparse(share: float) -> Callable[[np.random.Generator, int], tuple[Arrays, Train]]:
+    """Make embeddings under SparseAdam, of whose rows a step changes about ``share``: Zipf's law says which."""
+
+    def make(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+        arrays = _slots(rng, "embedding", elements)
+        rows = len(arrays["embedding.value"])
+        weights = 1 / np.arange(1, rows + 1)
+        weights /= weights.sum()
+        low, high = 1, 1 << 30
+        while low < high:  # draws that are expected to meet so many rows
+            middle = (low + high) // 2
+            if (1 - np.exp(-middle * weights)).sum() < share * rows:
+                low = middle + 1
+            else:
+                high = middle
+        order, chances = rng.permutation(rows), np.cumsum(weights)
+
+        def step() -> int:
+            met = order[np.unique(np.searchsorted(chances, rng.random(low)).clip(max=rows - 1))]
+            for one in arrays.values():
+                one[met] += np.float32(1e-3)
+            return len(arrays) * int(met.size) * _ROW * 4
+
+        return arrays, step
+
+    return make
+
+
+JOBS: Final[dict[str, Callable[[np.random.Generator, int], tuple[Arrays, Train]]]] = {
+    "dense AdamW": dense,
+    "frozen, LoRA": frozen,
+    "last quarter trained": partly,
+    "sparse, 2.5 % of rows": sparse(0.025),
+    "sparse, 6.5 % of rows": sparse(0.065),
+}
+
+
+@dataclass
+class Figures:
+    """Of one run: bytes as shares of a full checkpoint, times as ratios to full saves and reads beside them."""
+
+    job: str
+    storage: str
+    compressor: str
+    increments: int
+    changed: float
+    written: float
+    saves: list[float] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+
+    def row(self) -> list[str]:
+        """Return the row of the table."""
+        saved, read = median(self.saves), median(self.reads)
+        form = self.storage if self.compressor == "none" else f"{self.storage}, {self.compressor}"
+        return [
+            self.job, form, f"{self.changed:.1%}", f"{self.written:.1%}", f"{saved:.2f}", f"{read:.2f}",
+        ]  # fmt: skip
+
+
+def _written(path: Path, base: Path | None) -> int:
+    """Bytes on the disk of files that a base does not have."""
+    known = {one.stat().st_ino for one in base.rglob("*") if one.is_file()} if base else set()
+    found = [one.stat() for one in path.rglob("*") if one.is_file()]
+    return sum(one.st_size for one in found if one.st_ino not in known)
+
+
+def _save(path: Path, arrays: Arrays, options: dict[str, Any], base: Path | None = None) -> float:
+    os.sync()
+    began = time.perf_counter()
+    ucp.save(path, arrays, base=base, **options)
+    return time.perf_counter() - began
+
+
+def _read(path: Path) -> float:
+    began = time.perf_counter()
+    with ucp.open(path) as ckpt:
+        for atom in ckpt.values():
+            for slot in atom.values():
+                slot.read()
+    return time.perf_counter() - began
+
+
+def run_of_increments(
+    job: str, *, nbytes: int, increments: int, directory: Path, storage: str = "packed", gzip: bool = False
+) -> Figures:
+    """Save a run of increments, with full checkpoints beside some of them."""
+    rng = np.random.default_rng(0)
+    arrays, step = JOBS[job](rng, nbytes // 4)
+    options: dict[str, Any] = {
+        "storage": storage,
+        "compressor": ucp.Compressor("gzip", {"level": 1}) if gzip else None,
+    }
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
+        before = Path(room) / "0.ucp"
+        _save(before, arrays, options)
+        whole = _written(before, None)
+        figures = Figures(job, storage, "gzip" if gzip else "none", increments, 0.0, 0.0)
+        every = max(1, increments // _MEASURED)
+        for number in range(1, increments + 1):
+            figures.changed += step() / whole / increments
+            path, beside = Path(room) / f"{number}.ucp", Path(room) / "full.ucp"
+            is_measured = number % every == 0
+            full = _save(beside, arrays, options) if is_measured else 0.0
+            saved = _save(path, arrays, options, before)
+            figures.written += _written(path, before) / whole / increments
+            if is_measured:
+                figures.saves.append(saved / full)
+                _read(beside)
+                _read(path)
+                figures.reads.append(_read(beside) / _read(path))
+                shutil.rmtree(beside)
+            shutil.rmtree(before)
+            before = path
+        problems = ucp.validate(before)
+        if problems:
+            raise ValueError(f"problems in an increment: {problems[:3]}")
+    return figures
+
+
+def _runs(names: tuple[str, ...]) -> Iterator[tuple[str, str, bool]]:
+    for name in names or tuple(JOBS):
+        yield name, "packed", False
+    if not names:
+        yield "frozen, LoRA", "plain", False
+        yield "sparse, 6.5 % of rows", "plain", False
+        yield "frozen, LoRA", "packed", True
+
+
+@click.command(name="increments")
+@click.option("--size", default="64MiB", show_default=True, callback=in_bytes, help="Bytes of the state.")
+@click.option("--increments", default=40, show_default=True, type=click.IntRange(1), help="Of each run.")
+@click.option(
+    "--job", "jobs", multiple=True, type=click.Choice(sorted(JOBS)), help="One job, packed; may be repeated."
+)
+@click.option("--directory", default=".", show_default=True, type=click.Path(path_type=Path))
+@click.option("--json", "output", type=click.Path(path_type=Path), help="File for every figure.")
+def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, output: Path | None) -> None:
+    """Save runs of increments: what they write, and how long it takes to save and to read them."""
+    facts = machine_facts(directory)
+    found: list[Figures] = []
+    for job, storage, gzip in _runs(jobs):
+        click.echo(f"{job}, {storage}{', gzip' if gzip else ''}", err=True)
+        found.append(
+            run_of_increments(
+                job,
+                nbytes=size,
+                increments=increments,
+                directory=directory,
+                storage=storage,
+                gzip=gzip,
+            )
+        )
+    heading = ["job", "form", "changed", "written", "save", "read"]
+    click.echo(aligned([heading, *(one.row() for one in found)]))
+    click.echo(
+        f"{increments} increments of {size >> 20} MiB each: bytes changed and written, documents included, as shares of a full "
+        "checkpoint; time of a durable save, against a full one beside it; speed of reading, against a full one."
+    )
+    if output is not None:
+        output.write_text(
+            json.dumps({"machine": facts, "runs": [asdict(one) for one in found]}, indent=1) + "\n"
+        )
