@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
+from benchmarks.ranks import start_ranks
 from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
@@ -90,7 +90,7 @@ def compare_replicas(
 ) -> dict[tuple[str, str], list[float]]:
     """Seconds of every save, and of every stall of one in the background, everybody in turn after a first round."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as place:
-        start_processes(_rank, (place, ranks, nbytes, repeats, ballast), ranks, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_ranks(_rank, (place, ranks, nbytes, repeats, ballast), ranks)
         found = json.loads(Path(place, "replicas.json").read_text())
     return {tuple(key.split(", ")): seconds for key, seconds in found.items()}
 

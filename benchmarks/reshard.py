@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.ballast import Ballast, prepare
 from benchmarks.cache import cool
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Reading, measured
+from benchmarks.ranks import start_ranks
 from benchmarks.results import Series
 from benchmarks.save_load import in_turn
 from ucpformat.distributed.group import OneProcess
@@ -293,7 +293,7 @@ def compare_reshard(
     """Save under each split, read under each; every case by everybody in turn, after a round that checks."""
     facts = machine_facts(directory, steady=ballast is not None)
     with tempfile.TemporaryDirectory(dir=directory) as place:
-        start_processes(save_shares, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_ranks(save_shares, (place, work), work.writers)
         room = Path(place)
         readings: dict[tuple[str, str], dict[str, list[tuple[Reading, int]]]] = {}
         for number in range(-1, repeats):

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.ballast import Ballast, ballast_options, loaded, prepare, words
 from benchmarks.cache import cool
 from benchmarks.measure import cpu_seconds
+from benchmarks.ranks import start_ranks
 from benchmarks.reshard import Work, blank, check_share, read_bytes, save_shares
 from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
@@ -109,10 +109,8 @@ def compare_together(
 ) -> dict[tuple[str, str, str], list[Loaded]]:
     """Save under each split, load under the other by all ranks, everybody in turn, after a round that checks."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as place:
-        start_processes(save_shares, (place, work), work.writers, start_method="spawn")  # type: ignore[no-untyped-call]
-        start_processes(
-            _rank, (place, work, repeats, cold, ballast), REPLICAS * work.readers, start_method="spawn"
-        )  # type: ignore[no-untyped-call]
+        start_ranks(save_shares, (place, work), work.writers)
+        start_ranks(_rank, (place, work, repeats, cold, ballast), REPLICAS * work.readers)
         found = json.loads(Path(place, "together.json").read_text())
     return {
         (saved, read, name): [Loaded(*one) for one in loads]

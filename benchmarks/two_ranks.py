@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.ballast import Ballast, prepare
 from benchmarks.contenders.base import sync_directories
 from benchmarks.facts import machine_facts
 from benchmarks.measure import Footprint, Reading, footprint, measured
+from benchmarks.ranks import start_ranks
 from benchmarks.results import Run, Series, Task
 from benchmarks.save_load import SAVES, Room, in_turn
 from benchmarks.workloads import gpt_shapes
@@ -159,7 +159,7 @@ def compare_two_ranks(
     facts = machine_facts(directory, steady=ballast is not None)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         Path(place, "room").mkdir()
-        start_processes(_rank, (place, nbytes, repeats, ballast), RANKS, start_method="spawn")  # type: ignore[no-untyped-call]
+        start_ranks(_rank, (place, nbytes, repeats, ballast), RANKS)
         found = [json.loads(Path(place, f"{rank}.json").read_text("utf-8")) for rank in range(RANKS)]
     series: dict[Task, Series] = {}
     for name in CONTENDERS:
