@@ -241,8 +241,8 @@ def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, 
     heading = ["job", "form", "changed", "written", "save", "read"]
     click.echo(aligned([heading, *(one.row() for one in found)]))
     click.echo(
-        f"{increments} increments of {size >> 20} MiB each: bytes changed and written, documents included, as shares of a full "
-        "checkpoint; time of a durable save, against a full one beside it; speed of reading, against a full one."
+        f"{increments} increments of {size >> 20} MiB each: bytes changed and written, documents included, as shares "
+        "of a full checkpoint; time of a durable save, against a full one beside it; speed of reading, against that."
     )
     if output is not None:
         output.write_text(
