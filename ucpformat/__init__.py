@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
     from ucpformat.integrations.torch_dcp import UcpStorageReader, UcpStorageWriter
     from ucpformat.manager import CheckpointManager
     from ucpformat.model.compressor import Compressor
+    from ucpformat.model.pipeline import Pipeline, PipelineStage
     from ucpformat.model.values import NewSeed, PerRankValues
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
@@ -79,6 +80,8 @@ __all__ = [
     "Only",
     "PerRank",
     "PerRankValues",
+    "Pipeline",
+    "PipelineStage",
     "Problem",
     "Repair",
     "Restored",
@@ -136,6 +139,8 @@ _HOMES: typing.Final = {
     "Only": "geometry",
     "PerRank": "state_dict.per_rank",
     "PerRankValues": "model.values",
+    "Pipeline": "model.pipeline",
+    "PipelineStage": "model.pipeline",
     "Problem": "errors",
     "Repair": "repairing",
     "Restored": "repairing",

@@ -139,7 +139,7 @@ class _Comparing:
             for checkpoint in (self._first, self._second):
                 for name in checkpoint.state.blobs:
                     checkpoint.blobs[name]  # which checks it; the digests tell whether two are equal
-        for member in ("values", "optimizers", "blobs"):
+        for member in ("values", "optimizers", "blobs", "pipeline"):
             a, b = (_state_member(checkpoint, member) for checkpoint in (self._first, self._second))
             yield from _compare_objects(a, b, member)
 
@@ -184,7 +184,7 @@ def _state_member(checkpoint: Checkpoint, member: str) -> Mapping[str, JsonValue
             name: {"media_type": blob.media_type, "digest": blob.object.digest}
             for name, blob in checkpoint.state.blobs.items()
         }
-    found = checkpoint.state.to_json()[member]
+    found = checkpoint.state.to_json().get(member)
     return found if isinstance(found, dict) else {}
 
 

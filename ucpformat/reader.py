@@ -19,7 +19,7 @@ import numpy as np
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
-from ucpformat.model.envelope import READ_FEATURES
+from ucpformat.model.envelope import READ_FEATURES, WEIGHT_VERSIONS
 from ucpformat.model.names import fits_glob
 from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import BufferPlace, Coordinate
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.pipeline import Pipeline
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
@@ -196,6 +197,24 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
             return decode(self.state.values[name], at=f"values/{name}")
 
     @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages of the pipeline that saved it, and what was in flight there; None where nothing was.
+
+        >>> ckpt.pipeline is None
+        True
+        """
+        return self.state.pipeline if WEIGHT_VERSIONS in self.root.envelope.read_features else None
+
+    def require_drained(self) -> None:
+        """Raise ``UCP-E-MISMATCH`` where a pipeline was in flight, whose stages alone can go on.
+
+        >>> ckpt.require_drained()
+        """
+        if self.pipeline is not None:
+            message = "a pipeline was in flight when this was saved: load it into the same stages, or save it drained"
+            raise error("UCP-E-MISMATCH", message, at=self.path)
+
+    @property
     def blobs(self) -> Mapping[str, bytes]:
         """Opaque bytes by name, such as pickles that were carried as they were. Never execute or unpickle them.
 
@@ -282,7 +301,8 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
 
         Raises:
             UcpError: ``UCP-E-LAYOUT`` where the layout does not fit, ``UCP-E-MISMATCH`` for a wrong ``out``, and for
-                ``coord`` or ``place`` without a layout, ``UCP-E-INEXACT`` for a factor that rounds, and what
+                ``coord`` or ``place`` without a layout, and for
+                another stage of a `pipeline` in flight, ``UCP-E-INEXACT`` for a factor that rounds, and what
                 procedure 17.3 says.
 
         >>> layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 3),)), (ucp.Shard("tp", 0),))
@@ -297,6 +317,8 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
                 raise error("UCP-E-MISMATCH", message, at=f"{name}/{slot}")
             return view.read(out)
         exponent = require_readable(layout, view.layout, stored.dtype, at=f"{name}/{slot}")
+        if self.pipeline is not None and (why := self.pipeline.misplaced(stored.atom.name, layout)):
+            raise error("UCP-E-MISMATCH", why, at=f"{name}/{slot}")
         if place is None and layout == view.layout:
             place = view.place
         lowering = lower(layout, stored.grid.shape, place=place)

@@ -15,6 +15,7 @@ from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Extension, needed_features
 from ucpformat.model.part_text import atom_text, part_text, slot_text
+from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
     MAX_CHUNK_BYTES,
@@ -113,6 +114,7 @@ class CheckpointWriter:
         self._values: dict[str, JsonValue] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
+        self._pipeline: Pipeline | None = None
         self._expected: dict[tuple[str, str], str] = {}
         for what, value, known in (
             ("storage", storage, get_args(Storage)),
@@ -283,7 +285,7 @@ class CheckpointWriter:
         self._values[name] = encode(value, at=name, extend=extend)
 
     def set_state(self, state: StateDocument) -> None:
-        """Take over values, optimizers and annotations that are encoded already; blobs are added one by one.
+        """Take over values, optimizers, annotations and a pipeline, encoded already; blobs are added one by one.
 
         >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
         ...     writer.set_state(ckpt.state)
@@ -293,6 +295,7 @@ class CheckpointWriter:
         self._values.update(state.values)
         self._optimizers.update(state.optimizers)
         self.state_annotations.update(state.annotations)
+        self._pipeline = state.pipeline
 
     def set_optimizer(self, name: str, groups: Iterable[tuple[Sequence[str], Mapping[str, object]]]) -> None:
         """Keep an optimizer's parameter groups: ordered names of atoms, and options.
@@ -383,11 +386,18 @@ class CheckpointWriter:
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]
             parts.append(self._part(len(parts), some, written))
-        state = StateDocument(self._values, self._optimizers, self._blobs, self.state_annotations)
+        state = StateDocument(
+            self._values, self._optimizers, self._blobs, self.state_annotations, self._pipeline
+        )
+        if self._pipeline is not None:
+            kinds = (
+                {name: (one.dtype, tuple(one.shape)) for name, one in spec.slots.items()} for spec in specs
+            )
+            self._pipeline.require(zip((spec.name for spec in specs), kinds, strict=True))
         prefix = f"index/{self._attempt}"
         envelope = self._root.envelope
-        if self._shared_packs or self._has_row_sets:
-            needed = needed_features((), packs, has_row_sets=self._has_row_sets)
+        if self._shared_packs or self._has_row_sets or self._pipeline is not None:
+            needed = needed_features((), packs, has_row_sets=self._has_row_sets, pipeline=self._pipeline)
             features = {*envelope.read_features, *needed}
             envelope = replace(envelope, read_features=tuple(sorted(features)))
         return replace(

@@ -25,6 +25,7 @@ from generate.increments import increment_cases, row_set_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
 from generate.lowering import write as write_lowering
+from generate.pipelines import pipeline_cases
 from generate.precedence import precedence_cases
 from generate.value_steps import value_step_cases
 from generate.write_refusals import write_refusal_cases
@@ -51,6 +52,7 @@ def all_cases() -> Iterator[Case]:
     yield from bad_chunk_cases()
     yield from increment_cases()
     yield from row_set_cases()
+    yield from pipeline_cases()
     yield from forward_cases()
     yield from level_cases()
     yield from precedence_cases()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -146,6 +147,53 @@ def share(draft: Draft, number: int) -> None:
         draft.packs["packs"][number].update(length=len(data), shared=True)
 
 
+def pipeline() -> Draft:
+    """A pipeline in flight, of three stages, the second two ranks wide; the last has nothing in flight."""
+    shapes = {"a": (2, 3), "b": (4,), "c": (2,), "shared": (2,)}
+    stages = {"a": 0, "b": 1, "c": 2}
+    versions = {"a": (8, 9), "b": (9,)}
+    drafted = []
+    for number, (name, shape) in enumerate(shapes.items()):
+        size = math.prod(shape)
+        layout = stages.get(name)
+        slots = {"value": SlotDraft("float32", shape, floats(size, number + 1), layout=layout)}
+        slots["exp_avg"] = SlotDraft("float32", shape, floats(size, -number - 1), layout=layout)
+        for version in versions.get(name, ()):
+            data = floats(size, 10 * version + number)
+            slots[f"version-{version}"] = SlotDraft("float32", shape, data, layout=layout)
+        drafted.append(AtomDraft(name, slots))
+    mesh = {"axes": [{"name": "pp", "size": 3}, {"name": "dp", "by": "pp", "sizes": [1, 2, 1]}]}
+    layouts = [
+        {"mesh": 0, "steps": [{"kind": "only", "axis": "pp", "coordinates": [stage]}]} for stage in range(3)
+    ]
+    in_flight = [{10: 8, 11: 9}, {10: 9}, {}]
+    return Draft(
+        drafted,
+        root={
+            "meshes": [mesh],
+            "layouts": layouts,
+            "progress": {"step": 10},
+            "read_features": ["weight-versions"],
+        },
+        state={
+            "pipeline": {
+                "axis": "pp",
+                "stages": [
+                    {
+                        "updates": 10,
+                        "atoms": [name],
+                        "in_flight": [
+                            {"minibatch": minibatch, "version": version}
+                            for minibatch, version in of_stage.items()
+                        ],
+                    }
+                    for name, of_stage in zip(stages, in_flight, strict=True)
+                ],
+            }
+        },
+    )
+
+
 PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "plain": plain,
     "packed": packed,
@@ -154,4 +202,5 @@ PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "gzip-packed": lambda: zipped("packed"),
     "increment": increment,
     "layers": layers,
+    "pipeline": pipeline,
 }

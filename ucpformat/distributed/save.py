@@ -138,6 +138,7 @@ def _agree(
                 "annotations": dict(options.annotations),
                 "replicas": options.replicas,
                 "base": base,
+                "pipeline": None if options.pipeline is None else options.pipeline.to_json(),
             },
         )
         if first:
@@ -308,7 +309,7 @@ class Saving:
         plain, blobs = parted(whole_of(values, entries))
         for name, data in sorted(blobs.items()):
             writer.add_blob(name, data, OPAQUE_MEDIA)
-        writer.set_state(StateDocument(plain, optimizers, {}, annotations))
+        writer.set_state(StateDocument(plain, optimizers, {}, annotations, self._options.pipeline))
         digest = writer.commit()
         if writer.stored is None:  # pragma: no cover - `commit` has set it
             raise AssertionError("what is stored was not counted")

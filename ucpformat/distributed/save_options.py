@@ -15,6 +15,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.storage.stores.store import Durability
     from ucpformat.writer import StoredBytes
 
@@ -46,6 +47,7 @@ class SaveOptions:
     ``annotations`` are those of the root document. ``replicas`` says what is done about copies of plain tensors that
     differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
     at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.base`).
+    ``pipeline`` says what is in flight.
     """
 
     storage: Storage = "packed"
@@ -56,6 +58,7 @@ class SaveOptions:
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     replicas: Replicas = "compare"
     base: str | None = None
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:

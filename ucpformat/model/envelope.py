@@ -13,6 +13,7 @@ from ucpformat.model.fields import boolean, members, object_
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.references import Pack
 
 __all__ = [
@@ -175,20 +176,34 @@ FEATURES: Final = (
     Feature("blosc", "read", "a slot has the compressor `blosc`"),
     Feature("incremental", "read", "a pack of the pack list is shared (section 16.4)"),
     Feature("row-overwrite", "read", "a segment has a row set (section 16.4)"),
+    Feature(
+        "weight-versions",
+        "read",
+        "a stage of the state document's `pipeline` has a minibatch in flight (section 15.3)",
+    ),
     Feature("zstd", "read", "a slot has the compressor `zstd`"),
 )
 READ_FEATURES: Final = frozenset(feature.name for feature in FEATURES if feature.kind == "read")
 
 
+WEIGHT_VERSIONS: Final = "weight-versions"
+
+
 def needed_features(
-    compressors: Iterable[Compressor | None], packs: Iterable[Pack] = (), *, has_row_sets: bool = False
+    compressors: Iterable[Compressor | None],
+    packs: Iterable[Pack] = (),
+    *,
+    has_row_sets: bool = False,
+    pipeline: Pipeline | None = None,
 ) -> frozenset[str]:
-    """Return the features that slots with these compressors, or none, these packs and row sets need."""
+    """Return the features that slots with these compressors, or none, these packs, row sets and this pipeline need."""
     names = {compressor.name for compressor in compressors if compressor is not None}
     if any(pack.shared for pack in packs):
         names.add("incremental")
     if has_row_sets:
         names.add("row-overwrite")
+    if pipeline is not None and pipeline.is_in_flight:
+        names.add(WEIGHT_VERSIONS)
     return frozenset(names & READ_FEATURES)
 
 

@@ -10,6 +10,7 @@ from ucpformat.errors import Problem
 from ucpformat.jsonio import pointer
 from ucpformat.model.fields import array, members, object_, raise_first, string
 from ucpformat.model.names import case_problems, key_problems
+from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.references import DocumentRef
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _GROUP_MEMBERS: Final = frozenset({"atoms", "options"})
 _OPTIMIZER_MEMBERS: Final = frozenset({"groups"})
 _BLOB_MEMBERS: Final = frozenset({"media_type", "object"})
 _STATE_MEMBERS: Final = frozenset({"values", "optimizers", "blobs"})
-_STATE_OPTIONAL: Final = frozenset({"annotations"})
+_STATE_OPTIONAL: Final = frozenset({"annotations", "pipeline"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,13 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class StateDocument:
-    """Values (tagged, still encoded), optimizers and blobs by name."""
+    """Values (tagged, still encoded), optimizers and blobs by name, and the pipeline where there is one."""
 
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
     blobs: Mapping[str, Blob] = field(default_factory=dict)
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
+    pipeline: Pipeline | None = None
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> StateDocument:
@@ -138,10 +140,13 @@ class StateDocument:
             },
             {name: Blob.from_json(blob, at=pointer(at, "blobs", name)) for name, blob in blobs.items()},
             object_(found.get("annotations", {}), pointer(at, "annotations")),
+            Pipeline.from_json(found["pipeline"], at=pointer(at, "pipeline"))
+            if "pipeline" in found
+            else None,
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """Yield ``UCP-E-KEY`` for keys of blobs and ``UCP-E-NAME`` for atoms in two groups.
+        """Yield ``UCP-E-KEY`` for keys of blobs, ``UCP-E-NAME`` for atoms in two groups, and what a pipeline has.
 
         Tagged values are checked by whoever decodes them, atoms' names against the index by the validator.
         """
@@ -153,6 +158,8 @@ class StateDocument:
         )
         for name, optimizer in self.optimizers.items():
             yield from optimizer.problems(at=pointer(at, "optimizers", name))
+        if self.pipeline is not None:
+            yield from self.pipeline.problems(at=pointer(at, "pipeline"))
 
     def tagged_values(self, *, at: str) -> Iterator[tuple[str, JsonValue]]:
         """Yield every tagged value of the document after its place."""
@@ -170,6 +177,8 @@ class StateDocument:
             "optimizers": {name: optimizer.to_json() for name, optimizer in self.optimizers.items()},
             "blobs": {name: blob.to_json() for name, blob in self.blobs.items()},
         }
+        if self.pipeline is not None:
+            value["pipeline"] = self.pipeline.to_json()
         if self.annotations:
             value["annotations"] = dict(self.annotations)
         return value

@@ -34,6 +34,7 @@ from ucpformat.state_dict.tensors.local_tensors import (
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.values import Restore
     from ucpformat.reader import Checkpoint
     from ucpformat.views import SlotView
@@ -150,7 +151,7 @@ def match_state(state: dict[str, Any], checkpoint: Checkpoint, rank: int, option
         tops.add(dotted(paths.get(source, path)[:1]))
         read = len(match.tensors) + len(match.values)
         if is_tensor(leaf):
-            asked.update(_match_tensor(match, stored, path, leaf, source, rank, options))
+            asked.update(_match_tensor(match, stored, path, leaf, source, rank, options, checkpoint.pipeline))
         else:
             _match_value(match, named, stored, path, leaf, source, restore, options)
         if len(match.tensors) + len(match.values) > read:
@@ -234,6 +235,7 @@ def _match_tensor(
     source: str,
     rank: int,
     options: LoadOptions,
+    pipeline: Pipeline | None,
 ) -> list[str]:
     """Return the names in the checkpoint that this asks for beyond ``source``."""
     name = dotted(path)
@@ -270,6 +272,8 @@ def _match_tensor(
                 slot = master
                 also.append(master_name)
         problem = _misfit(tensor, slot, cast=options.cast and not one.part)
+        if pipeline is not None:
+            problem = pipeline.misplaced(slot.stored.atom.name, tensor.layout) or problem
         if problem is not None and _is_extra_state(path, tensor, slot):
             match.values.append((path, to_torch(slot.read(), slot.stored.dtype.name)))
         elif problem is None:

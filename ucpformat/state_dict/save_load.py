@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import Storage
 
 __all__ = ["load", "save", "save_state"]
@@ -53,6 +54,7 @@ def save(
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     replicas: Replicas = "compare",
+    pipeline: Pipeline | None = None,
     base: str | os.PathLike[str] | None = None,
 ) -> SaveReport:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values, or a module.
@@ -70,6 +72,8 @@ def save(
     Values of ``model`` and states of ``optim`` (as ``get_state_dict`` gives them) share one atom per parameter.
     Tensors that are the same memory (tied weights) are stored once, with aliases.
     ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
+    ``pipeline``, the same on all ranks, says which minibatches are in flight in the stages of a pipeline that stashes
+    its weights, whose earlier versions the state has below ``versions`` (`Pipeline`). Only the same stages load that.
     ``base`` is an earlier checkpoint on the same file system: what is equal is shared with it by hard links, compared
     byte for byte, and only the rest is written. The new checkpoint is as complete as any, and stays whole when the
     base is removed. It has the storage of its base, and its ``chunk_bytes`` unless they are given.
@@ -100,6 +104,7 @@ def save(
         annotations=annotations or {},
         replicas=replicas,
         base=None if base is None else os.fspath(base),
+        pipeline=pipeline,
     )
     return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
 
@@ -117,7 +122,13 @@ def save_state(
     together = group_of(group)
 
     def describe() -> LocalState:
-        return live_state(state_to_save(state), rank=together.rank, layouts=layouts, compressor=compressor)
+        return live_state(
+            state_to_save(state),
+            rank=together.rank,
+            layouts=layouts,
+            compressor=compressor,
+            pipeline=options.pipeline,
+        )
 
     with naming(path):
         saving = prepare_save(path, describe, together, options)
@@ -263,6 +274,7 @@ def _load_into(
 
 
 def _load_new(checkpoint: Checkpoint, only: Only, *, as_torch: bool) -> dict[str, Any]:
+    checkpoint.require_drained()
     slots, values = stored_slots(checkpoint), stored_values(checkpoint)
     names = [dotted(path) for path in (*slots, *values)]
     if (fault := without_effect([{"only": only.fits(names)}])) is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.local_state import LocalState, OwnValue
 from ucpformat.errors import error
 from ucpformat.model.compression_rule import compressor_of, require_compression
+from ucpformat.model.pipeline import version_slot
 from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.names import Assignment, recognise
 from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations, state_document
-from ucpformat.state_dict.keys.paths import KeyPath, StatePath, dotted, flatten
+from ucpformat.state_dict.keys.paths import KeyPath, NumberKey, StatePath, dotted, flatten
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
 from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.pipeline import Pipeline
 
 __all__ = ["live_state"]
+
+VERSIONS: Final = "versions"
 
 
 def live_state(
@@ -34,6 +38,7 @@ def live_state(
     rank: int = 0,
     layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
+    pipeline: Pipeline | None = None,
 ) -> LocalState:
     """Return what this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
 
@@ -46,7 +51,14 @@ def live_state(
     declared = dict(layouts or {})
     tensors = {name: leaf for name, leaf in paths.items() if is_tensor(leaves[leaf])}
     objects = {name: leaf for name, leaf in paths.items() if name not in tensors}
-    names = recognise(_key_paths(tensors), _key_paths(objects))
+    stashed = (
+        {} if pipeline is None else {name: leaf for name, leaf in tensors.items() if leaf[0] == VERSIONS}
+    )
+    newest = {name: leaf for name, leaf in tensors.items() if name not in stashed}
+    names = recognise(_key_paths(newest), _key_paths(objects))
+    assignments = names.assignments
+    if stashed:
+        assignments = {**assignments, **_versions(stashed, assignments)}
     live: dict[str, LiveTensor] = {}
     assigned: dict[str, Assignment] = {}
     values: dict[StatePath, JsonValue] = {}
@@ -54,7 +66,7 @@ def live_state(
         taken = taken_apart(leaf, leaves[leaf], declared)
         values.update(taken.descriptions)
         for one in taken.tensors:
-            place, part = names.assignments[name], name + one.part
+            place, part = assignments[name], name + one.part
             if part in live or (one.part and part in paths):
                 raise error("UCP-E-NAME", "a part of a tensor has the name of another entry", at=part)
             assigned[part] = Assignment(place.name, place.slot + one.part)
@@ -111,6 +123,25 @@ def live_state(
         own,
         digests_on_device,
     )
+
+
+def _versions(
+    tensors: Mapping[str, StatePath], assignments: Mapping[str, Assignment]
+) -> dict[str, Assignment]:
+    """Where stashed weights go, which stand below ``versions`` as the weights themselves do in the state (SPEC 15.3).
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a version of what the state does not have.
+    """
+    found = {}
+    for name, path in tensors.items():
+        number = path[1] if len(path) > 1 else None
+        of = assignments.get(dotted(path[2:]))
+        if not isinstance(number, NumberKey) or of is None or of.slot != "value":
+            message = "versions are weights of the state by number of updates: versions, 8, then the path of a weight"
+            raise error("UCP-E-MISMATCH", message, at=name)
+        found[name] = Assignment(of.name, version_slot(number.number))
+    return found
 
 
 def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:

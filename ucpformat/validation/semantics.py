@@ -9,7 +9,13 @@ import numpy as np
 from ucpformat.errors import Problem, error
 from ucpformat.geometry import covers, distinct_boxes
 from ucpformat.jsonio import pointer
-from ucpformat.model.envelope import READ_FEATURES, feature_set_problems, needed_features, negotiate
+from ucpformat.model.envelope import (
+    READ_FEATURES,
+    WEIGHT_VERSIONS,
+    feature_set_problems,
+    needed_features,
+    negotiate,
+)
 from ucpformat.model.fields import relocated
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.references import Pack, PackList
@@ -96,7 +102,12 @@ def check_semantics(
         _check_references(checked, names, findings)
         compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
         has_row_sets = any(part.table.row_words.size for part in checked.parts)
-        needed = needed_features(compressors, checked.packs or (), has_row_sets=has_row_sets)
+        pipeline = None if checked.state is None else checked.state.pipeline
+        needed = needed_features(
+            compressors, checked.packs or (), has_row_sets=has_row_sets, pipeline=pipeline
+        )
+        if checked.state is None and WEIGHT_VERSIONS in root.envelope.read_features:
+            needed |= {WEIGHT_VERSIONS}  # of a state document that cannot be read, nobody can tell
         findings.extend(feature_set_problems(root.envelope, needed, at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
         if layout_work is None:
@@ -250,6 +261,13 @@ def _check_references(checked: CheckedCheckpoint, atoms: set[str], findings: Fin
                 if atom not in atoms:
                     at = pointer(reference.key, "optimizers", name, "groups", number, "atoms", position)
                     findings.add(Problem("UCP-E-REFERENCE", at, f"there is no atom {atom[:80]!r}"))
+    if (pipeline := checked.state.pipeline) is not None:
+        every = (
+            (atom.name, {slot.name: (slot.dtype, slot.shape) for slot in atom.slots})
+            for part in checked.parts
+            for atom in part.index.atoms
+        )
+        findings.extend(pipeline.atom_problems(every, at=pointer(reference.key, "pipeline")))
 
 
 def _check_layouts(checked: CheckedCheckpoint, findings: Findings, layout_work: int) -> None:

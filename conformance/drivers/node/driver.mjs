@@ -76,7 +76,7 @@ const methods = {
     roles: ['validator', 'reader', 'writer', 'rewriter'],
     format_versions: [0],
     storages: ['plain', 'packed'],
-    read_features: ['incremental', 'row-overwrite'],
+    read_features: ['incremental', 'row-overwrite', 'weight-versions'],
     write_features: [],
     compressors: ['gzip'],
     dtypes: [...DTYPES.keys()],

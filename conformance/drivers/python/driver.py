@@ -48,7 +48,7 @@ def hello(params: Json) -> Json:
         "roles": ["validator", "reader", "writer", "rewriter"],
         "format_versions": [0],
         "storages": ["plain", "packed"],
-        "read_features": ["blosc", "incremental", "row-overwrite", "zstd"],
+        "read_features": ["blosc", "incremental", "row-overwrite", "weight-versions", "zstd"],
         "write_features": [],
         "compressors": ["blosc", "gzip", "zstd"],
         "dtypes": list(DTYPES),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ucp_conformance.oracle import arithmetic, documents, layouts
+from ucp_conformance.oracle import arithmetic, documents, layouts, pipelines
 from ucp_conformance.oracle import buffers as buffers_of
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
 from ucp_conformance.oracle.chunk_table import (
@@ -102,6 +102,7 @@ class Logical:
             ],
             "values": seen["values"],
             "optimizers": seen["optimizers"],
+            "pipeline": self.state.get("pipeline"),
             "blobs": seen["blobs"],
             "annotations": [self.root["annotations"], self.state.get("annotations", {}), notes],
             "step": seen["step"],
@@ -319,7 +320,7 @@ class _Examiner:
         """Check what takes all parts: features, groups, covers."""
         root = logical.root
         needed = {slot.slot["compressor"]["name"] for slot in self.slots if "compressor" in slot.slot}
-        needed |= {"incremental" for pack in self.packs if "shared" in pack}
+        needed |= {"incremental" for pack in self.packs if "shared" in pack} | pipelines.needed(logical.state)
         needed |= {"row-overwrite" for table in self.tables.values() if table.row_words}
         if sorted(needed - {"gzip"}) != root["read_features"]:
             self.found.add("UCP-E-FEATURE-SET", pointer(ROOT, "read_features"))
@@ -328,12 +329,11 @@ class _Examiner:
         names = {atom["name"] for atom in logical.atoms}
         for name, optimizer in logical.state["optimizers"].items():
             for number, group in enumerate(optimizer["groups"]):
+                at = pointer(root["state"]["key"], "optimizers", name, "groups", number, "atoms")
                 for place, atom in enumerate(group["atoms"]):
                     if atom not in names:
-                        at = pointer(
-                            root["state"]["key"], "optimizers", name, "groups", number, "atoms", place
-                        )
-                        self.found.add("UCP-E-REFERENCE", at)
+                        self.found.add("UCP-E-REFERENCE", pointer(at, place))
+        pipelines.check(logical.state, logical.atoms, root.get("state"), self.found)
         buffers: dict[tuple[int, str, str], list[tuple[str, buffers_of.Held]]] = {}
         for slot in self.slots:
             here = slot_place(logical, slot)

@@ -158,6 +158,9 @@ def _tied(
 
 
 def _state(state: StateDocument, origins: Mapping[str, set[str]]) -> StateDocument:
+    if state.pipeline is not None and state.pipeline.is_in_flight:
+        message = "a pipeline was in flight when this was saved, and its stages know these names alone: save it drained"
+        raise error("UCP-E-MISMATCH", message)
     optimizers = {}
     for name, optimizer in state.optimizers.items():
         group_of = {atom: number for number, group in enumerate(optimizer.groups) for atom in group.atoms}
@@ -177,7 +180,7 @@ def _state(state: StateDocument, origins: Mapping[str, set[str]]) -> StateDocume
                 for atoms, group in zip(members, optimizer.groups, strict=True)
             )
         )
-    return replace(state, optimizers=optimizers)
+    return replace(state, optimizers=optimizers, pipeline=None)
 
 
 def _straddles(optimizer: str, made: str, atoms: set[str]) -> UcpError:

@@ -86,6 +86,9 @@ class Recipe:
             with open_checkpoint(self.source) as checkpoint:
                 with paused(), naming(self.source):
                     job = rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
+                    if not self.is_rewritten or self.drop or self.weights is not None:
+                        checkpoint.require_drained()
+                        job = replace(job, state=replace(job.state, pipeline=None))
                     opened = self._opened(job)
                 yield opened
             return

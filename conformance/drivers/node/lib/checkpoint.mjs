@@ -8,6 +8,7 @@ import {
   checkState, fetchDocument, fetchReferenced, Names, readAtoms, readPacks,
 } from './documents.mjs';
 import {ROOT_KEY, compareUtf8} from './names.mjs';
+import {kindsOfAtoms} from './pipeline.mjs';
 import {MAX_TABLE, openRoot} from './root.mjs';
 import {checkSegments} from './segments.mjs';
 import {DirectoryStore} from './store.mjs';
@@ -96,12 +97,20 @@ export class Checkpoint {
   get state() {
     const reference = this.root.state;
     return reference && once(this.#cache, 'state', () => {
-      const names = new Set(this.atoms.map((atom) => atom.name));
+      const atoms = kindsOfAtoms(this.atoms);
       return this.#document(reference, 'state', (document, problems) => {
-        checkState(document, reference.key, names, problems);
+        checkState(document, reference.key, atoms, problems);
         return document;
       });
     });
+  }
+
+  /**
+   * The pipeline that was in flight when this was saved, or null.
+   * @returns {Map | null}
+   */
+  get pipeline() {
+    return this.root.readFeatures.includes('weight-versions') ? this.state?.get('pipeline') ?? null : null;
   }
 
   /**

@@ -13,6 +13,7 @@ import {
   compareUtf8, foldKey, isAtomKey, isKey, isName, isSlotName,
 } from './names.mjs';
 import {MAX_DOCUMENT, checkKey, KeySet} from './root.mjs';
+import {checkPipeline} from './pipeline.mjs';
 import {checkValue, checkValueForm} from './values.mjs';
 
 /** @typedef {import('./errors.mjs').Problems} Problems */
@@ -221,10 +222,10 @@ export function checkStateForm(document, key, problems) {
  * Checks the content of the state document.
  * @param {Map} document that satisfies its schema
  * @param {string} key
- * @param {Set<string> | null} atomNames names of all atoms, where they are known
+ * @param {Map<string, Map<string, string>> | null} atoms slot kinds of all atoms, where they are known
  * @param {Problems} problems
  */
-export function checkState(document, key, atomNames, problems) {
+export function checkState(document, key, atoms, problems) {
   for (const {value, at} of valuesOf(document)) checkValue(value, key, at, problems);
   for (const [name, optimizer] of document.get('optimizers')) {
     const seen = new Set();
@@ -232,12 +233,13 @@ export function checkState(document, key, atomNames, problems) {
       const at = `/optimizers${token(name)}/groups/${i}`;
       group.get('atoms').forEach((atom, j) => {
         const atomAt = place(key, `${at}/atoms/${j}`);
-        if (atomNames && !atomNames.has(atom)) problems.add('UCP-E-REFERENCE', atomAt, 'not an atom');
+        if (atoms && !atoms.has(atom)) problems.add('UCP-E-REFERENCE', atomAt, 'not an atom');
         if (seen.has(atom)) problems.add('UCP-E-NAME', atomAt, 'twice in the groups'); // UCP-D-087
         seen.add(atom);
       });
     });
   }
+  if (document.has('pipeline')) checkPipeline(document.get('pipeline'), key, atoms, problems);
   const keys = new KeySet();
   for (const [name, blob] of document.get('blobs')) {
     const at = place(key, `/blobs${token(name)}/object/key`);

@@ -14,6 +14,7 @@ import {chunkBox, chunksOf} from './grid.mjs';
 import {countCoordinates, hasCoordinate} from './mesh.mjs';
 import {scale} from './numbers.mjs';
 import {checkForm, checkLayout, lowerToLogical} from './pieces.mjs';
+import {keepsStage} from './pipeline.mjs';
 import {OWN_OBJECT, rowsOf} from './table.mjs';
 import {chunkKey} from './zarr.mjs';
 
@@ -273,6 +274,9 @@ export function* readLocals(checkpoint, atom, slot, {mesh, steps, place = null},
     throw new UcpError('UCP-E-LAYOUT', '', 'contributions cannot be had back');
   }
   checkEntries(checkpoint.layoutOf(reader.slot), {mesh, steps});
+  if (checkpoint.pipeline && !keepsStage(checkpoint.pipeline, reader.atom.name, {mesh, steps})) {
+    throw new UcpError('UCP-E-MISMATCH', '', `${atom} belongs to another stage of a pipeline in flight`);
+  }
   checkLayout(mesh, steps, reader.slot.shape, '', place, dtype);
   const exponent = steps.find(({kind}) => kind === 'scale')?.exponent ?? 0;
   for (const coordinate of coordinates) {

@@ -54,6 +54,7 @@ export function rewrite(from, path, storage) {
       annotations: root.document.get('annotations'),
       extensions: new Map(copied),
       stateAnnotations: state?.get('annotations'),
+      pipeline: state?.get('pipeline'),
     });
   } finally {
     source.close();

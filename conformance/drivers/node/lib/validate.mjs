@@ -14,6 +14,7 @@ import {checkIntegrity} from './integrity.mjs';
 import {bufferFaults, checkPlace, tensorOf} from './buffers.mjs';
 import {checkDtype, checkFit, checkSteps} from './layout.mjs';
 import {ROOT_KEY, isKey} from './names.mjs';
+import {isInFlight, kindsOfAtoms} from './pipeline.mjs';
 import {DEFINED_FEATURES, MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
 import {PackUse, checkSegments} from './segments.mjs';
 import {DirectoryStore} from './store.mjs';
@@ -75,7 +76,7 @@ class Validation {
     this.parts = root.parts.map((part, i) => this.part(part, i, indexes[i]));
     this.names(indexes.every((index) => index !== null), state);
     this.slotLayouts();
-    this.features();
+    this.features(state);
     this.objects(state);
     if (this.integrity) checkIntegrity(this);
   }
@@ -133,12 +134,12 @@ class Validation {
     const names = new Names();
     for (const {atoms} of this.parts) names.add(atoms, this.problems);
     if (!state) return;
-    const known = new Set(this.parts.flatMap(({atoms}) => atoms.map(({name}) => name)));
+    const known = kindsOfAtoms(this.parts.flatMap(({atoms}) => atoms));
     checkState(state, this.root.state.key, complete && !this.blind ? known : null, this.problems);
   }
 
   /** Declared against needed features (UCP-D-009). */
-  features() {
+  features(state) {
     if (this.parts.some(({atoms}) => atoms.length === 0) || (this.root.packs && !this.packs)) return;
     const {readFeatures, writeFeatures} = this.root;
     const needed = new Set(this.parts
@@ -147,6 +148,8 @@ class Validation {
       .filter((name) => DEFINED_FEATURES.has(name)));
     if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
     if (this.parts.some(({table}) => table?.rowBytes.length > 0)) needed.add('row-overwrite');
+    const isUnknown = this.root.state && !state && readFeatures.includes('weight-versions');
+    if (isUnknown || isInFlight(state?.get('pipeline'))) needed.add('weight-versions');
     readFeatures.forEach((name, i) => {
       if (!needed.has(name) || READ_FEATURES.has(name)) return;
       this.problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`),

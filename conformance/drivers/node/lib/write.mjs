@@ -18,6 +18,7 @@ import {product} from './boxes.mjs';
 import {unusedBitsAreZero} from './dtypes.mjs';
 import {ROOT_KEY, compareUtf8, foldKey, isAtomKey} from './names.mjs';
 import {checkForm, checkLayout} from './pieces.mjs';
+import {isInFlight, slotKinds} from './pipeline.mjs';
 import {FORMAT_VERSION, MAX_DOCUMENT, MAX_ROOT} from './root.mjs';
 import {PackedSink, PlainSink} from './sinks.mjs';
 import {DirectoryWriter} from './store.mjs';
@@ -60,6 +61,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {Map} [annotations] of the root
  * @property {Map} [extensions]
  * @property {Map} [stateAnnotations]
+ * @property {Map} [pipeline] as in the state document
  * @property {number} [partAtoms] most atoms of an index part
  * @property {number} [packBytes] length after which a new pack begins
  */
@@ -169,8 +171,10 @@ function prepare(input) {
 
 /** The state document, or null where there is nothing to say; blobs refer to their keys. */
 function stateDocument(input, attempt) {
-  const {values = new Map(), optimizers = new Map(), blobs = new Map(), stateAnnotations} = input;
-  if (values.size + optimizers.size + blobs.size === 0 && !stateAnnotations) return null;
+  const {
+    values = new Map(), optimizers = new Map(), blobs = new Map(), stateAnnotations, pipeline,
+  } = input;
+  if (values.size + optimizers.size + blobs.size === 0 && !stateAnnotations && !pipeline) return null;
   let n = 0;
   const references = [...blobs].map(([name, {mediaType, bytes}]) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
@@ -178,11 +182,14 @@ function stateDocument(input, attempt) {
     return [name, fromPlain({media_type: mediaType, object: reference})];
   });
   const document = object({
-    values, optimizers, blobs: new Map(references), annotations: stateAnnotations,
+    values, optimizers, blobs: new Map(references), pipeline, annotations: stateAnnotations,
   });
   const problems = new Problems();
   if (checkSchema('state', document, '', problems)) {
-    checkState(document, '', new Set(input.atoms.map(({name}) => name)), problems);
+    const kinds = slotKinds(input.atoms.map(({name, slots}) => ({
+      name, slots: [...slots].map(([slotName, slot]) => ({...slot, name: slotName})),
+    })));
+    checkState(document, '', kinds, problems);
   }
   problems.raise();
   return document;
@@ -275,7 +282,7 @@ export function write(input) {
     digest: DRAFT_DIGEST,
     format: 'ucp',
     format_version: FORMAT_VERSION,
-    read_features: [],
+    read_features: isInFlight(input.pipeline) ? ['weight-versions'] : [],
     write_features: [],
     extensions: input.extensions ?? new Map(),
     annotations: input.annotations ?? new Map(),
