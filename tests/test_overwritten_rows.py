@@ -10,6 +10,7 @@ import pytest
 
 import ucpformat as ucp
 from tests.test_increments import check, save
+from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
 
 
@@ -56,3 +57,18 @@ def test_a_damaged_layer_is_not_shared(tmp_path: Path) -> None:
     arrays["table"][9] = 7
     save(tmp_path / "2", arrays, base=tmp_path / "1", chunk_bytes=1 << 16)
     check(tmp_path / "2", arrays)
+
+
+def test_a_conversion_flattens_and_a_copy_keeps_what_is_shared(tmp_path: Path) -> None:
+    arrays = {"table": np.arange(1, 16385, dtype=np.int32).reshape(1024, 16)}
+    save(tmp_path / "0", arrays, chunk_bytes=1 << 16)
+    arrays["table"][5] = 7
+    save(tmp_path / "1", arrays, base=tmp_path / "0", chunk_bytes=1 << 16)
+    ucp.convert(tmp_path / "1", tmp_path / "flat")
+    with ucp.open(tmp_path / "flat") as ckpt:
+        assert ckpt.root.envelope.read_features == ()
+    copy_checkpoint(tmp_path / "1", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "0")
+    shutil.rmtree(tmp_path / "1")
+    check(tmp_path / "flat", arrays)
+    check(tmp_path / "copy", arrays)
