@@ -64,11 +64,11 @@ def test_a_conversion_flattens_and_a_copy_keeps_what_is_shared(tmp_path: Path) -
     save(tmp_path / "0", arrays, chunk_bytes=1 << 16)
     arrays["table"][5] = 7
     save(tmp_path / "1", arrays, base=tmp_path / "0", chunk_bytes=1 << 16)
-    ucp.convert(tmp_path / "1", tmp_path / "flat")
-    with ucp.open(tmp_path / "flat") as ckpt:
+    ucp.convert(tmp_path / "1", tmp_path / "flat.ucp")
+    with ucp.open(tmp_path / "flat.ucp") as ckpt:
         assert ckpt.root.envelope.read_features == ()
     copy_checkpoint(tmp_path / "1", tmp_path / "copy")
     shutil.rmtree(tmp_path / "0")
     shutil.rmtree(tmp_path / "1")
-    check(tmp_path / "flat", arrays)
+    check(tmp_path / "flat.ucp", arrays)
     check(tmp_path / "copy", arrays)

@@ -23,14 +23,17 @@ CHECKSUMS = st.integers(0, 5).flatmap(lambda count: st.binary(min_size=4 * count
 BOXES = st.lists(st.tuples(INTEGERS, INTEGERS), max_size=3).map(
     lambda pairs: Box(tuple(first for first, _ in pairs), tuple(extent for _, extent in pairs))
 )
-SEGMENTS = st.builds(
-    Segment, st.sampled_from([0, 1, OWN_OBJECT]), INTEGERS, INTEGERS, st.none() | BOXES, CHECKSUMS
+CONTAINERS = st.sampled_from([0, 1, OWN_OBJECT])
+ROW_SETS = st.integers(1, 3).flatmap(lambda words: st.binary(min_size=8 * words, max_size=8 * words))
+SEGMENTS = st.one_of(
+    st.builds(Segment, CONTAINERS, INTEGERS, INTEGERS, st.none() | BOXES, CHECKSUMS, st.none()),
+    st.builds(Segment, CONTAINERS, INTEGERS, INTEGERS, BOXES, CHECKSUMS, ROW_SETS),
 )
 CHUNKS = st.builds(StoredChunk, st.none() | SEGMENTS, INTEGERS, INTEGERS, st.none() | CHECKSUMS)
 
 
 @given(
-    st.lists(st.builds(Pack, st.text(max_size=5), INTEGERS), max_size=2),
+    st.lists(st.builds(Pack, st.text(max_size=5), INTEGERS, st.booleans()), max_size=2),
     st.lists(st.tuples(st.sampled_from(SLOTS), INTEGERS, CHUNKS), max_size=6),
 )
 def test_receipts_survive_the_way(
