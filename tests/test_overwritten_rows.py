@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ucpformat as ucp
 from tests.test_increments import check, save
 from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
+from ucpformat.geometry import Box
+from ucpformat.storage.stores.store import Calls
 
 
 def test_few_rows_of_many_are_written_alone(tmp_path: Path) -> None:
@@ -72,3 +76,30 @@ def test_a_conversion_flattens_and_a_copy_keeps_what_is_shared(tmp_path: Path) -
     shutil.rmtree(tmp_path / "1")
     check(tmp_path / "flat.ucp", arrays)
     check(tmp_path / "copy", arrays)
+
+
+@given(data=st.data(), window=st.sampled_from([4, 12, 36, 100, 1 << 20]), dense=st.booleans())
+def test_rows_are_the_same_however_little_is_read_at_a_time(
+    data: st.DataObject, window: int, dense: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Rows lie across what is read at a time, or many in it; some of their columns may be wanted alone."""
+    room = tmp_path_factory.mktemp("rows")
+    table = np.arange(1, 1 + 24 * 12, dtype=np.int32).reshape(24, 3, 4)
+    save(room / "0", {"table": table}, chunk_bytes=1 << 15)
+    last = 0
+    for rows in data.draw(
+        st.lists(st.sets(st.integers(0, 23), min_size=1, max_size=6), min_size=1, max_size=5)
+    ):
+        table[[*rows]] += 1000
+        save(room / str(last + 1), {"table": table}, base=room / str(last), chunk_bytes=1 << 15)
+        last += 1
+    corners = [sorted(data.draw(st.tuples(*(st.integers(0, extent),) * 2))) for extent in table.shape]
+    box = Box(tuple(low for low, _ in corners), tuple(high - low for low, high in corners))
+    wide = np.zeros(box.shape if dense else [2 * extent for extent in box.shape], np.int32)
+    out = wide if dense else wide[::2, ::2, ::2]
+    with ucp.open(room / str(last), verify=False) as ckpt:
+        ckpt.reader._calls = Calls(at_once=None, window=window, gap=16)
+        ckpt.read_box(ckpt["table"]["value"].stored, box, out)
+    np.testing.assert_array_equal(out, table[tuple(slice(low, high) for low, high in corners)])
+    assert np.count_nonzero(wide) == out.size
+    shutil.rmtree(room)

@@ -73,15 +73,15 @@ class Segment(NamedTuple):
     checksums: bytes
     row_set: bytes | None = None
 
-    def rows(self) -> NDArray[np.int64]:
-        """Return the rows of its box that it holds, in order."""
+    def present(self) -> NDArray[np.bool_]:
+        """Return of each row of its box whether it holds it."""
         if self.box is None:
             raise ValueError("rows are those of a box")
         count = rows_of(self.box)
         if self.row_set is None:
-            return np.arange(count)
+            return np.ones(count, bool)
         bits = np.unpackbits(np.frombuffer(self.row_set, np.uint8), count=count, bitorder="little")
-        return np.flatnonzero(bits.view(bool))
+        return bits.view(bool)
 
     def row_count(self) -> int:
         """Return how many rows of its box it holds."""

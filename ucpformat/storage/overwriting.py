@@ -94,7 +94,7 @@ def old_rows(
             found[:] = np.frombuffer(data, np.uint8).reshape(count, width)
             owner[:] = number
         else:
-            where = segment._replace(box=box).rows()
+            where = np.flatnonzero(segment._replace(box=box).present())
             found[where] = np.frombuffer(data, np.uint8).reshape(-1, width)
             owner[where] = number
     return found, owner, are_right

@@ -17,7 +17,7 @@ from ucpformat.storage.checksum import BLOCK_BYTES, ContentDigest, block_checksu
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch
 from ucpformat.storage.reading.documents import check_object
-from ucpformat.storage.reading.layers import rows_within, write_rows
+from ucpformat.storage.reading.layers import fill_of_rows, rows_within
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
@@ -292,9 +292,8 @@ def _raw_bytes(
     for segment, data in zip(segments, read, strict=True):
         if segment.row_set is not None and segment.box is not None:
             found = rows_within(segment, segment.box, stored.dtype.item_bytes)
-            write_rows(
-                assembled[selection(segment.box, whole)], found, memoryview(data), segment, segment.box
-            )
+            target = assembled[selection(segment.box, whole)]
+            fill_of_rows(found, segment, segment.box, target, 0).fill(memoryview(data), 0)
         elif segment.box is not None:
             part = np.frombuffer(data, stored.dtype.numpy).reshape(segment.box.shape)
             assembled[selection(segment.box, whole)] = part

@@ -9,6 +9,7 @@ import numpy as np
 
 from ucpformat.geometry import Box, decompose_flat_range, element_count, joined
 from ucpformat.model.dtype import DTYPES
+from ucpformat.model.table import rows_of
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.reading.layers import row_dim
 from ucpformat.validation.damage import as_runs, joined_runs
@@ -315,15 +316,16 @@ def _rows_lost(stored: StoredSlot, chunk: int, one: SegmentDamage) -> Iterator[B
     box = segment.box
     if box is None:
         return
-    rows = segment.rows()
+    rows = np.flatnonzero(segment.present())
     row_bytes = segment.length // rows.size
-    later = [other.rows() for other in segments[one.number + 1 :] if other.box == box]
+    is_seen = np.ones(rows_of(box), bool)
+    for other in segments[one.number + 1 :]:
+        if other.box == box:
+            is_seen &= ~other.present()
     dim = row_dim(box.shape)
     origin = tuple(map(int.__add__, box.offset, stored.chunk_box(chunk).offset))
     for low, high in one.blocks:
         bad = rows[low * BLOCK_BYTES // row_bytes : -(-high * BLOCK_BYTES // row_bytes)]
-        for given in later:
-            bad = bad[~np.isin(bad, given)]
-        for first, stop in as_runs(bad.tolist()):
+        for first, stop in as_runs(bad[is_seen[bad]].tolist()):
             offset = (*origin[:dim], origin[dim] + first, *origin[dim + 1 :])
             yield Box(offset, (*box.shape[:dim], stop - first, *box.shape[dim + 1 :]))

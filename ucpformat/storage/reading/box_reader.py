@@ -22,14 +22,14 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
-from ucpformat.storage.reading.layers import are_layered, rows_within, write_rows
+from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
 from ucpformat.storage.reading.slot_form import NO_SINGLE_CHUNKS
 from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -60,7 +60,6 @@ class PartTargets(NamedTuple):
 
 _Target = tuple["StoredSlot", "Box", "NDArray[np.generic]"]
 _WantedChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
-_OddChunk = tuple["StoredSlot", int, "tuple[Segment, ...]", "Box", "NDArray[np.generic]"]
 
 
 class BoxReader:
@@ -120,23 +119,33 @@ class BoxReader:
         """Read as `read` does, into targets given part by part."""
         runs: list[ByteRun] = []
         blocks: list[Blocks] = []
-        odd: list[_OddChunk] = []
+        odd: list[ChunkWanted] = []
+        layered: list[ChunkWanted] = []
         for some in targets:
             for stored, chunk, box, out in self._chunks(some, runs, blocks):
                 segments = stored.segments(chunk)
-                is_layered = stored.part.table.row_words.size > 0 and are_layered(segments)
-                if not segments or stored.compressor is not None or is_layered:
-                    odd.append((stored, chunk, segments, box, out))
+                if not segments or stored.compressor is not None:
+                    odd.append(ChunkWanted(stored, chunk, segments, box, out))
                     continue
+                if stored.part.table.row_words.size and are_layered(segments):
+                    layered.append(ChunkWanted(stored, chunk, segments, box, out))
                 for segment, held, part in stored.meeting(chunk, segments, box):
-                    key = stored.object_key(chunk, segment)
-                    target = out if part == box else out[selection(part, box)]
-                    runs += byte_runs(key, segment, held, part, target, verify=self._verify)
+                    if segment.row_set is None:
+                        key = stored.object_key(chunk, segment)
+                        target = out if part == box else out[selection(part, box)]
+                        runs += byte_runs(key, segment, held, part, target, verify=self._verify)
+        self._read_runs(runs, blocks, (partial(self._read_odd, chunk) for chunk in odd))
+        for some_layers in in_groups(layered, verify=self._verify):
+            self._read_runs(some_layers, [], ())
+
+    def _read_runs(
+        self, runs: Sequence[ByteRun], blocks: Sequence[Blocks], others: Iterable[Callable[[], None]]
+    ) -> None:
+        """Read runs and blocks in as few calls as can be, several at once, and do ``others`` beside them."""
         gap, window = self._calls.gap, self._calls.window
         reads = as_reads(runs, blocks, window=window)
         calls = reads.calls(gap=gap, window=window, most=self._call_runs)
         fetches = (partial(self._fetch, reads, edges) for edges in calls)
-        others = (partial(self._read_odd, *chunk) for chunk in odd)
         with naming(self._path):
             in_parallel(chain(fetches, others), self._executor, self._workers)
 
@@ -220,61 +229,19 @@ class BoxReader:
                 memory[:] = data[start - origin : start - origin + memory.nbytes]
             yield [data[first - origin : stop - origin]]
 
-    def _read_odd(
-        self,
-        stored: StoredSlot,
-        chunk: int,
-        segments: tuple[Segment, ...],
-        box: Box,
-        out: NDArray[np.generic],
-    ) -> None:
+    def _read_odd(self, wanted: ChunkWanted) -> None:
+        stored, chunk, segments, box, out = wanted
         chunk_box = stored.chunk_box(chunk)
         part = chunk_box.intersect(box)
         if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
             return
         target = out[selection(part, box)]
-        if not segments:
+        if not segments or stored.compressor is None:
             target[...] = np.zeros((), out.dtype)
-        elif stored.compressor is None:
-            self._read_layers(stored, chunk, segments, part, target)
-        else:
-            with self._room.take(2 * stored.whole_bytes()):
-                whole = self._decoded(stored, stored.compressor, chunk, segments[0])
-                target[...] = whole[selection(part, chunk_box)]
-
-    def _read_layers(
-        self,
-        stored: StoredSlot,
-        chunk: int,
-        segments: tuple[Segment, ...],
-        part: Box,
-        target: NDArray[np.generic],
-    ) -> None:
-        """Fill ``target`` with a part of a chunk, layer after layer: rows of later ones take the place of others."""
-        wanted = part.relative_to(stored.chunk_box(chunk))
-        for segment in segments:
-            both = None if segment.box is None else segment.box.intersect(wanted)
-            if both is None:
-                continue
-            inner = target[selection(both, wanted)]
-            found = rows_within(segment, both, stored.dtype.item_bytes)
-            if found.first == found.stop:
-                continue
-            key = stored.object_key(chunk, segment)
-            if found.stop - found.first == segment.length == inner.nbytes and inner.flags.c_contiguous:
-                self._read_verified(key, segment, 0, flat_bytes(inner))  # all of its rows
-                continue
-            start = found.first // BLOCK_BYTES * BLOCK_BYTES
-            stop = min(-(-found.stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
-            room = self._scratch.take(stop - start).data[: stop - start]
-            self._read_verified(key, segment, start, room)
-            write_rows(inner, found, room[found.first - start : found.stop - start], segment, both)
-
-    def _read_verified(self, key: str, segment: Segment, start: int, room: memoryview) -> None:
-        """Read bytes of a segment from a block on, and check them."""
-        self._store.read_into(key, segment.offset + start, [room])
-        if self._verify:
-            verify_blocks([room], segment.checksums, start // BLOCK_BYTES, key)
+            return
+        with self._room.take(2 * stored.whole_bytes()):
+            whole = self._decoded(stored, stored.compressor, chunk, segments[0])
+            target[...] = whole[selection(part, chunk_box)]
 
     def _decoded(
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment

@@ -7,17 +7,34 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box
+from ucpformat.geometry import Box, row_major_strides
 from ucpformat.model.table import Segment, rows_of
+from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.storage.reading.byte_runs import ByteRun, RowDestination
+from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["MOST_LAYERS", "LayerRows", "are_layered", "check_layers", "row_dim", "rows_within", "write_rows"]
+    from ucpformat.storage.reading.part import StoredSlot
+
+__all__ = [
+    "MOST_LAYERS",
+    "ChunkWanted",
+    "LayerRows",
+    "are_layered",
+    "check_layers",
+    "fill_of_rows",
+    "in_groups",
+    "row_dim",
+    "rows_within",
+]
 
 MOST_LAYERS: Final = 32
+_ROWS_AT_ONCE: Final = 1 << 26
+"""Rows told apart at a time, of all layers together: two bytes for each."""
 
 
 def are_layered(segments: Sequence[Segment]) -> bool:
@@ -31,43 +48,110 @@ def row_dim(shape: tuple[int, ...]) -> int:
 
 
 class LayerRows(NamedTuple):
-    """What a layer has of a box: ``rows``, from the wanted box's first one on, lie in it from ``first`` to ``stop``.
+    """What a layer has of a box: which of its rows, in bytes ``[first, stop)`` of the segment."""
 
-    ``first`` and ``stop`` are bytes of the segment.
-    """
-
-    rows: NDArray[np.int64]
+    present: NDArray[np.bool_]
     first: int
     stop: int
 
 
 def rows_within(segment: Segment, wanted: Box, item_bytes: int) -> LayerRows:
-    """Return what a segment has of the rows of ``wanted``, a box within its own, in coordinates of the chunk."""
+    """Return what a segment has of the rows of ``wanted``, a box within its own, in coordinates of the chunk.
+
+    Raises:
+        ValueError: the segment has no box.
+    """
     box = segment.box
     if box is None:
         raise ValueError("a layer has a box")
     dim = row_dim(box.shape)
     row_bytes = box.size // box.shape[dim] * item_bytes
-    rows = segment.rows()
+    present = segment.present()
     low = wanted.offset[dim] - box.offset[dim]
-    first, stop = np.searchsorted(rows, [low, low + wanted.shape[dim]]).tolist()
-    return LayerRows(rows[first:stop] - low, first * row_bytes, stop * row_bytes)
+    before = int(np.count_nonzero(present[:low]))
+    within = present[low : low + wanted.shape[dim]]
+    return LayerRows(within, before * row_bytes, (before + int(np.count_nonzero(within))) * row_bytes)
 
 
-def write_rows(
-    target: NDArray[np.generic], found: LayerRows, data: memoryview, segment: Segment, wanted: Box
-) -> None:
-    """Write rows of a layer, whose bytes ``[first, stop)`` are ``data``, into an array of the shape of ``wanted``."""
+def fill_of_rows(
+    found: LayerRows,
+    segment: Segment,
+    wanted: Box,
+    target: NDArray[np.generic],
+    origin: int,
+    hidden: NDArray[np.bool_] | None = None,
+) -> RowDestination:
+    """Return what fills an array of the shape of ``wanted`` with rows of a layer, whose bytes begin at ``origin``.
+
+    Rows that are ``hidden`` are left as they are.
+
+    Raises:
+        ValueError: the segment has no box.
+    """
     box = segment.box
-    if box is None or not found.rows.size:
-        return
+    if box is None:
+        raise ValueError("a layer has a box")
     dim = row_dim(box.shape)
-    rows = np.frombuffer(data, target.dtype).reshape(found.rows.size, *box.shape[dim + 1 :])
-    inner = tuple(
-        slice(offset - origin, offset - origin + extent)
-        for offset, origin, extent in zip(wanted.offset, box.offset, wanted.shape, strict=True)
-    )[dim + 1 :]
-    target[(0,) * dim][found.rows] = rows[(slice(None), *inner)]
+    strides = tuple(stride * target.itemsize for stride in row_major_strides(box.shape))[dim:]
+    inner = zip(wanted.offset[dim + 1 :], box.offset[dim + 1 :], strides[1:], strict=True)
+    start = origin + found.first + sum((offset - first) * stride for offset, first, stride in inner)
+    seen = found.present if hidden is None else found.present & ~hidden
+    return RowDestination(target[(0,) * dim], start, origin + found.stop, strides, found.present, seen)
+
+
+class ChunkWanted(NamedTuple):
+    """A box of a slot, as far as a chunk has it, and ``out``, of the shape of the whole box, to fill with it."""
+
+    stored: StoredSlot
+    chunk: int
+    segments: tuple[Segment, ...]
+    box: Box
+    out: NDArray[np.generic]
+
+
+def in_groups(chunks: Iterable[ChunkWanted], *, verify: bool) -> Iterator[list[ByteRun]]:
+    """Yield runs, some at a time, that fill what is wanted of chunks with those rows that were written over.
+
+    No row is filled twice, so that runs may be read in any order; but what the first layer of a box has without a row
+    set is to be there before. With ``verify`` they are whole checksum blocks.
+    """
+    group: list[ByteRun] = []
+    rows = 0
+    for chunk in chunks:
+        for run, count in _runs(chunk, verify=verify):
+            group.append(run)
+            rows += count
+        if rows > _ROWS_AT_ONCE:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+def _runs(chunk: ChunkWanted, *, verify: bool) -> Iterator[tuple[ByteRun, int]]:
+    """Yield the runs of a chunk, and how many rows are told apart for each."""
+    stored, number, segments, box, out = chunk
+    origin = stored.chunk_box(number)
+    above: dict[Box, NDArray[np.bool_]] = {}
+    for segment, held, part in reversed([*stored.meeting(number, segments, box)]):
+        if segment.row_set is None:
+            continue
+        wanted = part.relative_to(origin)
+        found = rows_within(segment, wanted, stored.dtype.item_bytes)
+        hidden = above.get(held)
+        above[held] = found.present if hidden is None else found.present | hidden
+        begin = segment.offset
+        target = out if part == box else out[selection(part, box)]
+        destination = fill_of_rows(found, segment, wanted, target, begin, hidden)
+        if not destination.wanted.any():
+            continue
+        start, stop = found.first, found.stop
+        if verify:
+            start = start // BLOCK_BYTES * BLOCK_BYTES
+            stop = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
+        key = stored.object_key(number, segment)
+        run = ByteRun(key, begin + start, begin + stop, begin, segment.checksums, (), (destination,))
+        yield run, found.present.size
 
 
 def check_layers(segments: Sequence[Segment], item_bytes: int, at: str) -> Iterator[Box]:

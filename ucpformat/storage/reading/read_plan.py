@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.model.table import BLOCK_BYTES, rows_of
 from ucpformat.storage.reading.byte_runs import stretches
-from ucpformat.storage.reading.layers import rows_within
+from ucpformat.storage.reading.layers import row_dim, rows_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,11 +74,15 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
         key = stored.object_key(chunk, segment)
         if segment.row_set is not None:
             origin = stored.chunk_box(chunk)
-            rows = rows_within(segment, part.relative_to(origin), item)
-            if rows.first < rows.stop:
-                low = rows.first // BLOCK_BYTES * BLOCK_BYTES
-                high = min(-(-rows.stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
-                needed = part.size // rows_of(part) * rows.rows.size * item
+            _, first, stop = rows_within(segment, part.relative_to(origin), item)
+            if first < stop:
+                low = first // BLOCK_BYTES * BLOCK_BYTES
+                high = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
+                needed = (
+                    (stop - first)
+                    // (held.size // rows_of(held))
+                    * (part.size // part.shape[row_dim(held.shape)])
+                )
                 yield StoredRead(key, segment.offset + low, segment.offset + high, chunk, needed)
             continue
         if stored.compressor is not None:
