@@ -394,7 +394,8 @@ def test_a_refused_destination_leaves_nothing_of_the_base_open(tmp_path: Path) -
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         ucp.CheckpointWriter(tmp_path / "base", [], base=tmp_path / "base")
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
+    assert threading.active_count() <= before[1]  # others may have ended
 
 
 def test_an_increment_to_an_object_store_is_refused(tmp_path: Path) -> None:

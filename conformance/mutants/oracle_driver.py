@@ -34,7 +34,7 @@ class OracleDriver:
 
     name = "oracle"
     checked_before_rewriting: frozenset[str] = frozenset({"UCP-E-CONTENT"})
-    state_kept: tuple[str, ...] = ("values", "optimizers", "annotations")
+    state_kept: tuple[str, ...] = ("values", "optimizers", "pipeline", "annotations")
 
     def hello(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
