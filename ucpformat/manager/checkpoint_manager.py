@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
@@ -168,6 +169,7 @@ class CheckpointManager:
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         compressor: Compression | None = None,
+        pipeline: Pipeline | None = None,
     ) -> AsyncSave:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 
@@ -220,6 +222,7 @@ class CheckpointManager:
                 storage=storage,
                 chunk_bytes=chunk_bytes,
                 compressor=compressor,
+                pipeline=pipeline,
                 step=step,
                 annotations=annotations,
                 base=base,
@@ -228,7 +231,13 @@ class CheckpointManager:
             )
         else:
             options = SaveOptions(
-                storage, chunk_bytes, step, annotations=annotations, replicas=replicas, base=base
+                storage,
+                chunk_bytes,
+                step,
+                annotations=annotations,
+                replicas=replicas,
+                base=base,
+                pipeline=pipeline,
             )
             report = save_state(
                 path, state, options, group=self._group, layouts=layouts, compressor=compressor

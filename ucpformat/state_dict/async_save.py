@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
@@ -84,6 +85,7 @@ class AsyncSaver:
         step: int | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
         replicas: Replicas = "compare",
+        pipeline: Pipeline | None = None,
         base: str | os.PathLike[str] | None = None,
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
@@ -98,7 +100,13 @@ class AsyncSaver:
         group = self._group
 
         def describe() -> LocalState:
-            return live_state(state_to_save(state), rank=group.rank, layouts=layouts, compressor=compressor)
+            return live_state(
+                state_to_save(state),
+                rank=group.rank,
+                layouts=layouts,
+                compressor=compressor,
+                pipeline=pipeline,
+            )
 
         options = SaveOptions(
             storage,
@@ -107,6 +115,7 @@ class AsyncSaver:
             annotations=annotations or {},
             replicas=replicas,
             base=None if base is None else os.fspath(base),
+            pipeline=pipeline,
         )
         return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
 
@@ -175,6 +184,7 @@ def async_save(
     step: int | None = None,
     annotations: Mapping[str, JsonValue] | None = None,
     replicas: Replicas = "compare",
+    pipeline: Pipeline | None = None,
     base: str | os.PathLike[str] | None = None,
     when_busy: WhenBusy = "wait",
 ) -> AsyncSave:
@@ -207,6 +217,7 @@ def async_save(
         step=step,
         annotations=annotations,
         replicas=replicas,
+        pipeline=pipeline,
         base=base,
         when_busy=when_busy,
     )
