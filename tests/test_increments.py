@@ -213,9 +213,8 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path, form: str) -> 
     save(tmp_path / "1", arrays, form=form, chunk_bytes=4096)
     arrays["a"][3] += 1
     report = save(tmp_path / "2", arrays, base=tmp_path / "1", form=form, chunk_bytes=4096)
-    if form != "plain":
-        assert report.stored.data <= 4200
-        assert report.stored.shared >= 100_000
+    assert report.stored.data <= 4200
+    assert report.stored.shared >= 100_000
     before = {path.stat().st_ino for path in (tmp_path / "1").rglob("*") if path.is_file()}
     new = [
         path
@@ -235,6 +234,13 @@ def test_a_layout_does_not_matter_to_what_is_shared(tmp_path: Path) -> None:
     report = save(tmp_path / "3", arrays, base=tmp_path / "2", chunk_bytes=4096)
     assert report.stored.data == 0
     check(tmp_path / "3", arrays)
+
+
+def test_objects_of_all_ranks_are_counted_as_shared(tmp_path: Path) -> None:
+    arrays = big()
+    full = save(tmp_path / "1", arrays, form="plain", chunk_bytes=4096)
+    report = save(tmp_path / "2", arrays, base=tmp_path / "1", form="plain", chunk_bytes=4096, ranks=3)
+    assert (report.stored.data, report.stored.shared) == (0, full.stored.data)
 
 
 def test_equal_checksums_are_not_taken_for_equal_bytes(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class StoredBytes:
     ``data`` are those of segments, which are the logical bytes where nothing is compressed and no chunk is all zeros,
     and in storage plain four more to a chunk; ``alignment`` those between the segments of packs; ``documents`` are
     the root document, index parts, tables, state, pack list and blobs, without the Zarr metadata of storage plain.
-    ``shared`` are those of segments in packs that an increment shares with its base, which are not among ``data``.
+    ``shared`` are those of segments that an increment shares with its base, in packs or, in storage plain, as objects
+    of chunks; they are not among ``data``.
     """
 
     data: int
@@ -225,10 +226,11 @@ class CheckpointWriter:
         """
         self.pieces.submit(atom, slot, data, offset)
 
-    def admit(self, packs: Sequence[Pack], stored: StoredColumns) -> None:
+    def admit(self, packs: Sequence[Pack], stored: StoredColumns, linked_bytes: int = 0) -> None:
         """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
 
-        The containers of segments count ``packs``. Nothing is written here any more afterwards.
+        The containers of segments count ``packs``; of storage plain, so many bytes are links to objects of the base.
+        Nothing is written here any more afterwards.
 
         >>> from ucpformat.storage.writing.stored_columns import StoredColumns
         >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
@@ -237,6 +239,7 @@ class CheckpointWriter:
         0
         """
         packed = self._finished()
+        self._shared_bytes += linked_bytes
         numbers = {pack.key: number for number, pack in enumerate(packed)}
         for pack in packs:
             if numbers.setdefault(pack.key, len(packed)) == len(packed):
@@ -371,6 +374,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
+        self._shared_bytes += self.pieces.linked_bytes
         own = self._data_bytes - self._shared_bytes
         alignment = sum(pack.length for pack in packs if not pack.shared) - own if packs else 0
         self.stored = StoredBytes(own, alignment, self._document_bytes + len(data), self._shared_bytes)
@@ -396,10 +400,8 @@ class CheckpointWriter:
             self._pipeline.require(zip((spec.name for spec in specs), kinds, strict=True))
         prefix = f"index/{self._attempt}"
         envelope = self._root.envelope
-        if self._shared_packs or self._has_row_sets or self._pipeline is not None:
-            needed = needed_features((), packs, has_row_sets=self._has_row_sets, pipeline=self._pipeline)
-            features = {*envelope.read_features, *needed}
-            envelope = replace(envelope, read_features=tuple(sorted(features)))
+        needed = needed_features((), packs, has_row_sets=self._has_row_sets, pipeline=self._pipeline)
+        envelope = replace(envelope, read_features=tuple(sorted({*envelope.read_features, *needed})))
         return replace(
             self._root,
             envelope=envelope,
@@ -460,8 +462,7 @@ class CheckpointWriter:
             key = self._atoms.keys_of[spec.name]
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
         self._data_bytes += table.nbytes
-        if self._shared_packs:
-            self._shared_bytes += table.nbytes_in(self._shared_packs)
+        self._shared_bytes += table.nbytes_in(self._shared_packs)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
         self._has_row_sets = self._has_row_sets or table.row_words > 0

@@ -302,7 +302,7 @@ class Saving:
         entries = [self._entries()]
         with paused():  # once for all receipts: each end of a pause may collect
             for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
-                writer.admit(receipt.packs, receipt.stored)
+                writer.admit(receipt.packs, receipt.stored, receipt.linked_bytes)
                 values.update(receipt.values)
                 entries.append(receipt.entries)
         optimizers, annotations = self._whole.optimizers, self._whole.annotations
@@ -347,7 +347,8 @@ class Saving:
             packs = pieces.finish()
             self._store.flush()
             stored = StoredColumns.of(pieces.ledger.entries, self._names)
-            return Receipt(packs, stored, self._values(), self._entries()).pack()
+            receipt = Receipt(packs, stored, self._values(), self._entries(), pieces.linked_bytes)
+            return receipt.pack()
         finally:
             for pieces in made:
                 pieces.abort()

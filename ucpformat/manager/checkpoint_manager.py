@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import warnings
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from ucpformat.errors import UcpError, error
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
 from ucpformat.manager.increments import Increments
 from ucpformat.manager.retention import Retention
-from ucpformat.manager.run_directory import METRICS, RunDirectory, open_run, step_name
+from ucpformat.manager.run_directory import METRICS, RunDirectory, metrics_to_keep, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
 from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy
 from ucpformat.state_dict.save_load import load, save_state
@@ -198,7 +197,7 @@ class CheckpointManager:
         may_replace = replace or step in self._own or step in self.damaged
 
         def begin() -> bytes:
-            numbers = self._numbers(metrics or {})
+            numbers = metrics_to_keep(metrics or {}, self.retention.metric)
             if not may_replace and self.run.is_committed(step):
                 message = "this step is committed already, and not by this manager; replace=True replaces it"
                 raise error("UCP-E-EXISTS", message, at=self.run.path(step))
@@ -251,21 +250,6 @@ class CheckpointManager:
         if self._saver is None:
             self._saver = AsyncSaver(group=self._group, arena_bytes=self._arena_bytes, overlap=self._overlap)
         return self._saver
-
-    def _numbers(self, metrics: Mapping[str, float]) -> dict[str, float | None]:
-        """Return metrics as checkpoints keep them; null for what is not finite."""
-        wanted = self.retention.metric
-        if metrics and wanted is not None and wanted not in metrics:
-            message = f"keep_best goes by {wanted!r}, which is not among the metrics: {', '.join(map(repr, metrics))}"
-            raise error("UCP-E-MISMATCH", message, at="metrics")
-        numbers: dict[str, float | None] = {}
-        for name, value in metrics.items():
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                raise error("UCP-E-MISMATCH", f"a metric is a number, not {value!r}", at=name) from None
-            numbers[name] = number if math.isfinite(number) else None
-        return numbers
 
     def _committed(self, step: int) -> bytes:
         """Collect on the first rank when a step is committed; what fails is told later, and tried again next time."""

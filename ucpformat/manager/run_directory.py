@@ -7,6 +7,7 @@ time, in every store. What has another name is not ours.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Final, Protocol
@@ -26,6 +27,7 @@ __all__ = [
     "RunDirectory",
     "is_of_a_checkpoint",
     "metrics_of",
+    "metrics_to_keep",
     "open_run",
     "place_at",
     "step_name",
@@ -235,6 +237,27 @@ def metrics_of(annotations: Mapping[str, object]) -> dict[str, float]:
         return {}
     numbers = ((name, value) for name, value in found.items() if isinstance(value, int | float))
     return {name: float(value) for name, value in numbers}
+
+
+def metrics_to_keep(metrics: Mapping[str, float], needed: str | None) -> dict[str, float | None]:
+    """Return metrics as checkpoints keep them; null for what is not finite.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH`` for what is no number, and where there are metrics, but not the one that is needed.
+    """
+    if metrics and needed is not None and needed not in metrics:
+        message = (
+            f"keep_best goes by {needed!r}, which is not among the metrics: {', '.join(map(repr, metrics))}"
+        )
+        raise error("UCP-E-MISMATCH", message, at="metrics")
+    numbers: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise error("UCP-E-MISMATCH", f"a metric is a number, not {value!r}", at=name) from None
+        numbers[name] = number if math.isfinite(number) else None
+    return numbers
 
 
 def foreign_among(entries: Sequence[str]) -> bool:

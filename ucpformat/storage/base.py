@@ -118,6 +118,8 @@ class Base:
         self._store, root = _opened(path, storage, chunk_bytes)
         self._executor = ForkedExecutor(2, name="ucp-base")
         self._links: dict[str, bool] = {}
+        self.linked_bytes = 0
+        """Bytes of the objects of chunks that were linked (storage plain)."""
         self._lock = threading.Lock()
         self._packs: list[_PackUse] = []
         self._slots: dict[tuple[str, str], StoredSlot] = {}
@@ -296,7 +298,10 @@ class Base:
                 if not source.has(buffer, start):
                     return False
                 start += buffer.nbytes
-            return source.nbytes == nbytes and self._target.link(key, source)
+            if source.nbytes == nbytes and self._target.link(key, source):
+                with self._lock:
+                    self.linked_bytes += nbytes
+                return True
         return False
 
     def _segment_like(

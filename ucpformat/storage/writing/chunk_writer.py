@@ -141,6 +141,9 @@ class BaseChunks(Protocol):
     the save.
     """
 
+    linked_bytes: int
+    """Bytes of the objects of chunks that were linked (storage plain)."""
+
     def resolved(self, piece: ChunkPiece) -> list[ChunkPiece]:
         """Cut an uncompressed piece into what is shared and what is to be written."""
         ...
