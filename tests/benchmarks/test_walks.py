@@ -8,10 +8,10 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (304, 48),
-    "save, two ranks": (468, 69),
+    "save, one process": (303, 48),
+    "save, two ranks": (467, 69),
     "open and slice": (207, 31),
-    "validate": (196, 37),
+    "validate": (195, 37),
     "convert safetensors to ucp": (308, 56),
 }
 """Functions and modules."""

@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpformat
 from tests.builders import Forgery
+from tests.conversion.engine.jobs import run_job
 from tests.conversion.formats.dcp.cases import ALL_CASES, Case, DcpCase
 from tests.conversion.formats.dcp.stand_ins import spelled, stand_in
 from tests.conversion.stock_torch import fingerprint, flat, loaded
 from ucpformat.comparison import compare
 from ucpformat.conversion.contract.foreign import PICKLE
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
-from ucpformat.conversion.engine.writing import run_job
 from ucpformat.conversion.formats.dcp import DcpDirectory
 from ucpformat.conversion.formats.dcp.importer import import_dcp
 from ucpformat.errors import REGISTRY, UcpError

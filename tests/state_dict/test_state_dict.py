@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.builders import GZIP, Forgery, Tensor, bits
 from tests.builders import save as write
+from tests.conversion.engine.jobs import run_job
 from tests.geometry.strategies import shapes
 from ucpformat.conversion.engine.rewriting import rewrite_job
-from ucpformat.conversion.engine.writing import run_job
 from ucpformat.errors import UcpError
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage

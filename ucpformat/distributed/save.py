@@ -190,7 +190,9 @@ class Saving:
         self._batches: Callable[[], Iterator[Sequence[Part]]] = self._live_batches
         self._lasting = True
         self._whole_chunks = {
-            name: self._slot_to_share(name) for name in self._names if self._takes_whole_chunks(name)
+            name: self._slot_to_share(name)
+            for name in self._names
+            if options.storage == "plain" or whole.atoms[name[0]].slots[name[1]].compressor is not None
         }
         self._planned = WholeChunks([], [])
         if self._shares_chunks:
@@ -299,7 +301,7 @@ class Saving:
         if writer is None:  # pragma: no cover - a step that did not raise has made it
             raise AssertionError("there is no writer")
         values = dict(self._values())
-        entries = [self._entries()]
+        entries: list[Mapping[str, list[JsonValue]]] = [entry_of(self.local, self._group, self._owners)]
         with paused():  # once for all receipts: each end of a pause may collect
             for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
                 writer.admit(receipt.packs, receipt.stored, receipt.linked_bytes)
@@ -347,8 +349,8 @@ class Saving:
             packs = pieces.finish()
             self._store.flush()
             stored = StoredColumns.of(pieces.ledger.entries, self._names)
-            receipt = Receipt(packs, stored, self._values(), self._entries(), pieces.linked_bytes)
-            return receipt.pack()
+            entries = entry_of(self.local, self._group, self._owners)
+            return Receipt(packs, stored, self._values(), entries, pieces.linked_bytes).pack()
         finally:
             for pieces in made:
                 pieces.abort()
@@ -396,9 +398,6 @@ class Saving:
         rank, owners = self._group.rank, self._whole.owners
         return {name: value for name, value in self.local.state.values.items() if owners[name] == rank}
 
-    def _entries(self) -> Mapping[str, list[JsonValue]]:
-        return entry_of(self.local, self._group, self._owners)
-
     def _write(self, target: PieceWriter) -> None:
         if self._whole_chunks:
             self._write_whole_chunks(target)
@@ -442,7 +441,3 @@ class Saving:
     def _slot_to_share(self, name: SlotName) -> SlotToShare:
         grid, kind = self.place(name)
         return SlotToShare(name, tuple(self._whole.sources[name]), grid, kind.item_bytes)
-
-    def _takes_whole_chunks(self, name: SlotName) -> bool:
-        compressor = self._whole.atoms[name[0]].slots[name[1]].compressor
-        return self._options.storage == "plain" or compressor is not None

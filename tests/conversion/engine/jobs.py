@@ -12,14 +12,29 @@ import numpy as np
 import ucpformat
 from ucpformat.comparison import compare
 from ucpformat.conversion.contract.foreign import ExportPlan
+from ucpformat.conversion.contract.job import Job
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint
-from ucpformat.conversion.engine.exporting import write_files
+from ucpformat.conversion.engine.exporting import Export
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.rewriting import rewrite_job
-from ucpformat.conversion.engine.writing import run_job
+from ucpformat.conversion.engine.work_order import compressed
+from ucpformat.conversion.engine.writing import Engine
+from ucpformat.model.compression_rule import Compression
+from ucpformat.tensor_files.out_files import OutFiles
 
 CHUNK = 4096
 BATCH = 8192
+
+
+def run_job(job: Job, path: str | Path, *, compressor: Compression | None = None, **options: Any) -> str:
+    """Write the checkpoint of a job in threads, and return its root digest."""
+    progress = options.pop("progress", None)
+    return Engine(compressed(job, compressor), path, EngineOptions(**options), progress=progress).run()
+
+
+def write_files(files: OutFiles, path: str | Path, options: EngineOptions | None = None) -> None:
+    """Write an export that only this process knows; what fails or is interrupted leaves nothing."""
+    Export(files, path, options or EngineOptions()).run()
 
 
 def make(path: Path) -> None:

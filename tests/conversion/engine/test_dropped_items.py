@@ -157,8 +157,8 @@ def test_members_of_flat_buffers_can_be_dropped(tmp_path: Path) -> None:
 
 def test_deepspeed_refuses_what_its_files_cannot_hold(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "a.ucp")
+    from tests.conversion.engine.jobs import run_job
     from ucpformat.conversion.engine.rewriting import rewrite_job
-    from ucpformat.conversion.engine.writing import run_job
 
     with ucpformat.open(source) as checkpoint:
         whole = rewrite_job(checkpoint)

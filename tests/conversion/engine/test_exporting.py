@@ -19,14 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ucpformat
-from tests.conversion.engine.jobs import Breaks
+from tests.conversion.engine.jobs import Breaks, write_files
 from tests.conversion.formats.deepspeed.made import make_checkpoint
 from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ImportOptions
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.conversion.engine import exporting, work_order
-from ucpformat.conversion.engine.exporting import write_files
 from ucpformat.conversion.engine.options import EngineOptions, needed_for
 from ucpformat.conversion.engine.out_directory import JOURNAL, OutDirectory, new_file
 from ucpformat.conversion.engine.work_order import Recipe

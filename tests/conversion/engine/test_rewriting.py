@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.builders import BLOSC, GZIP, ZSTD, Forgery, State, read_everything, states
 from tests.builders import save as write
+from tests.conversion.engine.jobs import run_job
 from ucpformat.comparison import compare
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.rewriting import rewrite_job
-from ucpformat.conversion.engine.writing import run_job
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.compressor import Compressor

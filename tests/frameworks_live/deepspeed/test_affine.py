@@ -31,15 +31,15 @@ from deepspeed.module_inject.fusedqkv_utils import (
 )
 from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 
-from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
+from tests.conversion.formats.deepspeed.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,
     shared_qk_steps,
     split_steps,
 )
+from tests.frameworks_live.deepspeed.moves import moved
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Lowering, Mesh, MeshAxis, Step, lower, sub_parameter_steps
 

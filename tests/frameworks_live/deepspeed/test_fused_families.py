@@ -23,14 +23,14 @@ from deepspeed.module_inject.layers import TensorParallelIcShardConv2d, TensorPa
 from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 from torch import nn
 
-from tests.frameworks_live.deepspeed.moves import moved
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
+from tests.conversion.formats.deepspeed.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,
     shared_qk_steps,
     split_steps,
 )
+from tests.frameworks_live.deepspeed.moves import moved
 from ucpformat.geometry import (
     ExplicitHoldings,
     Layout,

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from ucpformat.conversion.contract.content import slot_blocks
 from ucpformat.conversion.dcp_files.items import KeyPath
 from ucpformat.conversion.dcp_files.metadata_out import ListedBox, ListedTensor, metadata_pickle
-from ucpformat.conversion.engine.exporting import write_files
 from ucpformat.conversion.engine.work_order import batch_size
 from ucpformat.errors import error
 from ucpformat.tensor_files.byte_source import Location
@@ -30,12 +29,10 @@ from ucpformat.tensor_files.strided import slabs
 from ucpformat.tensor_files.torch_archive_writer import OutTensor, write_archive
 
 if TYPE_CHECKING:
-    import os
-
     from ucpformat.geometry import Box
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["ExportTensor", "dcp_files", "write_dcp"]
+__all__ = ["ExportTensor", "dcp_files"]
 
 _METADATA: Final = ".metadata"
 _BOX_BYTES: Final = 128 << 20
@@ -53,22 +50,6 @@ class ExportTensor:
     dtype: str
     shape: tuple[int, ...]
     read_box: Callable[[tuple[int, ...], tuple[int, ...], npt.NDArray[np.uint8]], None]
-
-
-def write_dcp(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, ExportTensor],
-    objects: Mapping[str, object],
-    planner_data: Mapping[str, KeyPath],
-    *,
-    stored: Mapping[str, bytes] | None = None,
-    box_bytes: int = _BOX_BYTES,
-) -> None:
-    """Write what `dcp_files` describes into the directory ``path``, new or empty.
-
-    Raises as `dcp_files` and `exporting.write_files`; nothing is left behind then.
-    """
-    write_files(dcp_files(tensors, objects, planner_data, stored=stored, box_bytes=box_bytes), path)
 
 
 def dcp_files(

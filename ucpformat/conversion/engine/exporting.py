@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
     from ucpformat.conversion.engine.work_order import Recipe
 
-__all__ = ["Export", "ExportOrder", "write_files"]
+__all__ = ["Export", "ExportOrder"]
 
 _MAX_FILES: Final = 256
 
@@ -56,15 +56,6 @@ class ExportOrder:
     durable: bool
     digest: str
     """Of the job and of the plan's files (`_digest`)."""
-
-
-def write_files(files: OutFiles, path: str | os.PathLike[str], options: EngineOptions | None = None) -> None:
-    """Write an export that only this process knows; what fails or is interrupted leaves nothing.
-
-    Raises:
-        UcpError: as `Export.run`.
-    """
-    Export(files, path, options or EngineOptions()).run()
 
 
 class Export:

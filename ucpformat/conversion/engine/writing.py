@@ -10,19 +10,18 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.conversion.engine import journal
-from ucpformat.conversion.engine.options import DEFAULT_MEMORY, EngineOptions, workers_within
+from ucpformat.conversion.engine.options import EngineOptions, workers_within
 from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks
 from ucpformat.conversion.engine.work_order import (
     Batch,
     Order,
     batch_size,
     batches,
-    compressed,
     cut_job,
     job_digest,
     url_of,
@@ -36,11 +35,9 @@ from ucpformat.writer import CheckpointWriter
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job
     from ucpformat.conversion.engine.work_order import Recipe
-    from ucpformat.model.compression_rule import Compression
-    from ucpformat.model.root import Storage
     from ucpformat.storage.stores.store import Store
 
-__all__ = ["Engine", "EngineOptions", "run_job"]
+__all__ = ["Engine", "EngineOptions"]
 
 _SLOT_SECONDS: Final = 3e-4  # of Python, which threads share, for a chunk
 _BYTES_PER_SECOND: Final = 1e9  # of everything else, which they do not
@@ -102,24 +99,19 @@ class Engine:
         )
 
     def _pool(self) -> AbstractContextManager[Pool]:
+        with closing(open_store(self._url)) as store:
+            upload_bytes = store.upload_bytes
         return open_pool(
             self._options,
             partial(
                 workers_within,
                 self._options.memory,
                 chunk_bytes=self._job.chunk_bytes,
-                upload_bytes=self._upload_bytes(),
+                upload_bytes=upload_bytes,
             ),
             is_known=self._recipe is not None,
             is_python_bound=self._is_python_bound(),
         )
-
-    def _upload_bytes(self) -> int:
-        store = open_store(self._url)
-        try:
-            return store.upload_bytes
-        finally:
-            store.close()
 
     def _is_python_bound(self) -> bool:
         chunks = sum(place.grid.count for place in self._cut.places)
@@ -196,22 +188,3 @@ class Engine:
         receipt = Receipt.unpack(data, self._names)
         writer.admit(receipt.packs, receipt.stored)
         self._packs.update(pack.key for pack in receipt.packs)
-
-
-def run_job(
-    job: Job,
-    url: str | os.PathLike[str],
-    *,
-    storage: Storage = "packed",
-    compressor: Compression | None = None,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-    memory: int = DEFAULT_MEMORY,
-) -> str:
-    """Write the checkpoint in threads, and commit it; returns the root digest. ``progress`` is told of logical bytes.
-
-    Raises:
-        UcpError: what the source, the writer and the store raise; nothing is visible then.
-    """
-    options = EngineOptions(storage=storage, workers=workers, memory=memory)
-    return Engine(compressed(job, compressor), url, options, progress=progress).run()

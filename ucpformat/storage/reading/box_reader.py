@@ -135,8 +135,9 @@ class BoxReader:
                         target = out if part == box else out[selection(part, box)]
                         runs += byte_runs(key, segment, held, part, target, verify=self._verify)
         self._read_runs(runs, blocks, (partial(self._read_odd, chunk) for chunk in odd))
-        for some_layers in in_groups(layered, verify=self._verify):
-            self._read_runs(some_layers, [], ())
+        if layered:
+            for some_layers in in_groups(layered, verify=self._verify):
+                self._read_runs(some_layers, [], ())
 
     def _read_runs(
         self, runs: Sequence[ByteRun], blocks: Sequence[Blocks], others: Iterable[Callable[[], None]]

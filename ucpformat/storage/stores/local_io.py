@@ -178,27 +178,14 @@ def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
         return os.read(descriptor, nbytes)
 
 
-def _read_into(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the first bytes of the buffers by one call; how many those are."""
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, buffers[:_IOV_LIMIT], offset)
-    data = read_at(descriptor, min(buffers[0].nbytes, _COPIED_BYTES), offset)
-    buffers[0][: len(data)] = data
-    return len(data)
-
-
-def _write_from(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Write the first bytes of the buffers by one call; how many those are."""
-    if hasattr(os, "pwritev"):
-        return os.pwritev(descriptor, buffers[:_IOV_LIMIT], offset)
-    return os.pwrite(descriptor, next(buffer for buffer in buffers if buffer.nbytes), offset)
-
-
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write the buffers, one after another, from byte ``offset`` on."""
     left = sum(map(_NBYTES, buffers))
     while left:
-        done = _write_from(descriptor, buffers, offset)
+        if hasattr(os, "pwritev"):
+            done = os.pwritev(descriptor, buffers[:_IOV_LIMIT], offset)
+        else:
+            done = os.pwrite(descriptor, next(buffer for buffer in buffers if buffer.nbytes), offset)
         offset += done
         left -= done
         if left:
@@ -209,7 +196,12 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int, at: st
     """Fill the buffers, one after another; ``UCP-E-LENGTH`` where the file ends before."""
     pending = [buffer for buffer in buffers if buffer.nbytes]
     while pending:
-        done = _read_into(descriptor, pending, offset)
+        if hasattr(os, "preadv"):
+            done = os.preadv(descriptor, pending[:_IOV_LIMIT], offset)
+        else:
+            data = read_at(descriptor, min(pending[0].nbytes, _COPIED_BYTES), offset)
+            pending[0][: len(data)] = data
+            done = len(data)
         if done == 0:
             raise error("UCP-E-LENGTH", f"the object ends at byte {offset}, before what is recorded", at=at)
         offset += done

@@ -14,13 +14,18 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, load
 
+from tests.conversion.engine.jobs import write_files
 from tests.conversion.formats.dcp.cases import Case, DcpCase
 from tests.conversion.formats.dcp.stand_ins import spelled, stand_in
-from ucpformat.conversion.dcp_files.files_out import ExportTensor, write_dcp
+from ucpformat.conversion.dcp_files.files_out import ExportTensor, dcp_files
 from ucpformat.conversion.engine import work_order
 from ucpformat.conversion.formats.dcp import DcpDirectory, DcpObject, DcpTensor, KeyPath
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.stand_ins import NumpyArray, PathValue, TensorValue, TorchSize
+
+
+def write_dcp(path: Path, *contents: Any, **options: Any) -> None:
+    write_files(dcp_files(*contents, **options), path)
 
 
 def exported(case: Case, path: Path, **options: Any) -> None:

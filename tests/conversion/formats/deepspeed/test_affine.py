@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import (
+from tests.conversion.formats.deepspeed.autotp import (
     codegen_steps,
     kept_tail_steps,
     scaled_steps,
     shared_qk_steps,
     split_steps,
 )
+from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (
     Layout,

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import ucpformat
+from tests.conversion.formats.deepspeed.autotp import split_steps
 from tests.conversion.formats.deepspeed.made import make_checkpoint, saved_as
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description
-from ucpformat.conversion.formats.deepspeed.tensor_parallel.autotp import split_steps
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Mesh, MeshAxis, lower
 

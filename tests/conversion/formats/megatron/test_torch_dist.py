@@ -17,9 +17,10 @@ pytest.importorskip("torch")
 import torch
 
 import ucpformat as ucp
+from tests.conversion.engine.jobs import write_files
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.dcp_files.directory import DcpDirectory
-from ucpformat.conversion.dcp_files.files_out import ExportTensor, write_dcp
+from ucpformat.conversion.dcp_files.files_out import ExportTensor, dcp_files
 from ucpformat.conversion.formats.megatron.exporter import GROUPS
 from ucpformat.conversion.formats.megatron.importer import import_torch_dist
 from ucpformat.conversion.formats.megatron.torch_dist import (
@@ -47,7 +48,7 @@ def write(
 ) -> Path:
     """A directory as Megatron lays it out, by our own writer of DCP."""
     named = {key.replace("__", "."): tensor(value) for key, value in tensors.items()}
-    write_dcp(path, named, objects or {}, {})
+    write_files(dcp_files(named, objects or {}, {}), path)
     torch.save({"iteration": 3} if common is None else common, path / COMMON)
     (path / CONFIG).write_text(json.dumps(dict(CONFIGURATION)))
     return path

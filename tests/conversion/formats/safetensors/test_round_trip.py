@@ -17,11 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ucpformat as ucp
-from tests.conversion.engine.jobs import carry_out
+from tests.conversion.engine.jobs import carry_out, run_job
 from tests.conversion.jobs import job_of, whole
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
-from ucpformat.conversion.engine.writing import run_job
 from ucpformat.conversion.formats.safetensors.exporter import export_safetensors
 from ucpformat.conversion.formats.safetensors.importer import import_safetensors
 from ucpformat.errors import UcpError
