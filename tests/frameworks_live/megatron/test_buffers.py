@@ -15,10 +15,11 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
+from tests.conversion.formats.megatron.placements import bucket_steps
+from tests.conversion.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of, sharded_map
 from tests.frameworks_live.megatron.worlds import array, world
 from tests.geometry import model
-from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets, bucket_steps
-from ucpformat.conversion.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of, sharded_map
+from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard, exact_cover, lower
 

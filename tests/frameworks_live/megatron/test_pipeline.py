@@ -12,10 +12,10 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from tests.conversion.formats.megatron.meshes import dense_mesh
+from tests.conversion.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
 from tests.frameworks_live.megatron.worlds import configuration, world
 from tests.geometry import model
-from ucpformat.conversion.formats.megatron.meshes import dense_mesh
-from ucpformat.conversion.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, lower
 

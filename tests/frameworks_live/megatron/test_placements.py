@@ -24,11 +24,9 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from numpy.typing import NDArray
 from torch.nn.functional import silu
 
-from tests.frameworks_live.megatron.worlds import array, configuration, every_rank, shards
-from tests.geometry import model
-from ucpformat.conversion.formats.megatron.attention import qkv_map
-from ucpformat.conversion.formats.megatron.meshes import dense_mesh, expert_mesh
-from ucpformat.conversion.formats.megatron.placements import (
+from tests.conversion.formats.megatron.attention import qkv_map
+from tests.conversion.formats.megatron.meshes import dense_mesh, expert_mesh
+from tests.conversion.formats.megatron.placements import (
     column_parallel_steps,
     gated_steps,
     grouped_expert_steps,
@@ -36,13 +34,15 @@ from ucpformat.conversion.formats.megatron.placements import (
     sequential_expert_steps,
     vocabulary_steps,
 )
-from ucpformat.conversion.formats.megatron.sharded_tensor import (
+from tests.conversion.formats.megatron.sharded_tensor import (
     ShardedTensorFacts,
     fused_map,
     is_main_replica,
     sharded_holdings,
     sharded_map,
 )
+from tests.frameworks_live.megatron.worlds import array, configuration, every_rank, shards
+from tests.geometry import model
 from ucpformat.geometry import (
     AtomMap,
     Box,

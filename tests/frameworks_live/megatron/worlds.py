@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ucpformat.conversion.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of
+from tests.conversion.formats.megatron.sharded_tensor import ShardedTensorFacts, facts_of
 
 
 @contextmanager

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.geometry import model
-from ucpformat.conversion.formats.megatron.attention import qkv_map
-from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets, bucket_steps
-from ucpformat.conversion.formats.megatron.meshes import dense_mesh, expert_mesh
-from ucpformat.conversion.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
-from ucpformat.conversion.formats.megatron.placements import (
+from tests.conversion.formats.megatron.attention import qkv_map
+from tests.conversion.formats.megatron.meshes import dense_mesh, expert_mesh
+from tests.conversion.formats.megatron.pipeline import chunk_sizes, layer_steps, stage_layers
+from tests.conversion.formats.megatron.placements import (
+    bucket_steps,
     column_parallel_steps,
     gated_steps,
     grouped_expert_steps,
@@ -22,6 +21,8 @@ from ucpformat.conversion.formats.megatron.placements import (
     sequential_expert_steps,
     vocabulary_steps,
 )
+from tests.geometry import model
+from ucpformat.conversion.formats.megatron.buffers import BufferParameter, assign_buckets
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Pad, Step, distinct_boxes, exact_cover, lower
 

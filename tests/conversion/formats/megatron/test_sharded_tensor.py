@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.geometry import model
-from ucpformat.conversion.formats.megatron.sharded_tensor import (
+from tests.conversion.formats.megatron.sharded_tensor import (
     ShardedTensorFacts,
     facts_of,
     fused_map,
@@ -21,6 +20,7 @@ from ucpformat.conversion.formats.megatron.sharded_tensor import (
     sharded_holdings,
     sharded_map,
 )
+from tests.geometry import model
 from ucpformat.errors import UcpError
 from ucpformat.geometry import distinct_boxes, exact_cover
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ucpformat.geometry import BufferPlace, Concat, Flatten, Shard, Step
+from ucpformat.geometry import BufferPlace
 
-__all__ = ["Bucket", "BufferParameter", "BufferSlot", "assign_buckets", "bucket_steps"]
+__all__ = ["Bucket", "BufferParameter", "BufferSlot", "assign_buckets"]
 
 PARAMETER_ALIGNMENT: Final = 64
 BUCKET_ALIGNMENT: Final = 128
@@ -95,11 +95,6 @@ def assign_buckets(
         for start, number in zip(starts, numbers, strict=True)
     ]
     return tuple(reversed(slots)), tuple(buckets)
-
-
-def bucket_steps(steps: tuple[Step, ...], bucket: str, axis: str = "dp") -> tuple[Step, ...]:
-    """Return the steps of an optimizer state: those of its parameter, then flat in its bucket, split over ``axis``."""
-    return (*steps, Flatten(), Concat(bucket), Shard(axis, 0, "even"))
 
 
 def _up(value: int, multiple: int) -> int:

@@ -7,9 +7,10 @@ ups; experts are stacked along a leading dim; a padded vocabulary is what is sto
 from __future__ import annotations
 
 from ucpformat.errors import error
-from ucpformat.geometry import Blocks, Join, Pad, Permute, Shard, Step, sub_parameter_steps
+from ucpformat.geometry import Blocks, Concat, Flatten, Join, Pad, Permute, Shard, Step, sub_parameter_steps
 
 __all__ = [
+    "bucket_steps",
     "column_parallel_steps",
     "gated_steps",
     "grouped_expert_steps",
@@ -76,6 +77,11 @@ def grouped_expert_steps(
     else:
         last = (Blocks(2, (width, width)), Shard(etp_axis, 2, "even"), Join(2))
     return (Permute((0, 2, 1)), Shard(ep_axis, 0, "even"), *last)
+
+
+def bucket_steps(steps: tuple[Step, ...], bucket: str, axis: str = "dp") -> tuple[Step, ...]:
+    """Return the steps of an optimizer state: those of its parameter, then flat in its bucket, split over ``axis``."""
+    return (*steps, Flatten(), Concat(bucket), Shard(axis, 0, "even"))
 
 
 def _moved(step: Step, by: int) -> Step:
