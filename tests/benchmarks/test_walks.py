@@ -21,7 +21,7 @@ CALLBACKS = {
     ("state_dict.tensors.local_tensors", "LocalTensor.array"),
     ("state_dict.save_load", "save_state"),
     ("validation.integrity", "_chunks"),
-    ("conversion.formats.file_formats", "_plan_safetensors"),
+    ("conversion.formats.file_formats", "late.<locals>.call"),
     ("conversion.convert", "<lambda>"),
 }
 """What a lower layer calls because it was handed down to it."""

@@ -5,40 +5,37 @@ Modules are imported when a function is called: torch, or what a format needs, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
 
-from ucpformat.conversion.contract.foreign import (
-    ExportOptions,
-    ExportPlan,
-    ForeignFormat,
-    ImportOptions,
-    Path,
-    Setting,
-)
+from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
 
-if TYPE_CHECKING:
-    from ucpformat.conversion.contract.content import Content
-    from ucpformat.conversion.contract.job import Job
-
-__all__ = ["ACCELERATE", "MAPS", "MASTER_COPIES", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE"]
+__all__ = ["ACCELERATE", "MAPS", "MASTER_COPIES", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE", "late"]
 
 
-def _detect_safetensors(path: Path) -> bool:
-    from ucpformat.conversion.formats.safetensors.directory import detect
+def late(name: str, *wanted: str) -> Callable[..., Any]:
+    """Return the function ``module:function`` of `ucpformat.conversion`, which is imported each time that it is called.
 
-    return detect(path)
+    Of the options, its last argument, it gets what is ``wanted`` by name: attributes of them, and settings, which are
+    empty where they are not given. A function that wants nothing has no options.
+    """
 
+    def call(*arguments: Any) -> Any:
+        module, _, function = name.partition(":")
+        found = getattr(import_module(f"ucpformat.conversion.{module}"), function)
+        if not wanted:
+            return found(*arguments)
+        *others, options = arguments
+        return found(
+            *others,
+            **{
+                one: getattr(options, one) if hasattr(options, one) else options.settings.get(one, "")
+                for one in wanted
+            },
+        )
 
-def _plan_safetensors(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.safetensors.importer import import_safetensors
-
-    return import_safetensors(path, settings=options.settings)
-
-
-def _export_safetensors(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.safetensors.exporter import export_safetensors
-
-    return export_safetensors(content, path, settings=options.settings)
+    return call
 
 
 MAPS: Final = (
@@ -54,9 +51,9 @@ _WEIGHTS: Final = (
 
 SAFETENSORS: Final = ForeignFormat(
     "safetensors",
-    _detect_safetensors,
-    _plan_safetensors,
-    _export_safetensors,
+    late("formats.safetensors.directory:detect"),
+    late("formats.safetensors.importer:import_safetensors", "settings"),
+    late("formats.safetensors.exporter:export_safetensors", "settings"),
     title="Hugging Face model directories and single safetensors files: weights, and the files beside them",
     import_settings=(
         Setting("weights", "the file or index to read, where there are several"),
@@ -86,29 +83,11 @@ _ORDER: Final = Setting(
 )
 
 
-def _detect_torch_save(path: Path) -> bool:
-    from ucpformat.conversion.formats.torch_save.importer import detect
-
-    return detect(path)
-
-
-def _plan_torch_save(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.torch_save.importer import import_torch_save
-
-    return import_torch_save(path, order=options.settings.get("order", ""))
-
-
-def _export_torch_save(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.torch_save.exporter import export_torch_save
-
-    return export_torch_save(content, path, settings=options.settings)
-
-
 TORCH_SAVE: Final = ForeignFormat(
     "torch-save",
-    _detect_torch_save,
-    _plan_torch_save,
-    _export_torch_save,
+    late("formats.torch_save.importer:detect"),
+    late("formats.torch_save.importer:import_torch_save", "order"),
+    late("formats.torch_save.exporter:export_torch_save", "settings"),
     title="files of torch.save: state dicts, training states, Lightning's .ckpt",
     import_settings=(_ORDER,),
     export_settings=(
@@ -119,23 +98,10 @@ TORCH_SAVE: Final = ForeignFormat(
 )
 
 
-def _detect_ranks(path: Path) -> bool:
-    from ucpformat.conversion.formats.torch_save.rank_files import detect
-
-    return detect(path)
-
-
-def _plan_ranks(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.torch_save.rank_files import import_rank_files
-
-    settings = options.settings
-    return import_rank_files(path, order=settings.get("order", ""), replicas=settings.get("replicas", ""))
-
-
 TORCH_RANKS: Final = ForeignFormat(
     "torch-ranks",
-    _detect_ranks,
-    _plan_ranks,
+    late("formats.torch_save.rank_files:detect"),
+    late("formats.torch_save.rank_files:import_rank_files", "order", "replicas"),
     title="directories of torch.save's files, one of each rank, with FSDP1's sharded state dicts",
     import_settings=(
         _ORDER,
@@ -147,52 +113,21 @@ TORCH_RANKS: Final = ForeignFormat(
 )
 
 
-def _detect_accelerate(path: Path) -> bool:
-    from ucpformat.conversion.formats.torch_save.directories import detect
-
-    return detect(path)
-
-
-def _plan_accelerate(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.torch_save.directories import import_directory
-
-    order = options.settings.get("order", "")
-    return import_directory(path, foreign_objects=options.foreign_objects, order=order)
-
-
 ACCELERATE: Final = ForeignFormat(
     "accelerate",
-    _detect_accelerate,
-    _plan_accelerate,
+    late("formats.torch_save.directories:detect"),
+    late("formats.torch_save.directories:import_directory", "foreign_objects", "order"),
     title="directories of Accelerate's save_state, and of Lightning's FSDP strategy",
     import_settings=(_ORDER,),
     before=("safetensors", "dcp"),
 )
 
 
-def _detect_orbax(path: Path) -> bool:
-    from ucpformat.conversion.formats.orbax.importer import detect
-
-    return detect(path)
-
-
-def _plan_orbax(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.orbax.importer import import_orbax
-
-    return import_orbax(path, settings=options.settings)
-
-
-def _export_orbax(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.orbax.exporter import export_orbax
-
-    return export_orbax(content, path, settings=options.settings, progress=options.progress)
-
-
 ORBAX: Final = ForeignFormat(
     "orbax",
-    _detect_orbax,
-    _plan_orbax,
-    _export_orbax,
+    late("formats.orbax.importer:detect"),
+    late("formats.orbax.importer:import_orbax", "settings"),
+    late("formats.orbax.exporter:export_orbax", "settings", "progress"),
     title="Orbax's PyTrees: an item, a step or a manager's directory; needs TensorStore, ucpformat[orbax]",
     import_settings=(Setting("step", "the step to read of a manager's directory; left out, the last"),),
     export_settings=(

@@ -5,70 +5,23 @@ Modules are imported when a function is called: torch, or what a format needs, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ucpformat.conversion.contract.foreign import (
-    ExportOptions,
-    ExportPlan,
-    ForeignFormat,
-    ImportOptions,
-    Path,
-    Setting,
-)
-from ucpformat.conversion.formats.file_formats import MAPS, MASTER_COPIES
-
-if TYPE_CHECKING:
-    from ucpformat.conversion.contract.content import Content
-    from ucpformat.conversion.contract.job import Job
+from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
+from ucpformat.conversion.formats.file_formats import MAPS, MASTER_COPIES, late
 
 __all__ = ["DCP", "DEEPSPEED", "DEEPSPEED_UNIVERSAL", "MEGATRON", "MEGATRON_CLASSIC"]
 
 
-def _detect_dcp(path: Path) -> bool:
-    from ucpformat.conversion.dcp_files.directory import detect
-
-    return detect(path)
-
-
-def _plan_dcp(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.dcp.importer import import_dcp
-
-    return import_dcp(path, foreign_objects=options.foreign_objects, shard_count=options.shard_count)
-
-
-def _export_dcp(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.dcp.exporter import export_dcp
-
-    return export_dcp(content, path, settings=options.settings)
-
-
 DCP: Final = ForeignFormat(
     "dcp",
-    _detect_dcp,
-    _plan_dcp,
-    _export_dcp,
+    late("dcp_files.directory:detect"),
+    late("formats.dcp.importer:import_dcp", "foreign_objects", "shard_count"),
+    late("formats.dcp.exporter:export_dcp", "settings"),
     export_settings=(MASTER_COPIES,),
     title="torch.distributed.checkpoint, in all its directory formats; written as files of up to 1 GiB",
     suffixes=(".dcp",),
 )
-
-
-def _detect_deepspeed(path: Path) -> bool:
-    from ucpformat.conversion.formats.deepspeed.files.directory import detect
-
-    return detect(path)
-
-
-def _plan_deepspeed(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.deepspeed.importer import import_deepspeed
-
-    return import_deepspeed(path, options.settings)
-
-
-def _export_deepspeed(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.deepspeed.exporter import export_deepspeed
-
-    return export_deepspeed(content, path, settings=options.settings)
 
 
 _PATTERNS: Final = (
@@ -85,9 +38,9 @@ _EP_SIZE: Final = Setting(
 
 DEEPSPEED: Final = ForeignFormat(
     "deepspeed",
-    _detect_deepspeed,
-    _plan_deepspeed,
-    _export_deepspeed,
+    late("formats.deepspeed.files.directory:detect"),
+    late("formats.deepspeed.importer:import_deepspeed", "settings"),
+    late("formats.deepspeed.exporter:export_deepspeed", "settings"),
     import_settings=(
         *_PATTERNS,
         Setting(
@@ -124,29 +77,11 @@ DEEPSPEED: Final = ForeignFormat(
 )
 
 
-def _detect_universal(path: Path) -> bool:
-    from ucpformat.conversion.formats.deepspeed.universal.exporter import detect_universal
-
-    return detect_universal(path)
-
-
-def _plan_universal(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.deepspeed.universal.importer import import_universal
-
-    return import_universal(path, options.settings)
-
-
-def _export_universal(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.deepspeed.universal.exporter import export_universal
-
-    return export_universal(content, path, settings=options.settings)
-
-
 DEEPSPEED_UNIVERSAL: Final = ForeignFormat(
     "ds-universal",
-    _detect_universal,
-    _plan_universal,
-    _export_universal,
+    late("formats.deepspeed.universal.exporter:detect_universal"),
+    late("formats.deepspeed.universal.importer:import_universal", "settings"),
+    late("formats.deepspeed.universal.exporter:export_universal", "settings"),
     import_settings=(Setting("tied_layers", "layers of each tie, NAME:0,7, of what was a pipeline"),),
     title="DeepSpeed's universal checkpoints, for load_universal of either dialect",
     export_settings=(_TAG, _EP_SIZE),
@@ -154,40 +89,10 @@ DEEPSPEED_UNIVERSAL: Final = ForeignFormat(
 )
 
 
-def _detect_megatron(path: Path) -> bool:
-    from ucpformat.conversion.formats.megatron.torch_dist import detect
-
-    return detect(path)
-
-
-def _plan_megatron(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.megatron.importer import import_torch_dist
-
-    return import_torch_dist(path, foreign_objects=options.foreign_objects, settings=options.settings)
-
-
-def _export_megatron(content: Content, path: Path, options: ExportOptions) -> ExportPlan:
-    from ucpformat.conversion.formats.megatron.exporter import export_torch_dist
-
-    return export_torch_dist(content, path, settings=options.settings)
-
-
-def _detect_classic(path: Path) -> bool:
-    from ucpformat.conversion.formats.megatron.classic_directory import detect
-
-    return detect(path)
-
-
-def _plan_classic(path: Path, options: ImportOptions) -> Job:
-    from ucpformat.conversion.formats.megatron.classic_importer import import_classic
-
-    return import_classic(path, options.settings)
-
-
 MEGATRON_CLASSIC: Final = ForeignFormat(
     "megatron-classic",
-    _detect_classic,
-    _plan_classic,
+    late("formats.megatron.classic_directory:detect"),
+    late("formats.megatron.classic_importer:import_classic", "settings"),
     title="Megatron-LM's mp_rank_* directories",
     import_settings=_PATTERNS,
 )
@@ -201,9 +106,9 @@ _BUCKETS: Final = Setting(
 )
 MEGATRON: Final = ForeignFormat(
     "megatron",
-    _detect_megatron,
-    _plan_megatron,
-    _export_megatron,
+    late("formats.megatron.torch_dist:detect"),
+    late("formats.megatron.importer:import_torch_dist", "foreign_objects", "settings"),
+    late("formats.megatron.exporter:export_torch_dist", "settings"),
     title="Megatron-core's torch_dist",
     import_settings=(*MAPS, _BUCKETS),
     export_settings=(*MAPS, _EXPERTS),
