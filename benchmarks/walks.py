@@ -165,8 +165,8 @@ def _save(inputs: Inputs, out: Path) -> None:
 
 
 def _save_together(_: Inputs, out: Path) -> None:
+    from tests.distributed.thread_group import ThreadGroup, run_threads
     from ucpformat.distributed.save import SaveOptions
-    from ucpformat.distributed.thread_group import ThreadGroup, run_threads
     from ucpformat.state_dict.save_load import save_state
 
     mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))

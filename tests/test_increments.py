@@ -20,10 +20,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 import ucpformat as ucp
 from tests.builders import snapshot
+from tests.distributed.saving import save_together
+from tests.distributed.thread_group import run_threads
 from tests.geometry.model import local_array
 from ucpformat.distributed.local_state import LocalState
-from ucpformat.distributed.save import SaveOptions, save_together
-from ucpformat.distributed.thread_group import run_threads
+from ucpformat.distributed.save import SaveOptions
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard, lower
 from ucpformat.model.compressor import Compressor

@@ -9,7 +9,7 @@ from tests.documentation.markdown import ROOT
 
 MOST = {
     "save, one process": (303, 48),
-    "save, two ranks": (467, 69),
+    "save, two ranks": (453, 68),
     "open and slice": (207, 31),
     "validate": (195, 37),
     "convert safetensors to ucp": (308, 56),

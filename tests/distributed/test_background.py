@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.distributed.test_save import TensorLayout, cases, local_state, logical
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed import background
@@ -28,7 +29,6 @@ from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import SaveReport
 from ucpformat.distributed.snapshot import Copy, HostCopier
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.state import StateDocument

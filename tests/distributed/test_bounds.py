@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat
+from tests.distributed.saving import save_together
 from tests.distributed.test_save import TensorLayout as HeldSlot
 from tests.distributed.test_save import cases, local_state, save_all
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout
 from ucpformat.distributed.local_state import SlotName
-from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.distributed.save import SaveOptions, SaveReport
 from ucpformat.model.root import Storage
 from ucpformat.state_dict.state import live_state
 

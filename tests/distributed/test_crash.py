@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.distributed.processes_of_one import SocketGroup, run_processes
+from tests.distributed.saving import save_together
 from tests.distributed.test_save import TensorLayout, local_state, logical
 from tests.searches import fewer
 from ucpformat import open as open_checkpoint
 from ucpformat import validate
 from ucpformat.distributed.local_state import SlotName
-from ucpformat.distributed.save import SaveOptions, save_together
+from ucpformat.distributed.save import SaveOptions
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.root import Storage
 from ucpformat.model.state import StateDocument

@@ -9,8 +9,8 @@ import pytest
 
 import ucpformat
 from tests.distributed.test_redistribution import DP, held, refusals
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import Mesh, MeshAxis, Shard, TensorLayout
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import Partial
 
 

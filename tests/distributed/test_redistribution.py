@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.geometry.model import local_array
 from tests.geometry.strategies import placed_layouts, shapes
 from ucpformat import TensorLayout, UcpError
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.redistribution import Destination, RedistributionReport, redistribute_together
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import (
     BufferPlace,
     Concat,

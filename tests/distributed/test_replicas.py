@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ucpformat
+from tests.distributed.saving import save_together
 from tests.distributed.test_save import ROWS, local_state
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
 from ucpformat.distributed import replicas
-from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
+from ucpformat.distributed.save import SaveOptions, SaveReport
 from ucpformat.distributed.save_options import Replicas
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 
 CHUNK = 4096
 

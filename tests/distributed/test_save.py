@@ -14,6 +14,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.distributed.saving import save_together
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.geometry.model import local_array
 from tests.geometry.strategies import placed_layouts, shapes
 from ucpformat import open as open_checkpoint
@@ -21,9 +23,8 @@ from ucpformat import validate
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.group import Bytes, Group
 from ucpformat.distributed.local_state import LocalState, SlotName
-from ucpformat.distributed.save import SaveOptions, SaveReport, save_together
+from ucpformat.distributed.save import SaveOptions, SaveReport
 from ucpformat.distributed.share import SlotToShare, portions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import (
     BufferPlace,

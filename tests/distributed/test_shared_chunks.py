@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.distributed.saving import save_together
 from tests.distributed.test_save import TensorLayout, cases, local_state, logical
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import Compressor, validate
 from ucpformat import open as open_checkpoint
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.local_state import LocalState, SlotName
-from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save, save_together
+from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save
 from ucpformat.distributed.share import Part, SlotToShare, held_by_all
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (
     Box,

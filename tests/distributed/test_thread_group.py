@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
 
 

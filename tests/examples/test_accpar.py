@@ -19,11 +19,11 @@ from torch.distributed.run import get_args_parser
 
 import ucpformat as ucp
 from tests.distributed.test_redistribution import Side, is_held, sides, whole_of
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.documentation.markdown import run_by
 from tests.documentation.running import commands_of
 from tests.processes import Ranks, launch_in_turn
 from tests.searches import fewer
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 
 WORLD = 6
 EXTENTS = st.sampled_from([1, 2, 3, 7, 8, 12])

@@ -12,7 +12,7 @@ import pytest
 
 import ucpformat as ucp
 from tests.distributed.test_background import together
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import UcpError
 
 RANKS = 3

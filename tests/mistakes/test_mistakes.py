@@ -19,11 +19,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import ucpformat
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.mistakes import repairs
 from tests.mistakes.making import MISTAKES, STATE, mistake, refusing, run, said, ucp
 from ucpformat.conversion.engine import exporting
 from ucpformat.conversion.engine.out_directory import OutDirectory
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.storage.stores import remote
 
 MESSAGES = Path(__file__).with_name("messages.txt")

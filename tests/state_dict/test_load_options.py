@@ -11,8 +11,8 @@ import pytest
 
 import ucpformat
 import ucpformat.distributed.group
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import Flatten, Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import BufferPlace, Concat, Pad
 
 

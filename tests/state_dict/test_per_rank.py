@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat import NewSeed, PerRank, PerRankValues, UcpError
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import MismatchError
 from ucpformat.model.values import OnResize, decode, encode, new_seed
 from ucpformat.state_dict.per_rank import AskEach

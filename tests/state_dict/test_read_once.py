@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import ucpformat
 from tests.distributed.test_save import TensorLayout as HeldSlot
 from tests.distributed.test_save import cases, logical
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.geometry.model import local_array
 from ucpformat import Layout, Mesh, MeshAxis, Shard, TensorLayout, UcpError
 from ucpformat.distributed.local_state import SlotName
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.geometry import Concat, lower
 from ucpformat.state_dict.reading import LoadReport
 

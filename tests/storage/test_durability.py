@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import ucpformat as ucp
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.out_directory import OutDirectory
 from ucpformat.distributed.save import SaveOptions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.manager.run_directory import place_at
 from ucpformat.state_dict.save_load import save_state
 

@@ -61,7 +61,6 @@ __all__ = [
     "Saving",
     "flat_memory",
     "prepare_save",
-    "save_together",
     "seen_part",
 ]
 
@@ -72,33 +71,20 @@ _KEEP: Final = b"k"
 _DISCARD: Final = b"d"
 
 
-def save_together(
-    path: str | os.PathLike[str],
-    describe_state: Callable[[], LocalState],
-    group: Group,
-    options: SaveOptions | None = None,
-) -> SaveReport:
-    """Save what all ranks of ``group`` hold as one checkpoint; every rank calls this.
-
-    ``describe_state`` gives this rank's part; what it raises, all ranks raise.
-
-    Raises:
-        UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS``, ``UCP-E-MISMATCH``
-            where ranks contradict one another, ``UCP-E-COVER`` where something is held by none, ``UCP-E-STORE``,
-            and ``UCP-E-RANK`` for what no code of the format describes.
-    """
-    return prepare_save(path, describe_state, group, options).run()
-
-
 def prepare_save(
     path: str | os.PathLike[str],
     describe_state: Callable[[], LocalState],
     group: Group,
     options: SaveOptions | None = None,
 ) -> Saving:
-    """Do the first half of `save_together`, after which this rank knows what to write; `Saving.run` must follow.
+    """Agree upon one checkpoint of what all ranks of ``group`` hold; every rank calls this, and `Saving.run` then.
 
-    Raises as `save_together`.
+    ``describe_state`` gives this rank's part; what it raises, all ranks raise.
+
+    Raises:
+        UcpError: on all ranks the same, here or when it is run, and then there is no checkpoint: ``UCP-E-EXISTS``,
+            ``UCP-E-MISMATCH`` where ranks contradict one another, ``UCP-E-COVER`` where something is held by none,
+            ``UCP-E-STORE``, and ``UCP-E-RANK`` for what no code of the format describes.
     """
     began = time.perf_counter()
     options = options or SaveOptions()

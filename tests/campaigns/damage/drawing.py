@@ -13,8 +13,8 @@ import torch
 
 import ucpformat as ucp
 from tests.builders import BLOSC, GZIP, ZSTD, Array, bits
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.distributed.save import SaveOptions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.state_dict.save_load import save_state

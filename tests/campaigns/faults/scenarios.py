@@ -11,10 +11,10 @@ from typing import Any
 import ucpformat as ucp
 from tests.campaigns.faults.ranks import saves_as_rank
 from tests.campaigns.faults.state import state
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.conversion.contract.registry import UCP
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.distributed.save import SaveOptions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.errors import error
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention

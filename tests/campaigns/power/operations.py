@@ -15,12 +15,12 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.campaigns.power.recording import mark
+from tests.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.conversion.contract.registry import UCP
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
-from ucpformat.distributed.thread_group import ThreadGroup, run_threads
 from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run

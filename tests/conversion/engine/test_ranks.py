@@ -17,6 +17,7 @@ import ucpformat
 from tests.conversion.engine.jobs import assert_same, make
 from tests.conversion.engine.test_exporting import content
 from tests.conversion.formats.deepspeed.made import make_checkpoint
+from tests.distributed.thread_group import run_threads
 from tests.processes import launch
 from ucpformat.cli import main
 from ucpformat.conversion.convert import convert_checkpoint
@@ -24,7 +25,6 @@ from ucpformat.conversion.engine import ranks
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.ranks import RankExecutor, together
 from ucpformat.distributed.group import OneProcess
-from ucpformat.distributed.thread_group import run_threads
 from ucpformat.errors import UcpError, error
 
 ROOT = Path(__file__).resolve().parents[3]

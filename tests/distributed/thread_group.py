@@ -1,4 +1,4 @@
-"""A group of threads of one process: for tests, and for one process that drives several devices."""
+"""A group of threads of one process, which stand for ranks."""
 
 from __future__ import annotations
 
