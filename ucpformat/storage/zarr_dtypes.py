@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeGuard, overload
 
 import numpy as np
 from zarr.core.dtype import ZDType, data_type_registry
@@ -50,6 +50,13 @@ _NativeDType = np.dtype[np.generic]
 @dataclass(frozen=True, kw_only=True)
 class _MlDType(ZDType[_NativeDType, np.generic], HasItemSize):
     """What the extension types have in common; Zarr v3 only."""
+
+    def __init_subclass__(cls, *, name: str = "", **others: Any) -> None:
+        """Take the type's name in `DTYPES`, which is that in Zarr; those between have none."""
+        super().__init_subclass__(**others)
+        if name:
+            cls._zarr_v3_name = name
+            cls.dtype_cls = type(DTYPES[name].numpy)
 
     @classmethod
     def _entry(cls) -> DType:
@@ -144,90 +151,51 @@ class _MlFloat(_MlDType):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BFloat16(_MlFloat, HasEndianness):
+class BFloat16(_MlFloat, HasEndianness, name="bfloat16"):
     """``bfloat16``: the upper half of a binary32.
 
     Declares endianness, so that zarr writes it into the ``bytes`` codec; TensorStore insists on it.
     """
-
-    dtype_cls = type(DTYPES["bfloat16"].numpy)
-    _zarr_v3_name: ClassVar[str] = "bfloat16"
 
     def to_native_dtype(self) -> _NativeDType:
         """Return the ml_dtypes type in the byte order of this instance."""
         return self._entry().numpy.newbyteorder(">" if self.endianness == "big" else "<")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Float8E3M4(_MlFloat):
+class Float8E3M4(_MlFloat, name="float8_e3m4"):
     """``float8_e3m4``: IEEE-like, bias 3."""
 
-    dtype_cls = type(DTYPES["float8_e3m4"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e3m4"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E4M3FN(_MlFloat):
+class Float8E4M3FN(_MlFloat, name="float8_e4m3fn"):
     """``float8_e4m3fn``: no infinity, one NaN of each sign (OCP E4M3)."""
 
-    dtype_cls = type(DTYPES["float8_e4m3fn"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e4m3fn"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E4M3FNUZ(_MlFloat):
+class Float8E4M3FNUZ(_MlFloat, name="float8_e4m3fnuz"):
     """``float8_e4m3fnuz``: no infinity, no negative zero, bias 8."""
 
-    dtype_cls = type(DTYPES["float8_e4m3fnuz"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e4m3fnuz"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E4M3B11FNUZ(_MlFloat):
+class Float8E4M3B11FNUZ(_MlFloat, name="float8_e4m3b11fnuz"):
     """``float8_e4m3b11fnuz``: no infinity, no negative zero, bias 11."""
 
-    dtype_cls = type(DTYPES["float8_e4m3b11fnuz"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e4m3b11fnuz"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E5M2(_MlFloat):
+class Float8E5M2(_MlFloat, name="float8_e5m2"):
     """``float8_e5m2``: the upper half of a binary16 (OCP E5M2)."""
 
-    dtype_cls = type(DTYPES["float8_e5m2"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e5m2"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E5M2FNUZ(_MlFloat):
+class Float8E5M2FNUZ(_MlFloat, name="float8_e5m2fnuz"):
     """``float8_e5m2fnuz``: no infinity, no negative zero, bias 16."""
 
-    dtype_cls = type(DTYPES["float8_e5m2fnuz"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e5m2fnuz"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float8E8M0FNU(_MlFloat):
+class Float8E8M0FNU(_MlFloat, name="float8_e8m0fnu"):
     """``float8_e8m0fnu``: a power of two from 2**-127 to 2**127, or NaN (OCP MX scale)."""
 
-    dtype_cls = type(DTYPES["float8_e8m0fnu"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float8_e8m0fnu"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Float4E2M1FN(_MlFloat):
+class Float4E2M1FN(_MlFloat, name="float4_e2m1fn"):
     """``float4_e2m1fn``: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives, in bits 0 to 3 of a byte (OCP MX)."""
 
-    dtype_cls = type(DTYPES["float4_e2m1fn"].numpy)
-    _zarr_v3_name: ClassVar[str] = "float4_e2m1fn"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Int4(_MlDType):
+class Int4(_MlDType, name="int4"):
     """``int4``: -8 to 7, two's complement in bits 0 to 3 of a byte."""
-
-    dtype_cls = type(DTYPES["int4"].numpy)
-    _zarr_v3_name: ClassVar[str] = "int4"
 
     def from_json_scalar(self, data: JSON, *, zarr_format: ZarrFormat) -> np.generic:
         """Read a fill value: an integer from -8 to 7."""

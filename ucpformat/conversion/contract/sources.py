@@ -1,4 +1,4 @@
-"""Where the elements of a slot come from: pieces of stored tensors, read box by box."""
+"""Where the elements of a slot come from: pieces of stored tensors or shards of ranks, read box by box."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.errors import error
-from ucpformat.geometry import Box, BoxIndex, Piece
+from ucpformat.geometry import Box, BoxIndex, Holdings, Piece, row_major_strides
 from ucpformat.tensor_files.strided import element_view, slabs
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
@@ -25,6 +25,7 @@ __all__ = [
     "Whole",
     "read_only_to_check",
     "sample_shape",
+    "shard_source",
     "window",
 ]
 
@@ -82,7 +83,7 @@ class Pieces:
 def _stored_place(piece: Piece, part: StoredPiece) -> tuple[int, Sequence[int]]:
     """Return where a piece lies in the stored tensor, which may itself be a view with gaps."""
     stored = part.stored
-    dense = _dense_strides(stored.shape)
+    dense = row_major_strides(stored.shape)
     if all(n == 1 or a == b for n, a, b in zip(stored.shape, stored.strides, dense, strict=True)):
         return piece.local.offset, piece.local.strides
     if len(stored.shape) != piece.box.ndim:
@@ -92,13 +93,6 @@ def _stored_place(piece: Piece, part: StoredPiece) -> tuple[int, Sequence[int]]:
     ]
     strides = [kept if step else 0 for kept, step in zip(stored.strides, piece.local.strides, strict=True)]
     return sum(map(int.__mul__, index, stored.strides)), strides
-
-
-def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return tuple(strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +193,63 @@ class AgreeingSources:
                 "the files are from two saves, or the weights were changed without the optimizer",
                 at=self.at,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A piece of the parameter, and a reader of the shard it lies in."""
+
+    piece: Piece
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    read: ReadBox
+
+
+class _Shards:
+    """A parameter of which the shards of several ranks are read."""
+
+    def __init__(self, shards: Sequence[_Shard]) -> None:
+        self._shards = shards
+        self._index = BoxIndex([shard.piece.box for shard in shards])
+
+    def __call__(self, box: Box, out: npt.NDArray[np.generic]) -> None:
+        """Fill ``out``, contiguous, with a box."""
+        for number in self._index.overlapping(box):
+            shard = self._shards[number]
+            piece = shard.piece.clip(box)
+            if piece is None:
+                continue
+            offset = tuple(
+                piece.local.offset // stride % extent if stride else 0
+                for stride, extent in zip(shard.strides, shard.shape, strict=True)
+            )
+            part = np.empty(piece.box.shape, out.dtype)
+            shard.read(Box(offset, piece.box.shape), part)
+            window(out, piece.box.relative_to(box))[...] = part
+
+    def check(self, box: Box, kind: np.dtype[Any]) -> None:
+        """Compare a box of ``kind`` that is not read: every shard as it compares itself."""
+        read_only_to_check(self, box, kind)
+
+
+def shard_source(held: Holdings, reads: Sequence[ReadBox], name: str, at: str) -> ReadBox:
+    """Return a reader of the whole parameter; where several ranks hold a region, their copies must be equal."""
+    shards = []
+    for region in held.filled():
+        read = reads[region.holders[0]]
+        for other in region.holders[1:]:
+            read = EqualSources(read, reads[other], name, at)
+        shape = region.local_map.shape
+        strides = row_major_strides(shape)
+        for piece in region.local_map.pieces:
+            if len(shape) != piece.box.ndim or any(
+                step not in (0, stride) for step, stride in zip(piece.local.strides, strides, strict=True)
+            ):
+                raise error(
+                    "UCP-E-SOURCE", f"{name!r}: the affine map reorders elements within a shard", at=at
+                )
+            shards.append(_Shard(piece, strides, shape, read))
+    return _Shards(shards)
 
 
 _SAMPLE: Final = 4096

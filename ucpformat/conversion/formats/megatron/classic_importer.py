@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.conversion.contract.draft import Draft, joined_drafts
 from ucpformat.conversion.contract.job import Job, ReadBox
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
-from ucpformat.conversion.contract.shard_sources import shard_source
-from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, Whole
+from ucpformat.conversion.contract.sources import (
+    AgreeingSources,
+    CastSource,
+    EqualSources,
+    Whole,
+    shard_source,
+)
 from ucpformat.conversion.formats.megatron.classic_directory import (
     MODEL,
     OPTIMIZER,

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.conversion.contract.shard_patterns import ShardPatterns
-from ucpformat.conversion.contract.shard_sources import shard_source
-from ucpformat.conversion.contract.sources import EqualSources
+from ucpformat.conversion.contract.sources import EqualSources, shard_source
 from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_holdings

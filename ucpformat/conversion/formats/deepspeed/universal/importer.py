@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ucpformat.conversion.contract.job import Job, ReadBox
-from ucpformat.conversion.contract.shard_sources import shard_source
-from ucpformat.conversion.contract.sources import AgreeingSources, CastSource, EqualSources, Whole
+from ucpformat.conversion.contract.sources import (
+    AgreeingSources,
+    CastSource,
+    EqualSources,
+    Whole,
+    shard_source,
+)
 from ucpformat.conversion.formats.deepspeed.experts.stacks import ExpertStacks, parts_of
 from ucpformat.conversion.formats.deepspeed.files.directory import DeepSpeedDirectory
 from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
