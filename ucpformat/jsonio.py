@@ -84,7 +84,12 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
     """
     if len(data) > limit:
         raise error("UCP-E-LIMIT", f"the document has {len(data)} bytes, over the limit of {limit}", at=at)
-    text = _decode(data, at)
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise error("UCP-E-JSON", "the document starts with a byte order mark; write UTF-8 without it", at=at)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error("UCP-E-JSON", f"invalid UTF-8 at byte {problem.start}: {problem.reason}", at=at) from None
     if deeper_than_limit(data):
         raise error("UCP-E-LIMIT", f"the document nests deeper than {MAX_DEPTH} levels", at=at)
     # A 16-digit run is the rare case; without one no integer can be out of range, and C converts them all.
@@ -145,15 +150,6 @@ def equal(a: JsonValue, b: JsonValue) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(equal, a, b))
     return a == b
-
-
-def _decode(data: bytes, at: str) -> str:
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise error("UCP-E-JSON", "the document starts with a byte order mark; write UTF-8 without it", at=at)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise error("UCP-E-JSON", f"invalid UTF-8 at byte {problem.start}: {problem.reason}", at=at) from None
 
 
 def deeper_than_limit(data: bytes) -> bool:

@@ -23,7 +23,7 @@ from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, raw_array_document
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage import zarr_dtypes as _extension_dtypes  # noqa: F401 - registers them with zarr
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import selection
 
 if TYPE_CHECKING:
     import os

@@ -19,7 +19,6 @@ from benchmarks.growth.curves import Point, best_of
 from ucpformat.distributed.chunk_owners import whole_chunks
 from ucpformat.distributed.description import Described, Description, describe, merged
 from ucpformat.distributed.local_state import LocalState, SlotName
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.share import Assigned, SlotToShare, assignments, portions
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Layout, chunk_grid, lower, runs
@@ -32,7 +31,7 @@ from ucpformat.model.table import BLOCK_BYTES, Segment
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.reading.read_plan import planned_reads
 from ucpformat.storage.writing.chunk_writer import StoredChunk, segment_alignment
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
 from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, SlotSpec
 
 __all__ = ["GRIDS", "MODEL", "Job", "at_ranks"]

@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (303, 48),
-    "save, two ranks": (453, 68),
-    "open and slice": (207, 31),
-    "validate": (195, 37),
-    "convert safetensors to ucp": (308, 56),
+    "save, one process": (302, 48),
+    "save, two ranks": (452, 65),
+    "open and slice": (206, 31),
+    "validate": (193, 37),
+    "convert safetensors to ucp": (307, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

@@ -7,8 +7,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage.checksum import BLOCK_BYTES, checksum_run, combine
-from ucpformat.storage.checksum_columns import block_values, followed
+from ucpformat.storage.checksum import BLOCK_BYTES, block_values, checksum_run, combine, followed
 
 VALUES = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, BLOCK_BYTES)), max_size=8)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Described, Description, agree, describe
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
 from ucpformat.distributed.share import Part, Portion, SlotToShare, flat_memory, portions, seen_part
@@ -41,7 +40,7 @@ from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
 from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
 
 if TYPE_CHECKING:

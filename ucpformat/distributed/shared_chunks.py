@@ -22,7 +22,7 @@ from ucpformat.geometry import (
     Strided,
     row_major_strides,
 )
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

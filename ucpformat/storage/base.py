@@ -18,11 +18,10 @@ from ucpformat.geometry import Box, runs
 from ucpformat.model.envelope import READ_FEATURES
 from ucpformat.model.root import Root, parse_root
 from ucpformat.storage.checksum import BLOCK_BYTES, RunChecksums, checksum_run
-from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.storage.host_memory import flat_bytes, selection
 from ucpformat.storage.overwriting import are_few, chosen, has_rows, old_rows, row_count, row_set_of, rows_in
 from ucpformat.storage.reading.documents import StoredDocuments, read_root
 from ucpformat.storage.reading.layers import are_layered
-from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.urls import local_path
 from ucpformat.storage.workers import ForkedExecutor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import contextmanager
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -16,9 +17,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
 
-__all__ = ["ALIGNMENT", "DECODED_BYTES", "DecodingRoom", "Scratch", "aligned", "array_view", "flat_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "DECODED_BYTES",
+    "DecodingRoom",
+    "Scratch",
+    "Selection",
+    "aligned",
+    "array_view",
+    "flat_bytes",
+    "selection",
+]
+
+Selection = tuple[slice | EllipsisType, ...]
 
 _CASTABLE: Final = frozenset("?bBhHiIlLqQfd")  # of what numpy has built in, those that memoryview can cast
 
@@ -116,3 +130,9 @@ class DecodingRoom:
             with self._changed:
                 self._taken -= nbytes
                 self._changed.notify_all()
+
+
+def selection(part: Box, origin: Box) -> Selection:
+    """Return the index that selects ``part`` of an array that holds ``origin``; the result is always an array."""
+    local = part.relative_to(origin)
+    return (*(slice(start, stop) for start, stop in zip(local.offset, local.stop, strict=True)), ...)

@@ -94,14 +94,9 @@ def validate(
     >>> [problem.code for problem in ucp.validate("run.ucp")]
     ['UCP-E-JSON']
     """
-    with naming(path):
-        store = open_store(path)
-        try:
-            return validate_store(
-                store, level, workers=workers, layout_work=layout_work, expand=expand, progress=progress
-            )
-        finally:
-            store.close()
+    return examine(
+        path, level, workers=workers, layout_work=layout_work, expand=expand, progress=progress
+    ).problems
 
 
 def examine(
@@ -135,10 +130,9 @@ def examine(
     with naming(path):
         store = open_store(path)
         try:
-            examined, _, _ = examine_store(store, level, workers, layout_work, expand, progress)
+            return examine_store(store, level, workers, layout_work, expand, progress)[0]
         finally:
             store.close()
-    return examined
 
 
 def validate_store(

@@ -15,10 +15,9 @@ from ucpformat.model.dtype import unused_bits_are_zero
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
 from ucpformat.storage.checksum import BLOCK_BYTES, ContentDigest, block_checksums, checksum_run, zero_cuts
 from ucpformat.storage.compression import decompress
-from ucpformat.storage.host_memory import DecodingRoom, Scratch
+from ucpformat.storage.host_memory import DecodingRoom, Scratch, selection
 from ucpformat.storage.reading.documents import check_object
 from ucpformat.storage.reading.layers import fill_of_rows, rows_within
-from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
 from ucpformat.validation.damage import SegmentDamage

@@ -200,7 +200,11 @@ def surveyed(checked: CheckedCheckpoint, damage: Damage, *, has_state: bool) -> 
     unread: list[UnreadPart] = []
     tensors = nbytes = 0
     has_packs = checked.root.packs is None or checked.root.packs.key not in damage.documents
-    usable = {part.index_key: part for part in checked.parts if has_packs and _is_usable(part, damage)}
+    usable = {
+        part.index_key: part
+        for part in checked.parts
+        if has_packs and damage.documents.keys().isdisjoint((part.index_key, part.table_key))
+    }
     for entry in checked.root.parts:
         part = usable.get(entry.index.key)
         if part is not None:
@@ -222,10 +226,6 @@ def surveyed(checked: CheckedCheckpoint, damage: Damage, *, has_state: bool) -> 
         (stored.part.names[stored.position], stored.name) not in named for stored in damage.unchecked
     )
     return Survey(tuple(losses), tuple(unread), blobs, not has_state, tensors, nbytes, unchecked)
-
-
-def _is_usable(part: StoredPart, damage: Damage) -> bool:
-    return part.index_key not in damage.documents and part.table_key not in damage.documents
 
 
 def _of_index(index: IndexPart) -> Iterator[Loss]:

@@ -20,7 +20,6 @@ from ucpformat.conversion.contract.foreign import ImportOptions
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.dcp_files.metadata import read_metadata
 from ucpformat.conversion.engine.work_order import Recipe
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import loads
 from ucpformat.model.compressor import Compressor
@@ -34,6 +33,7 @@ from ucpformat.patterns.atom_map_document import parse_atom_map
 from ucpformat.patterns.document import parse_patterns
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.compression import compress, decompress
+from ucpformat.storage.writing.stored_columns import Receipt
 from ucpformat.tensor_files.allowed_globals import OBJECT_GLOBALS
 from ucpformat.tensor_files.byte_source import MemoryRange
 from ucpformat.tensor_files.legacy_archive import open_archive

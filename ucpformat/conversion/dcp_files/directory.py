@@ -19,7 +19,7 @@ from ucpformat.conversion.dcp_files.metadata import METADATA_LIMITS, read_metada
 from ucpformat.conversion.dcp_files.ranks import is_data, rank_files, read_ranks
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import selection
 from ucpformat.tensor_files.byte_source import Location
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.safetensors_file import read_header

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.engine.worker import objects_of, unsealed
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import is_staged
 from ucpformat.storage.stores.urls import open_store
+from ucpformat.storage.writing.stored_columns import Receipt
 
 if TYPE_CHECKING:
     from ucpformat.conversion.engine.work_order import Batch, Cut, Order, Recipe

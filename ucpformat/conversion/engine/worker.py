@@ -20,14 +20,13 @@ import numpy as np
 
 from ucpformat.conversion.engine.options import MemoryBudget, needed_for
 from ucpformat.conversion.engine.work_order import Cut, cut_job, job_digest, require_same
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import UcpError
 from ucpformat.storage.host_memory import Scratch
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
 from ucpformat.storage.writing.slot_writer import raw_bytes
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job

@@ -27,9 +27,9 @@ from ucpformat.conversion.engine.work_order import (
     url_of,
 )
 from ucpformat.conversion.engine.worker import Workshop, convert_batch, copy_batch
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.storage.stores.urls import open_store, open_target
+from ucpformat.storage.writing.stored_columns import Receipt
 from ucpformat.writer import CheckpointWriter
 
 if TYPE_CHECKING:

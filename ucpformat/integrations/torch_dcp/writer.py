@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.errors import error
 from ucpformat.model.compression_rule import compressor_of
 from ucpformat.model.names import assign_keys
@@ -28,7 +27,7 @@ from ucpformat.state_dict.tensors.local_tensors import local_tensor
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
 from ucpformat.tensor_files.byte_source import MemoryRange
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES

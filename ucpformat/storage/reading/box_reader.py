@@ -19,12 +19,11 @@ from ucpformat.errors import error, naming
 from ucpformat.geometry import runs as contiguous_runs
 from ucpformat.storage.checksum import BLOCK_BYTES, packed, verify_blocks
 from ucpformat.storage.compression import decompress
-from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes
+from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes, selection
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
 from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
 from ucpformat.storage.reading.slot_form import NO_SINGLE_CHUNKS
-from ucpformat.storage.selection import selection
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 

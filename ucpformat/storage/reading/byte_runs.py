@@ -18,8 +18,7 @@ import numpy as np
 
 from ucpformat.geometry import Box, row_major_strides
 from ucpformat.storage.checksum import BLOCK_BYTES, packed
-from ucpformat.storage.host_memory import flat_bytes
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import flat_bytes, selection
 from ucpformat.storage.workers import call_edges
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from ucpformat.errors import error
 from ucpformat.geometry import Box, row_major_strides
 from ucpformat.model.table import Segment, rows_of
 from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.storage.host_memory import selection
 from ucpformat.storage.reading.byte_runs import ByteRun, RowDestination
-from ucpformat.storage.selection import selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from ucpformat.errors import error
 from ucpformat.geometry import Box, Concat, Partial, Scale, decompose_flat_range
 from ucpformat.model.spread import check_scale_dtype
 from ucpformat.storage.arithmetic import scaled
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,7 @@ import numpy as np
 
 from ucpformat.model.atom import CONTENT_PREFIX
 from ucpformat.model.table import prefix_sums
-from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.storage.checksum_columns import block_values
+from ucpformat.storage.checksum import BLOCK_BYTES, block_values
 from ucpformat.storage.writing.piece_writer import settled
 from ucpformat.storage.writing.stored_columns import (
     CHUNK,

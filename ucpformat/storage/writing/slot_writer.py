@@ -21,8 +21,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.model.dtype import clear_unused_bits, unused_bits_are_zero
-from ucpformat.storage.host_memory import flat_bytes
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import flat_bytes, selection
 from ucpformat.storage.writing.chunk_writer import ChunkPiece
 
 if TYPE_CHECKING:

@@ -1,21 +1,28 @@
-"""What became of chunks, as columns: entries by the million take 80 bytes and their checksums, and no objects."""
+"""What became of chunks, as columns: entries by the million take 80 bytes and their checksums, and no objects.
+
+As a receipt they go from the writer of an attempt that has stored them to the one that commits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ucpformat.geometry import Box
+from ucpformat.model.references import Pack
 from ucpformat.model.table import OWN_OBJECT, Segment, prefix_sums
 from ucpformat.storage.writing.chunk_writer import StoredChunk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ucpformat.jsonio import JsonValue
     from ucpformat.storage.writing.piece_writer import Entry
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "SLOT",
     "START",
     "SUMS",
+    "Receipt",
     "StoredColumns",
 ]
 
@@ -168,4 +176,51 @@ class StoredColumns:
         at += sums
         return StoredChunk(
             segment, start, size, None if cuts == NONE else self.checksums[at : at + cuts].tobytes()
+        )
+
+
+_LENGTHS: Final = Struct("<4q")
+"""In bytes, of the header and of three columns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Receipt:
+    """Packs with their lengths, chunks of slots whose containers count those packs, and values, still encoded.
+
+    ``entries`` are those of values that differ from rank to rank: position and entry, by name. ``linked_bytes`` are
+    those of chunks' own objects that are links to the base's.
+    """
+
+    packs: Sequence[Pack]
+    stored: StoredColumns
+    values: Mapping[str, JsonValue]
+    entries: Mapping[str, list[JsonValue]] = field(default_factory=dict)
+    linked_bytes: int = 0
+
+    def pack(self) -> bytes:
+        """Return it as bytes, without the names of slots, by which both sides count."""
+        header = json.dumps(
+            {
+                "packs": [[pack.key, pack.length, pack.shared] for pack in self.packs],
+                "values": dict(self.values),
+                "entries": dict(self.entries),
+                "linked_bytes": self.linked_bytes,
+            },
+            separators=(",", ":"),
+        ).encode()
+        body = (header, *self.stored.sent())
+        return b"".join((_LENGTHS.pack(*map(len, body)), *body))
+
+    @classmethod
+    def unpack(cls, data: bytes, slots: Sequence[tuple[str, str]]) -> Receipt:
+        """Return what `pack` was made of."""
+        length, rows, words, checksums = _LENGTHS.unpack_from(data)
+        first = _LENGTHS.size + length
+        found = json.loads(data[_LENGTHS.size : first].decode())
+        return cls(
+            [Pack(*pack) for pack in found["packs"]],
+            StoredColumns.seen(slots, data, first, (rows, words, checksums)),
+            found["values"],
+            found["entries"],
+            found["linked_bytes"],
         )

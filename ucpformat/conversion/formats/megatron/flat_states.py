@@ -22,7 +22,7 @@ from ucpformat.conversion.formats.megatron.rank_parameters import ModelTensor
 from ucpformat.errors import error
 from ucpformat.geometry import Box, element_count, row_major_strides
 from ucpformat.model.dtype import dtype
-from ucpformat.storage.selection import selection
+from ucpformat.storage.host_memory import selection
 from ucpformat.tensor_files.object_tree import spelled
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES, TorchDtype
 from ucpformat.tensor_files.strided import element_view

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.distributed.receipts import Receipt
 from ucpformat.geometry import Box
 from ucpformat.model.references import Pack
 from ucpformat.model.table import OWN_OBJECT, Segment
 from ucpformat.storage.writing.chunk_writer import StoredChunk
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
