@@ -14,7 +14,7 @@ from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Extension, needed_features
-from ucpformat.model.part_text import atom_text, part_text, slot_text
+from ucpformat.model.index_part import atom_text, part_text, slot_text
 from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (

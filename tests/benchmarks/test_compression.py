@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from benchmarks.__main__ import main
 from benchmarks.compression import Cell, candidates, measure
 from benchmarks.trained import train
-from ucpformat.model.compression_rule import compressor_of
+from ucpformat.model.compressor import compressor_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -9,7 +9,7 @@ from tests.documentation.markdown import ROOT
 
 MOST = {
     "save, one process": (302, 48),
-    "save, two ranks": (452, 65),
+    "save, two ranks": (452, 64),
     "open and slice": (206, 31),
     "validate": (193, 37),
     "convert safetensors to ucp": (307, 54),

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import ucpformat
 from tests.geometry.strategies import shapes
-from ucpformat.model.compression_rule import LEAST_BYTES, compressor_of
-from ucpformat.model.compressor import Compressor
+from ucpformat.model.compressor import LEAST_BYTES, Compressor, compressor_of
 from ucpformat.model.dtype import DTYPES, dtype
 from ucpformat.model.root import Storage
 

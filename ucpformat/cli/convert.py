@@ -14,9 +14,8 @@ from ucpformat.cli.report import SIZE, format_option, human_bytes, printable, pr
 from ucpformat.conversion.contract.registry import registry
 from ucpformat.conversion.convert import convert as run
 from ucpformat.conversion.engine.dropped_items import grouped
-from ucpformat.model.compression_rule import AUTO, Compression
-from ucpformat.model.compressor import Compressor
-from ucpformat.state_dict.torchrun import job_group, started_by_torchrun
+from ucpformat.model.compressor import AUTO, Compression, Compressor
+from ucpformat.state_dict.torch_group import job_group, started_by_torchrun
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import ForeignObjects

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import ForeignObjects
     from ucpformat.conversion.contract.job import Job
     from ucpformat.conversion.engine.pool import PoolKind
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.root import Storage
 
 __all__ = ["ConversionReport", "convert", "convert_checkpoint", "detect_format"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from ucpformat.distributed.geometry_json import layout_from, place_from, to_json
+from ucpformat import geometry
 from ucpformat.distributed.group import Group, agreed
 from ucpformat.errors import error
 from ucpformat.gc_pause import paused
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Described", "Description", "Source", "agree", "describe", "merged"]
+__all__ = [
+    "Described",
+    "Description",
+    "Source",
+    "agree",
+    "describe",
+    "merged",
+]
 
 _DIGEST_BYTES: Final = 32
 
@@ -77,7 +85,7 @@ class Description:
                 spec.dtype,
                 list(spec.shape),
                 None if spec.layout is None else layouts.setdefault(spec.layout, len(layouts)),
-                None if spec.place is None else to_json(spec.place),
+                None if spec.place is None else _geometry_to_json(spec.place),
                 None if spec.compressor is None else spec.compressor.to_json(),
                 dict(spec.annotations),
             ]
@@ -94,7 +102,7 @@ class Description:
         value: dict[str, JsonValue] = {
             "options": dict(self.options),
             "atoms": atoms,
-            "layouts": [to_json(layout) for layout in layouts],
+            "layouts": [_geometry_to_json(layout) for layout in layouts],
             "values": dict(self.values),
             "optimizers": {name: optimizer.to_json() for name, optimizer in self.optimizers.items()},
             "annotations": dict(self.annotations),
@@ -105,7 +113,7 @@ class Description:
     def unpack(cls, data: bytes, known: dict[Layout, Layout]) -> Description:
         """Read the bytes of another process; layouts that are ``known`` are those objects, and others become so."""
         found = json.loads(data)
-        layouts = [known.setdefault(one, one) for one in map(layout_from, found["layouts"])]
+        layouts = [known.setdefault(one, one) for one in map(_layout_from, found["layouts"])]
 
         def slot(at: str, fields: Any) -> SlotSpec:
             kind, extents, number, place, compressor, notes = fields
@@ -115,7 +123,7 @@ class Description:
                 None if number is None else layouts[number],
                 None if compressor is None else Compressor.from_json(compressor, at=at),
                 notes,
-                None if place is None else place_from(place),
+                None if place is None else _place_from(place),
             )
 
         return cls(
@@ -300,3 +308,63 @@ def _fill(known: dict[str, JsonValue], more: Mapping[str, JsonValue]) -> None:
         mine = known.setdefault(name, value)
         if mine is not value and isinstance(mine, dict) and isinstance(value, dict):
             _fill(mine, value)
+
+
+_KINDS: Final[dict[str, Any]] = {
+    kind.__name__: kind
+    for kind in (
+        geometry.BlockRule,
+        geometry.Blocks,
+        geometry.BufferPlace,
+        geometry.Concat,
+        geometry.Flatten,
+        geometry.Join,
+        geometry.Layout,
+        geometry.LocalOnly,
+        geometry.Mesh,
+        geometry.MeshAxis,
+        geometry.Only,
+        geometry.Pad,
+        geometry.Partial,
+        geometry.Permute,
+        geometry.RaggedAxis,
+        geometry.Scale,
+        geometry.Shard,
+        geometry.View,
+    )
+}
+_FRACTION: Final = "Fraction"
+
+
+def _geometry_to_json(value: object) -> JsonValue:
+    """Return a layout or a place: dataclasses as an object of their name and fields, tuples as arrays."""
+    if isinstance(value, tuple):
+        return [_geometry_to_json(item) for item in value]
+    if isinstance(value, Fraction):
+        return {_FRACTION: [value.numerator, value.denominator]}
+    if type(value).__name__ in _KINDS:
+        found = cast("Any", value)
+        return {
+            type(value).__name__: [_geometry_to_json(getattr(found, item.name)) for item in fields(found)]
+        }
+    return cast("JsonValue", value)
+
+
+def _from_json(value: JsonValue) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_from_json, value))
+    if isinstance(value, dict):
+        ((name, arguments),) = value.items()
+        made = map(_from_json, cast("list[JsonValue]", arguments))
+        return Fraction(*made) if name == _FRACTION else _KINDS[name](*made)
+    return value
+
+
+def _layout_from(value: JsonValue) -> Layout:
+    """Return the layout that `_geometry_to_json` was given."""
+    return cast("Layout", _from_json(value))
+
+
+def _place_from(value: JsonValue) -> BufferPlace:
+    """Return the place that `_geometry_to_json` was given."""
+    return cast("BufferPlace", _from_json(value))

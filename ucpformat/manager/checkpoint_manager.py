@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from ucpformat.distributed.save_options import Replicas
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout

@@ -19,7 +19,7 @@ from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.share import Assigned, SlotToShare, assignments, largest_part
 from ucpformat.distributed.transport import Moved, strided_view, transport
 from ucpformat.geometry import BoxIndex, Copy, LocalMap, Piece, canonical
-from ucpformat.state_dict.tensors.destinations import copy_into, own_memory
+from ucpformat.state_dict.tensors.local_tensors import copy_into, own_memory
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:

@@ -25,14 +25,15 @@ from ucpformat.state_dict.keys.paths import (
     path_from_json,
     path_to_json,
 )
-from ucpformat.state_dict.tensors.destinations import copy_into, own_memory
 from ucpformat.state_dict.tensors.local_tensors import (
     LocalTensor,
     TensorLayout,
+    copy_into,
     destination_of,
     is_tensor,
     local_map_at,
     local_tensor,
+    own_memory,
     to_torch,
 )
 from ucpformat.state_dict.torch_group import group_of

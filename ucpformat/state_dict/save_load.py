@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import Storage
 

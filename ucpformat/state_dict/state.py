@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.local_state import LocalState, OwnValue
 from ucpformat.errors import error
-from ucpformat.model.compression_rule import compressor_of, require_compression
+from ucpformat.model.compressor import compressor_of, require_compression
 from ucpformat.model.pipeline import version_slot
 from ucpformat.model.values import encode
 from ucpformat.state_dict.keys.names import Assignment, recognise
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
 
 __all__ = ["live_state"]

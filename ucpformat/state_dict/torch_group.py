@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.distributed.group import Group, OneProcess
@@ -12,9 +14,14 @@ from ucpformat.errors import error
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ucpformat.distributed.group import Bytes
+    from ucpformat.distributed.group import Bytes, Group
 
-__all__ = ["TorchGroup", "group_of"]
+__all__ = [
+    "TorchGroup",
+    "group_of",
+    "job_group",
+    "started_by_torchrun",
+]
 
 
 def group_of(group: object) -> Group:
@@ -170,3 +177,33 @@ class TorchGroup:
     @staticmethod
     def _bytes(buffer: Any, size: int) -> bytes:
         return bytes(buffer[:size].cpu().numpy().tobytes())
+
+
+def started_by_torchrun() -> bool:
+    """Return whether this process is one of several ranks of torchrun's."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+@contextmanager
+def job_group() -> Iterator[Group]:
+    """Provide all ranks of the job: its default process group, or one over gloo that is joined here and left again.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where torch is missing, ``UCP-E-RANK`` where there is no job to join.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        raise error("UCP-E-STORE", "torch is missing, which joins the ranks of a job") from None
+    if dist.is_initialized():
+        yield TorchGroup()
+        return
+    try:
+        dist.init_process_group("gloo")
+    except (ValueError, RuntimeError) as problem:
+        raise error("UCP-E-RANK", f"there is no job to join, start it with torchrun: {problem}") from problem
+    try:
+        yield TorchGroup()
+    finally:
+        with suppress(Exception):
+            dist.destroy_process_group()

@@ -19,7 +19,7 @@ from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.rewriting import rewrite_job
 from ucpformat.conversion.engine.work_order import compressed
 from ucpformat.conversion.engine.writing import Engine
-from ucpformat.model.compression_rule import Compression
+from ucpformat.model.compressor import Compression
 from ucpformat.tensor_files.out_files import OutFiles
 
 CHUNK = 4096

@@ -15,9 +15,9 @@ from ucpformat.errors import error
 from ucpformat.model.atom import MAX_NDIM
 from ucpformat.tensor_files.allowed_globals import METADATA_GLOBALS
 from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.fields import DENSE, data_type, layout, members
 from ucpformat.tensor_files.numpy_values import extents_of
 from ucpformat.tensor_files.object_tree import Instance, Limits, refused
-from ucpformat.tensor_files.records import DENSE, data_type, layout, members
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES, TorchSize
 from ucpformat.tensor_files.unpickle import unpickle
 

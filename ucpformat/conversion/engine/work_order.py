@@ -21,7 +21,7 @@ from ucpformat.conversion.engine.out_directory import refuse_unfinished
 from ucpformat.conversion.engine.rewriting import checkpoint_job, rewrite_job
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
-from ucpformat.model.compression_rule import compressor_of
+from ucpformat.model.compressor import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path
@@ -30,7 +30,7 @@ from ucpformat.writer import slot_place
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.job import Job, SlotSource
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.root import Storage
     from ucpformat.storage.stores.store import Durability
     from ucpformat.storage.writing.chunk_writer import SlotPlace

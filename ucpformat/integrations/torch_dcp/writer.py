@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ucpformat.errors import error
-from ucpformat.model.compression_rule import compressor_of
+from ucpformat.model.compressor import compressor_of
 from ucpformat.model.names import assign_keys
 from ucpformat.state_dict.keys.names import recognise
 from ucpformat.state_dict.keys.origins import slot_annotations, state_document
@@ -38,7 +38,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES, AtomSpec, CheckpointWriter, Sl
 if TYPE_CHECKING:
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compression_rule import Compression
+    from ucpformat.model.compressor import Compression
     from ucpformat.model.root import Storage
     from ucpformat.state_dict.keys.paths import KeyPath
     from ucpformat.storage.stores.store import Durability, Store

@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LocalTensor",
     "TensorLayout",
+    "copy_into",
     "destination_of",
     "elements_of",
     "is_tensor",
     "local_map_at",
     "local_tensor",
+    "own_memory",
     "same_memory",
     "tensor_dtype",
     "to_torch",
@@ -271,3 +273,22 @@ def local_map_at(
     lowering = lower(layout, shape, place=place)
     found = lowering.at(coordinate)
     return None if found is None else LocalMap(found.shape, seen_in(found.pieces, lowering.view, shape))
+
+
+def own_memory(tensor: LocalTensor, kind: str, *, at: str) -> NDArray[np.generic] | None:
+    """Return the tensor's own memory, where elements of the type ``kind`` can be written to it as they are, densely."""
+    if not tensor.on_host or tensor.dtype != kind:
+        return None
+    memory = destination_of(tensor.local, at=at)
+    return memory if memory.flags.c_contiguous else None
+
+
+def copy_into(local: Any, array: NDArray[np.generic], kind: str) -> None:
+    """Copy an array of the type ``kind`` into a numpy array or a torch tensor of its shape, on any device."""
+    if isinstance(local, np.ndarray):
+        local[...] = array.astype(local.dtype, copy=False)
+        return
+    import torch
+
+    with torch.no_grad():
+        local.copy_(to_torch(array, kind))

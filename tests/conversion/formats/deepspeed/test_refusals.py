@@ -9,7 +9,7 @@ import pytest
 
 from tests.conversion.formats.deepspeed.made import make_checkpoint
 from ucpformat.conversion.convert import convert_checkpoint
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.errors import UcpError
 
 STAGES = ("1", "3")

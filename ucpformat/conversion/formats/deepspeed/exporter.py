@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ucpformat.conversion.contract.foreign import ExportPlan
 from ucpformat.conversion.formats.deepspeed.experts.groups_out import ExpertLayers, SharedGroup, shared_groups
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.conversion.formats.deepspeed.export_settings import DeepSpeedSettings
 from ucpformat.conversion.formats.deepspeed.out_values import (
     VERSION,

@@ -27,7 +27,6 @@ from ucpformat.conversion.formats.megatron.classic_directory import (
     ClassicDirectory,
     directory_name,
 )
-from ucpformat.conversion.formats.megatron.classic_names import is_expert, layer_counts, whole_name
 from ucpformat.conversion.formats.megatron.classic_optimizer import (
     LocalParameter,
     Options,
@@ -36,7 +35,7 @@ from ucpformat.conversion.formats.megatron.classic_optimizer import (
     numbered_states,
     options_of,
 )
-from ucpformat.conversion.formats.megatron.classic_run import Place, Run
+from ucpformat.conversion.formats.megatron.classic_run import Place, Run, is_expert, layer_counts, whole_name
 from ucpformat.conversion.formats.megatron.torch_dist import COMMON_GLOBALS
 from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import dtype

@@ -1,21 +1,31 @@
-"""The run that saved a classic checkpoint: what ``args`` say, and which rank each directory is of."""
+"""The run that saved a classic checkpoint: what ``args`` say, and which rank each directory is of.
+
+A rank numbers its layers and experts from 0. Over the whole model layers are counted over the stages, and the chunks of
+a virtual pipeline, in the order in which the model runs them; experts over the expert-parallel ranks
+(megatron/core/transformer/transformer_layer.py, moe/experts.py).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.formats.megatron.classic_directory import MODEL, directory_name
-from ucpformat.conversion.formats.megatron.classic_names import layer_counts
 from ucpformat.tensor_files.fields import mapping, member, refused
 from ucpformat.tensor_files.object_tree import Instance
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Place", "Run", "bucket_sizes"]
+__all__ = [
+    "Place",
+    "Run",
+    "bucket_sizes",
+    "layer_counts",
+    "whole_name",
+]
 
 _CHUNK: Final = re.compile(r"model(\d{0,9})")
 _LARGE: Final = 1 << 20
@@ -188,3 +198,34 @@ def bucket_sizes(said: Mapping[str, Any]) -> tuple[int | None, ...]:
     usual = max(40_000_000, 1_000_000 * dp) if type(dp) is int and 0 < dp < _LARGE else 40_000_000
     sized: list[int | None] = [given if type(given) is int and given > 0 else usual]
     return tuple([*sized, None] if said.get("overlap_grad_reduce") is True else [None, *sized])
+
+
+_LAYER: Final = re.compile(r"(.*\blayers\.)(\d{1,6})(\..+)", re.DOTALL)
+_EXPERT: Final = (
+    re.compile(r"(.*\.experts\.local_experts\.)(\d{1,6})(\..+)", re.DOTALL),
+    re.compile(r"(.*\.experts\.linear_fc[12]\.(?:weight|bias))(\d{1,6})()"),
+)
+
+
+def layer_counts(names: Iterable[str]) -> dict[str, int]:
+    """Return how many layers there are under each prefix, such as ``decoder.layers.``."""
+    counts: dict[str, int] = {}
+    for name in names:
+        if match := _LAYER.fullmatch(name):
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    return counts
+
+
+def whole_name(name: str, layers_before: Mapping[str, int], expert_rank: int, local_experts: int) -> str:
+    """Return the name over the whole model; ``layers_before`` are by prefix those of earlier stages and chunks."""
+    if match := _LAYER.fullmatch(name):
+        name = f"{match[1]}{int(match[2]) + layers_before.get(match[1], 0)}{match[3]}"
+    for pattern in _EXPERT:
+        if match := pattern.fullmatch(name):
+            return f"{match[1]}{int(match[2]) + expert_rank * local_experts}{match[3]}"
+    return name
+
+
+def is_expert(name: str) -> bool:
+    """Return whether a parameter is of one expert."""
+    return any(pattern.fullmatch(name) for pattern in _EXPERT)

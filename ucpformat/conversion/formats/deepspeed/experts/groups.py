@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.conversion.contract.sources import EqualSources
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.conversion.formats.deepspeed.files.model_draft import ModelDraft
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.conversion.formats.deepspeed.zero.unpartitioned import unpartitioned_states

@@ -6,10 +6,11 @@ So DeepSpeed's loader takes it apart (``checkpoint/universal_checkpoint.py``, ``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
 from ucpformat.conversion.formats.deepspeed.files.states import Shapes
 from ucpformat.model.dtype import dtype
 from ucpformat.tensor_files.fields import refused
@@ -18,7 +19,11 @@ from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 
-__all__ = ["ExpertStacks", "parts_of"]
+__all__ = [
+    "ExpertStacks",
+    "expert_name",
+    "parts_of",
+]
 
 
 class ExpertStacks:
@@ -76,3 +81,12 @@ def parts_of(stored: StoredTensor, shape: tuple[int, ...], count: int, at: str) 
         yield replace(
             stored, shape=shape, strides=contiguous_strides(shape), start=stored.start + place * size
         )
+
+
+_EXPERT: Final = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,9})(\..+)", re.DOTALL)
+
+
+def expert_name(name: str) -> tuple[str, int, str] | None:
+    """Return what is before an expert's number, the number, and what is behind it; None for what is of no expert."""
+    match = _EXPERT.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]), match[3])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates, OptimizerStates, Shapes
 from ucpformat.tensor_files.fields import refused
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.conversion.formats.deepspeed.outlines import Group, Outline
 from ucpformat.conversion.formats.deepspeed.pipeline.layer_files import NUMBERED
 from ucpformat.conversion.formats.deepspeed.pipeline.tied_layers import TIED, own_name, own_parts, tied_parts

@@ -16,7 +16,7 @@ from typing import Any
 
 from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.conversion.contract.sources import Whole
-from ucpformat.conversion.formats.deepspeed.experts.names import expert_name
+from ucpformat.conversion.formats.deepspeed.experts.stacks import expert_name
 from ucpformat.conversion.formats.deepspeed.files.states import ModelStates
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused, tensor
 from ucpformat.tensor_files.torch_file import TorchFile
