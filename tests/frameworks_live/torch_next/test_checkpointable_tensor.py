@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.protocol import (
 
 from tests.geometry.model import counter, local_array
 from tests.geometry.moves import moved
+from tests.state_dict.torch_layouts.boxes import box_description, boxed_holdings
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (
     Blocks,
@@ -38,7 +39,7 @@ from ucpformat.geometry import (
     lower,
     sub_parameter_steps,
 )
-from ucpformat.state_dict.tensors.torch_layouts import box_description, boxed_holdings, boxes_of
+from ucpformat.state_dict.tensors.torch_layouts import boxes_of
 
 # The torch that types are checked against is older.
 dcp: Any = checkpoint

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.geometry.model import local_array
 from tests.geometry.moves import moved
+from tests.state_dict.torch_layouts.boxes import box_description, boxed_holdings
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (
     BlockRule,
@@ -46,7 +47,7 @@ from ucpformat.geometry import (
 )
 from ucpformat.geometry.vocabulary import DTensorShard
 from ucpformat.state_dict.tensors.torch_fsdp import flat_parameters
-from ucpformat.state_dict.tensors.torch_layouts import box_description, boxed_holdings, boxes_of, layout_of
+from ucpformat.state_dict.tensors.torch_layouts import boxes_of, layout_of
 
 MASKED: Any = _MaskPartial(offset_shape=torch.Size([4]))  # type: ignore[no-untyped-call]
 

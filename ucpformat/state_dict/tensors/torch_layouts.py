@@ -6,8 +6,6 @@ torch/distributed/device_mesh.py of PyTorch 2.13; torch/distributed/checkpoint/p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -15,7 +13,6 @@ from ucpformat.errors import error
 from ucpformat.geometry import (
     DTensorPartial,
     DTensorShard,
-    ExplicitHoldings,
     Layout,
     LocalBox,
     LocalMap,
@@ -25,10 +22,9 @@ from ucpformat.geometry import (
     dtensor_steps,
     local_map_of,
     ordered_dtensor_steps,
-    row_major_strides,
 )
 
-__all__ = ["BoxedTensor", "box_description", "boxed_holdings", "boxes_of", "layout_of", "mesh_of"]
+__all__ = ["boxes_of", "layout_of", "mesh_of"]
 
 _meshes: Final[WeakKeyDictionary[Any, Mesh]] = WeakKeyDictionary()
 _REDUCTIONS: Final[dict[str, Reduce]] = {"sum": "sum", "avg": "mean", "max": "max"}
@@ -92,16 +88,6 @@ def _placement(axis: str, placement: Any) -> DTensorShard | DTensorPartial | Non
     raise error("UCP-E-LAYOUT", f"a placement {placement!r} has no layout; redistribute the tensor first")
 
 
-@dataclass(frozen=True, slots=True)
-class BoxedTensor:
-    """What ``CheckpointableTensor`` says of a local tensor: ``local_sizes[i]`` elements from each offset on."""
-
-    global_shape: tuple[int, ...]
-    global_offsets: tuple[tuple[int, ...], ...]
-    local_offsets: tuple[tuple[int, ...], ...]
-    local_sizes: tuple[tuple[int, ...], ...]
-
-
 def boxes_of(tensor: Any) -> tuple[tuple[int, ...], LocalMap]:
     """Return the shape of the logical tensor, and which boxes of it a ``CheckpointableTensor`` holds.
 
@@ -127,47 +113,3 @@ def boxes_of(tensor: Any) -> tuple[tuple[int, ...], LocalMap]:
         for first, inside, sizes in zip(*lists, strict=True)
     ]
     return shape, local_map_of(shape, local_shape, boxes)
-
-
-def boxed_holdings(tensors: Mapping[int, Any]) -> ExplicitHoldings:
-    """Return what ranks hold of one tensor, from the ``CheckpointableTensor`` of each.
-
-    Raises:
-        LayoutError: as `boxes_of`; and ``UCP-E-LAYOUT`` where the ranks disagree on the global shape.
-    """
-    found = {rank: boxes_of(tensor) for rank, tensor in sorted(tensors.items())}
-    shapes = {shape for shape, _ in found.values()}
-    if len(shapes) != 1:
-        raise error("UCP-E-LAYOUT", f"the ranks say different global shapes: {sorted(shapes)}")
-    return ExplicitHoldings(shapes.pop(), tuple((rank, local_map) for rank, (_, local_map) in found.items()))
-
-
-def box_description(local_map: LocalMap, shape: Sequence[int]) -> BoxedTensor:
-    """Return the four attributes for a local tensor that holds what ``local_map`` says of a tensor of ``shape``.
-
-    Boxes lie in the local tensor as they do in the logical one: pieces that do not, those of flattened and
-    permuted tensors, have no such description.
-
-    Raises:
-        LayoutError: ``UCP-E-LAYOUT`` for them.
-    """
-    strides = tuple(max(1, stride) for stride in row_major_strides(local_map.shape))
-    insides = []
-    for piece in local_map.pieces:
-        rest, inside = piece.local.offset, []
-        for stride in strides:
-            place, rest = divmod(rest, stride)
-            inside.append(place)
-        straight = len(local_map.shape) == len(piece.box.shape) and all(
-            step == stride or extent == 1
-            for step, stride, extent in zip(piece.local.strides, strides, piece.box.shape, strict=True)
-        )
-        if not straight:
-            raise error("UCP-E-LAYOUT", f"the piece {piece.box} is no box of the local tensor")
-        insides.append(tuple(inside))
-    return BoxedTensor(
-        tuple(shape),
-        tuple(piece.box.offset for piece in local_map.pieces),
-        tuple(insides),
-        tuple(piece.box.shape for piece in local_map.pieces),
-    )
