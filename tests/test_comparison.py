@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -74,7 +75,8 @@ def test_one_changed_byte_is_found(data: st.DataObject, name: str, content: bool
     ]
     (difference,) = differences(urls[0], urls[1])
     assert (difference.kind, difference.what) == ("changed", "atoms/w/value")
-    assert difference.detail == ("other bytes" if content else difference.detail)
+    assert difference.tensor is not None
+    assert difference.tensor.changed == difference.tensor.changed_rows == 1
     assert differences(urls[0], urls[2]) == []
 
 
@@ -125,9 +127,10 @@ def test_without_content_digests_chunks_are_read(tmp_path: Path) -> None:
     other = data.copy()
     other[[3, 40]] += 1
     first, second = weight(tmp_path / "a", data), forget(weight(tmp_path / "b", other))
-    assert differences(first, second) == [
-        Difference("changed", "atoms/w/value", "other bytes in 2 of 8 chunks")
-    ]
+    (found,) = differences(first, second)
+    assert found.detail == "2 of 64 rows, 2 elements; at most 1 absolute, 0.25 relative"
+    assert found.tensor is not None
+    assert found.tensor.ranges == ((3, 4), (40, 41))
     assert differences(second, second) == []
     assert differences(first, forget(weight(tmp_path / "c", data))) == []
 
@@ -189,7 +192,7 @@ def test_types_shapes_slots_and_aliases(tmp_path: Path) -> None:
     one = write("a", ("x", "y"), {"value": np.zeros((2, 3)), "old": np.zeros(1), "same": np.ones(2)})
     two = write("b", ("y",), {"value": np.zeros((3, 2)), "new": np.zeros(1), "same": np.ones(2)})
     assert differences(one, two) == [
-        Difference("changed", "atoms/w/aliases", "['x', 'y'] to ['y']"),
+        Difference("changed", "atoms/w/aliases", old=["x", "y"], new=["y"]),
         Difference("added", "atoms/w/new"),
         Difference("removed", "atoms/w/old"),
         Difference("changed", "atoms/w/value", "float64[2, 3] to float64[3, 2]"),
@@ -201,9 +204,14 @@ def test_a_tie_that_was_broken(tmp_path: Path) -> None:
     ucpformat.save(tmp_path / "tied", {"a": w, "b": w})
     ucpformat.save(tmp_path / "apart", {"a": w, "b": w.copy()})
     assert differences(tmp_path / "tied", tmp_path / "apart") == [
-        Difference("changed", "atoms/a/aliases", "['b'] to []"),
+        Difference("changed", "atoms/a/aliases", old=["b"], new=[]),
         Difference("added", "atoms/b"),
     ]
+
+
+def blob(data: bytes) -> dict[str, Any]:
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return {"media_type": "text/plain", "digest": digest, "length": len(data)}
 
 
 def test_values_optimizers_and_blobs(tmp_path: Path) -> None:
@@ -225,12 +233,12 @@ def test_values_optimizers_and_blobs(tmp_path: Path) -> None:
         "b", {"same": [1, {"a": 2}], "new": 1, "type": True}, {"o": 0.5, "p": 0.25}, {"b": b"1", "d": b"2"}
     )
     assert differences(one, two) == [
-        Difference("added", "values/new"),
-        Difference("removed", "values/old"),
-        Difference("changed", "values/type"),
-        Difference("changed", "optimizers/p"),
-        Difference("removed", "blobs/c"),
-        Difference("added", "blobs/d"),
+        Difference("added", "values/new", new=1),
+        Difference("removed", "values/old", old=1),
+        Difference("changed", "values/type", old=1, new=True),
+        Difference("changed", "optimizers/p/groups/0/options/lr", old=0.5, new=0.25),
+        Difference("removed", "blobs/c", old=blob(b"2")),
+        Difference("added", "blobs/d", new=blob(b"2")),
     ]
     assert differences(one, one) == []
 

@@ -16,7 +16,7 @@ from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
     from ucpformat import layouts as layouts
-    from ucpformat.comparison import Comparison, Difference, diff
+    from ucpformat.comparison import Comparison, Difference, TensorDifference, diff
     from ucpformat.conversion.convert import ConversionReport, convert
     from ucpformat.distributed.save_options import SaveReport
     from ucpformat.errors import (
@@ -91,6 +91,7 @@ __all__ = [
     "SlotView",
     "StoreError",
     "Survey",
+    "TensorDifference",
     "TensorLayout",
     "UcpError",
     "UcpStorageReader",
@@ -150,6 +151,7 @@ _HOMES: typing.Final = {
     "SlotView": "views",
     "StoreError": "errors",
     "Survey": "validation",
+    "TensorDifference": "comparison",
     "TensorLayout": "state_dict.tensors.local_tensors",
     "UcpError": "errors",
     "UcpStorageReader": "integrations.torch_dcp",

@@ -20,6 +20,8 @@ EXAMPLE = """\
 >>> layout = ucp.Layout(mesh, (ucp.Shard("tp", 0, "even"),))
 >>> lost = (ucp.layouts.Box((64, 0), (64, 64)),)
 >>> loss = ucp.Loss("fc.weight", "value", "float32", (256, 64), lost, nbytes=16384)
+>>> measured = ucp.TensorDifference(256, 1, ((64, 65),), 3, 0.5, 0.2, 4194304, 0.2, 0)
+>>> difference = ucp.Difference("changed", "atoms/fc.weight/value", str(measured), tensor=measured)
 """
 
 

@@ -108,7 +108,8 @@ class Reader:
             count = next(i for i, line in enumerate(lines, 1) if not line.endswith("\\\n"))
             said, expected = "".join(lines[:count]), "".join(lines[count:])
             assert said.startswith(_PROMPT), f"a console block begins with a command: {said}"
-            printed = self._command(said.removeprefix(_PROMPT), fails="error UCP-" in expected)
+            fails = "error UCP-" in expected or "  # exit code " in said
+            printed = self._command(said.removeprefix(_PROMPT), fails=fails)
             yield said + _updated(expected, printed)
 
     def _command(self, command: str, *, fails: bool = False) -> str:

@@ -22,7 +22,7 @@ from tests.documentation.fixtures import names
 PACKAGE = Path(ucp.__file__).parent
 IMPORTED = {"ucp": ucp, "np": np, "torch": torch}
 FLAGS = doctest.ELLIPSIS
-MADE = re.compile(r"example\.ucp|\b(?:ckpt|view|atoms|mesh|layout|loss|report)\b")
+MADE = re.compile(r"example\.ucp|\b(?:ckpt|view|atoms|mesh|layout|loss|report|difference)\b")
 """What examples use of `tests.documentation.fixtures`."""
 
 
