@@ -11,7 +11,8 @@ from ucpformat.geometry import Box, row_major_strides
 from ucpformat.model.table import Segment, rows_of
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.host_memory import selection
-from ucpformat.storage.reading.byte_runs import ByteRun, RowDestination
+from ucpformat.storage.reading.byte_runs import ByteRun
+from ucpformat.storage.reading.destinations import RowDestination
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -46,7 +46,7 @@ from ucpformat.storage.stores.local_pack import LocalPackFile
 from ucpformat.storage.stores.store import Calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ucpformat.model.root import Storage
     from ucpformat.storage.stores.store import Durability, StoredRange
@@ -229,23 +229,20 @@ class LocalStore:
     def prepare(self, storage: Storage = "packed") -> None:
         """Begin in an empty directory; debris of an uncommitted attempt is moved aside and removed."""
         del storage
-        require_commits(self.url)
-        with translated(self.url):
-            self._make_parents()
-            self._claim.begin()
+        self._attempt(self._claim.begin)
 
     def resume(self, storage: Storage = "packed") -> None:
         """Begin an attempt, and leave what lies there; the one that left it cannot commit any more."""
         del storage
+        self._attempt(self._claim.resume)
+
+    def _attempt(self, begin: Callable[[], None]) -> None:
         require_commits(self.url)
         with translated(self.url):
-            self._make_parents()
-            self._claim.resume()
-
-    def _make_parents(self) -> None:
-        make_parents(self._root, is_durable=self._write_back is not None)
-        self._made_parents[self._root.parent] = None
-        self._made_directories[""] = None
+            make_parents(self._root, is_durable=self._write_back is not None)
+            self._made_parents[self._root.parent] = None
+            self._made_directories[""] = None
+            begin()
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock."""

@@ -1,0 +1,103 @@
+"""Arrays that are filled from bytes of objects, some of the bytes at a time (SPEC section 17.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Destination", "RowDestination"]
+
+
+class Destination(NamedTuple):
+    """An array to fill from bytes of an object that lie as those of an array do, in C order and with gaps.
+
+    Bytes ``[start, stop)`` of the object have its first element and its last; ``strides`` are in bytes.
+    """
+
+    array: NDArray[np.generic]
+    start: int
+    stop: int
+    strides: tuple[int, ...]
+
+    def fill(self, data: memoryview, first: int) -> None:
+        """Copy what there is of the array in the bytes of the object from ``first`` on."""
+        _fill(self.array, self.start, self.strides, data, first)
+
+
+@dataclass(frozen=True, eq=False)
+class RowDestination:
+    """Rows of an array to fill from bytes of an object that are some of its rows, in order, one behind the other.
+
+    Bytes ``[start, stop)`` of the object have the first element and the last; ``strides``, in bytes, are those of the
+    rows in the object. ``present`` says of each row of the array whether the object has it, ``wanted`` whether it is to
+    be filled from there.
+    """
+
+    array: NDArray[np.generic]
+    start: int
+    stop: int
+    strides: tuple[int, ...]
+    present: NDArray[np.bool_]
+    wanted: NDArray[np.bool_]
+
+    def fill(self, data: memoryview, first: int) -> None:
+        """Copy what there is of the rows in the bytes of the object from ``first`` on."""
+        array, start, strides = self.array, self.start, self.strides
+        whole, parts = _rows_in(self._rows.size, array, start, strides, data, first)
+        if whole.stop > whole.start:
+            shape = (whole.stop - whole.start, *array.shape[1:])
+            found = np.ndarray(shape, array.dtype, data, start + whole.start * strides[0] - first, strides)
+            rows = self._rows[whole.start : whole.stop]
+            is_wanted = self.wanted[rows]
+            if array.flags.c_contiguous and found.flags.c_contiguous:
+                array, found = _as_items(array), _as_items(found)
+            if not is_wanted.all():
+                found, rows = found[is_wanted], rows[is_wanted]
+            array[rows] = found
+        for number in parts:
+            row = self._rows[number]
+            if self.wanted[row]:
+                _fill(self.array[row], start + number * strides[0], strides[1:], data, first)
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.present)
+
+
+def _as_items(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return an array of rows, which lie densely, as an array of so many elements, which are copied faster."""
+    return rows.reshape(len(rows), -1).view(f"V{rows[0].nbytes}")[:, 0]
+
+
+def _fill(
+    array: NDArray[np.generic], start: int, strides: tuple[int, ...], data: memoryview, first: int
+) -> None:
+    whole, parts = _rows_in(len(array), array, start, strides, data, first)
+    if whole.stop > whole.start:
+        shape = (whole.stop - whole.start, *array.shape[1:])
+        offset = start + whole.start * strides[0] - first
+        array[whole.start : whole.stop] = np.ndarray(shape, array.dtype, data, offset, strides)
+    for row in parts:
+        _fill(array[row], start + row * strides[0], strides[1:], data, first)
+
+
+def _rows_in(
+    count: int, array: NDArray[np.generic], start: int, strides: tuple[int, ...], data: memoryview, first: int
+) -> tuple[range, tuple[int, ...]]:
+    """Return which of ``count`` rows lie in the bytes as a whole, and those that the bytes begin or end within."""
+    last, step = first + data.nbytes, strides[0]
+    inner = zip(array.shape[1:], strides[1:], strict=True)
+    row_bytes = array.itemsize + sum((extent - 1) * stride for extent, stride in inner)
+    low = max(0, -((start - first) // step))
+    high = min(count, (last - start - row_bytes) // step + 1)
+    if array.ndim == 1:
+        return range(low, high), ()
+    cut_low = max(0, (first - start - row_bytes) // step + 1)
+    cut_high = min(count, -((start - last) // step))
+    return range(low, high), (*range(cut_low, min(low, cut_high)), *range(max(low, high), cut_high))
