@@ -10,7 +10,7 @@ from ucpformat.gc_pause import paused
 
 
 def test_pauses_overlap_and_the_last_one_ends_them() -> None:
-    first, second = paused(), paused()
+    first, second = paused, paused
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -20,7 +20,7 @@ def test_pauses_overlap_and_the_last_one_ends_them() -> None:
 
 
 def test_an_error_ends_a_pause() -> None:
-    with pytest.raises(RuntimeError), paused():
+    with pytest.raises(RuntimeError), paused:
         raise RuntimeError
     assert gc.isenabled()
 
@@ -28,7 +28,7 @@ def test_an_error_ends_a_pause() -> None:
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
-        with paused():
+        with paused:
             pass
         assert not gc.isenabled()
     finally:

@@ -8,45 +8,33 @@ from __future__ import annotations
 
 import gc
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Final
 
 __all__ = ["paused"]
 
 
-class _Pauses:
-    """Pauses that overlap, of all threads."""
+class _Pauses(AbstractContextManager[None]):
+    """Pauses that overlap, of all threads; may be entered again and again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
         self._was_enabled = False
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if self._count == 0:
                 self._was_enabled = gc.isenabled()
                 gc.disable()
             self._count += 1
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._count -= 1
             if self._count == 0 and self._was_enabled:
                 gc.enable()
 
 
-_PAUSES: Final = _Pauses()
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Pause it, in all threads, until the last of the pauses that overlap ends; one that is off stays off."""
-    _PAUSES.begin()
-    try:
-        yield
-    finally:
-        _PAUSES.end()
+paused: Final = _Pauses()
+"""Pauses it, in all threads, until the last of the pauses that overlap ends; one that is off stays off."""

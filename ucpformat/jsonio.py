@@ -95,7 +95,7 @@ def loads(data: bytes, *, at: str, limit: int = MAX_BYTES) -> JsonValue:
     # A 16-digit run is the rare case; without one no integer can be out of range, and C converts them all.
     parse_int = _long_integer if _has_long_integers(data) else int
     try:
-        with paused() if len(data) >= _GC_PAUSE_BYTES else nullcontext():
+        with paused if len(data) >= _GC_PAUSE_BYTES else nullcontext():
             value: JsonValue = json.loads(
                 text,
                 object_pairs_hook=_unique,

@@ -350,7 +350,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         >>> weight.tolist()
         [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
         """
-        with paused():
+        with paused:
             indices = [bisect.bisect_right(self._firsts, name) - 1 for name, _ in into]
             needed = sorted({*indices} - {-1})
             parts = dict(zip(needed, self.parts(needed), strict=True))

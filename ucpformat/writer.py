@@ -126,7 +126,7 @@ class CheckpointWriter:
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
             message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
             raise error("UCP-E-LIMIT", message, at="chunk_bytes")
-        with paused():
+        with paused:
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
         self._root = self._atoms.root(
@@ -365,7 +365,7 @@ class CheckpointWriter:
         """
         try:
             packs = self._finished()
-            with paused():
+            with paused:
                 root = self._finished_root(packs)
             data, digest = root.seal()
             self._store.flush([pack.key for pack in packs])

@@ -169,7 +169,7 @@ def _receipts(
 def _committed(path: Path, whole: Described, names: Sequence[SlotName], receipts: Sequence[bytes]) -> int:
     """What the first rank does when it has all receipts; bytes of the root document."""
     writer = CheckpointWriter(path, whole.atoms.values(), durability="none")
-    with paused():
+    with paused:
         for data in receipts:
             receipt = Receipt.unpack(data, names)
             writer.admit(receipt.packs, receipt.stored)

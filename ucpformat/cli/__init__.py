@@ -58,7 +58,7 @@ class _Group(click.Group):
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        with paused():
+        with paused:
             command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[name][0]}"), name)
         return command
 

@@ -208,7 +208,7 @@ class BackgroundSaver:
             return AsyncSave.ended(str(path), report)
         result = AsyncSave(str(path))
         waited = time.perf_counter()
-        with paused():
+        with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
             work = _Work(saving, self._writes, self._arena, result, then)
             try:

@@ -100,7 +100,7 @@ def whole_chunks(slots: Iterable[SlotToShare], rank: int, *, most: int = _WAVE_B
         LayoutError: as `share.portions`.
     """
     planner = _Planner(rank, most)
-    with paused():
+    with paused:
         for place, slot in enumerate(slots):
             planner.add(place, slot)
     waves = sorted((wave for wave in planner.waves if wave.chunks), key=lambda wave: wave.last)

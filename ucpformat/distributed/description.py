@@ -198,7 +198,7 @@ def merged(descriptions: Iterable[tuple[Description, Sequence[int]]]) -> Describ
     """
     merger = _Merger()
     # Of many ranks these are many megabytes of small objects, in which there is nothing to collect.
-    with paused():
+    with paused:
         for description, ranks in descriptions:
             merger.add(description, ranks)
     return merger.whole

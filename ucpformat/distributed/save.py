@@ -287,7 +287,7 @@ class Saving:
             raise AssertionError("there is no writer")
         values = dict(self._values())
         entries: list[Mapping[str, list[JsonValue]]] = [entry_of(self.local, self._group, self._owners)]
-        with paused():  # once for all receipts: each end of a pause may collect
+        with paused:  # once for all receipts: each end of a pause may collect
             for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
                 writer.admit(receipt.packs, receipt.stored, receipt.linked_bytes)
                 values.update(receipt.values)

@@ -200,7 +200,7 @@ def portions(slots: Iterable[SlotToShare], rank: int) -> list[Portion]:
             pieces[slot.name] = held[key]
             yield slot
 
-    with paused():
+    with paused:
         return [
             Portion(name, clipped)
             for name, one in _assigned(noted(), rank)
@@ -216,7 +216,7 @@ def assignments(slots: Iterable[SlotToShare], *, only: int | None = None) -> dic
     Raises as `portions`.
     """
     found: dict[SlotName, list[Assigned]] = {}
-    with paused():
+    with paused:
         for name, one in _assigned(slots, only):
             found.setdefault(name, []).append(one)
     return found

@@ -84,7 +84,7 @@ class Recipe:
         if self.source_format == UCP:
             check_settings(UCP, (), self.options.settings, "read")
             with open_checkpoint(self.source) as checkpoint:
-                with paused(), naming(self.source):
+                with paused, naming(self.source):
                     job = rewrite_job(checkpoint) if self.is_rewritten else checkpoint_job(checkpoint)
                     if not self.is_rewritten or self.drop or self.weights is not None:
                         checkpoint.require_drained()
@@ -97,7 +97,7 @@ class Recipe:
             raise error("UCP-E-SOURCE", f"{self.source_format} is written and not read", at=self.source)
         check_settings(self.source_format, tuple(foreign.import_settings), self.options.settings, "read")
         refuse_unfinished(self.source)
-        with paused(), naming(self.source), watched() as seen:
+        with paused, naming(self.source), watched() as seen:
             plan = foreign.plan(self.source, self.options)
             unread = unread_files(self.source, seen, plan.dropped)
             job = admitted(replace(plan, dropped=[*plan.dropped, *unread]), self.source, self.options.expand)

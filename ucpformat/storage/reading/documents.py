@@ -192,7 +192,7 @@ class StoredDocuments:
             return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
 
     def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
-        with self._lock, paused(), naming(self.path):
+        with self._lock, paused, naming(self.path):
             if index not in self._parts:
                 entry = self.root.parts[index]
                 value = loads(index_document, at=entry.index.key)

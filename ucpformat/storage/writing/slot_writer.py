@@ -279,7 +279,7 @@ class SlotWriter:
     def _write_batch(self, batch: Sequence[SlotBox]) -> None:
         names: list[tuple[str, str]] = []
         pieces: list[ChunkPiece] = []
-        with paused():
+        with paused:
             for one in batch:
                 for piece in _pieces(one):
                     names.append(one.name)
