@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Ucp
 from ucpformat import CheckpointManager
+from ucpformat.cli.report import human_bytes
 
 
 @pytest.fixture
@@ -22,24 +23,39 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
+def total(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def size(run: Path, step: int) -> list[str]:
+    return human_bytes(total(run / f"step-{step}.ucp")).split()
+
+
 def test_a_listing_has_steps_in_order_and_their_metrics(ucp: Ucp, run: Path) -> None:
     result = ucp("ls", run)
     assert result.exit_code == 0
     assert [line.split() for line in result.stdout.splitlines()] == [
-        ["step", "state", "loss"],
-        ["5", "committed", "0.25"],
+        ["step", "state", "frees", "shared", "with", "loss"],
+        ["5", "committed", *size(run, 5), "0.25"],
         ["7", "no", "root", "document"],
-        ["10", "committed", "0.125"],
-        ["100", "committed"],
+        ["10", "committed", *size(run, 10), "0.125"],
+        ["100", "committed", *size(run, 100)],
     ]
     (run / "step-5.ucp" / "ucp.json").write_text("{")
     listing = ucp("ls", run).stdout.splitlines()
-    assert listing[1].split() == ["5", "damaged", "(UCP-E-JSON)"]
+    assert listing[1].split()[:3] == ["5", "damaged", "(UCP-E-JSON)"]
     found = json.loads(ucp("ls", run, "--format", "json").stdout)
     assert found["uncommitted"] == [7]
     broken, good = found["committed"][:2]
     assert (broken["step"], broken["metrics"], broken["problem"]["code"]) == (5, None, "UCP-E-JSON")
-    assert good == {"step": 10, "metrics": {"loss": 0.125}, "problem": None}
+    sizes = {"shared_bytes": 0, "shares_with": [], "shares_elsewhere": False}
+    assert good == {
+        "step": 10,
+        "metrics": {"loss": 0.125},
+        "increment": False,
+        "bytes": {"freed_bytes": total(run / "step-10.ucp"), **sizes},
+        "problem": None,
+    }
 
 
 @pytest.mark.parametrize("command", ["ls", "gc"])
@@ -63,17 +79,22 @@ def test_what_is_no_run_directory_is_refused(ucp: Ucp, run: Path, tmp_path: Path
 
 def test_collecting_removes_what_no_option_keeps(ucp: Ucp, run: Path) -> None:
     said = ucp("gc", run, "--keep-best", 1, "--metric", "loss", "--debris-age", 0, "--dry-run")
-    assert said.stdout == "would remove step-5.ucp\nwould remove step-7.ucp\nkept 2 checkpoints\n"
+    frees = human_bytes(total(run / "step-5.ucp"))
+    assert said.stdout == (
+        f"would remove step-5.ucp: frees {frees}\nwould remove step-7.ucp: frees 0 B\nkept 2 checkpoints\n"
+    )
     assert len(list(run.iterdir())) == 4
     done = ucp("gc", run, "--keep-every", 10, "--format", "json")
-    assert json.loads(done.stdout) == {
+    report = json.loads(done.stdout)
+    assert [*report.pop("bytes")] == ["step-5.ucp"]
+    assert report == {
         "kept": [10, 100],
         "removed": ["step-5.ucp"],
         "uploads": {},
         "problems": [],
     }
     assert {path.name for path in run.iterdir()} == {"step-7.ucp", "step-10.ucp", "step-100.ucp"}
-    assert ucp("gc", run, "--debris-age", 0).stdout == "removed step-7.ucp\nkept 2 checkpoints\n"
+    assert ucp("gc", run, "--debris-age", 0).stdout == "removed step-7.ucp: frees 0 B\nkept 2 checkpoints\n"
 
 
 def test_what_keeps_others_from_going_is_said(ucp: Ucp, run: Path) -> None:
@@ -90,3 +111,60 @@ def test_a_metric_that_no_checkpoint_has_keeps_all_and_is_an_error(ucp: Ucp, run
     result = ucp("gc", run, "--keep-best", 1, "--metric", "lss")
     assert (result.exit_code, result.stdout) == (1, "kept 3 checkpoints\n")
     assert "no checkpoint has a finite metric 'lss' (they have 'loss'), so that all are kept" in result.stderr
+
+
+@pytest.fixture
+def increments(tmp_path: Path) -> Path:
+    """Three checkpoints that share 40,000 bytes, the last of which has another name outside the run as well."""
+    path = tmp_path / "increments"
+    frozen = np.arange(1, 5001, dtype=np.float64)
+    with CheckpointManager(path, incremental=True) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"frozen": frozen, "trained": np.full(10, step)})
+    return path
+
+
+def test_what_increments_share_is_counted_once(ucp: Ucp, increments: Path) -> None:
+    found = json.loads(ucp("ls", increments, "--format", "json").stdout)["committed"]
+    assert [one["increment"] for one in found] == [False, True, True]
+    assert found[1]["bytes"]["shares_with"] == ["step-1.ucp", "step-3.ucp"]
+    assert all(one["bytes"]["shared_bytes"] >= 40_000 > one["bytes"]["freed_bytes"] for one in found)
+    lines = ucp("ls", increments).stdout.splitlines()
+    assert lines[1].split()[-2:] == ["2,", "3"]
+    assert lines[2].split()[1] == "increment"
+
+
+def test_removal_frees_what_nobody_shares_any_more(ucp: Ucp, increments: Path) -> None:
+    """What is said comes true: blocks of the disk are counted by their files."""
+
+    def used() -> int:
+        files = {file.stat().st_ino: file.stat().st_size for file in increments.rglob("*") if file.is_file()}
+        return sum(files.values())
+
+    before = used()
+    planned = json.loads(ucp("gc", increments, "--keep-last", 1, "--dry-run", "--format", "json").stdout)
+    assert used() == before
+    said = ucp("gc", increments, "--keep-last", 1)
+    assert "removed step-1.ucp: frees" in said.stdout
+    assert " stay for step 2, 3" in said.stdout
+    assert " stay for step 3" in said.stdout
+    assert before - used() == sum(one["freed_bytes"] for one in planned["bytes"].values())
+
+
+def test_files_may_have_names_outside_the_run(ucp: Ucp, increments: Path, tmp_path: Path) -> None:
+    for pack in (increments / "step-3.ucp" / "packs").iterdir():
+        (tmp_path / f"kept-{pack.name}").hardlink_to(pack)
+    (last,) = json.loads(ucp("ls", increments, "--format", "json").stdout)["committed"][2:]
+    assert last["bytes"]["shares_elsewhere"]
+    assert "files outside the run" in ucp("ls", increments).stdout
+    said = ucp("gc", increments, "--keep-last", 1, "--dry-run").stdout
+    assert "stay for step 2, 3 and files outside the run" in said
+
+
+def test_object_stores_have_no_sizes(ucp: Ucp, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/run"
+    with CheckpointManager(url) as manager:
+        manager.save(1, {"w": np.ones(2)})
+        manager.save(2, {"w": np.ones(2)})
+    assert json.loads(ucp("ls", url, "--format", "json").stdout)["committed"][0]["bytes"] is None
+    assert ucp("gc", url, "--keep-last", 1).stdout == "removed step-1.ucp\nkept 1 checkpoints\n"

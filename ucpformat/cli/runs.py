@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from ucpformat.cli.report import format_option, printable, table
+from ucpformat.cli.report import format_option, human_bytes, printable, table
 from ucpformat.errors import UcpError, error, naming
 from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
+from ucpformat.manager.footprints import Footprint, Footprints
+from ucpformat.manager.increments import INCREMENTS
 from ucpformat.manager.retention import Retention
-from ucpformat.manager.run_directory import RunDirectory, open_run
+from ucpformat.manager.run_directory import RunDirectory, metrics_of, open_run, step_of
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import local_path, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["gc", "ls"]
+
+_NAMES: Final = 6
 
 
 @click.command()
@@ -30,17 +35,21 @@ __all__ = ["gc", "ls"]
 def ls(run: str, output: str) -> None:
     """List the checkpoints of RUN, a directory of step-N.ucp: what is committed, damaged, or was never committed.
 
-    Root documents are read, and nothing else: `ucp validate` looks at every byte of a checkpoint.
+    In a file system also: which are increments, the bytes that the removal of each would free, and those that it shares
+    with others. Root documents are read, and nothing else: `ucp validate` looks at every byte of a checkpoint.
     """
     with naming(run):
         directory = _existing_run(run)
-        committed = {step: _look(directory, step) for step in directory.steps()}
+        prints = Footprints.of(directory)
+        committed = {step: _look(directory, step, prints) for step in directory.steps()}
         others = directory.uncommitted()
     if output == "json":
         checkpoints = [
             {
                 "step": step,
                 "metrics": look.metrics,
+                "increment": look.is_increment,
+                "bytes": None if look.footprint is None else look.footprint.to_json(),
                 "problem": None if look.problem is None else look.problem.problem().to_json(),
             }
             for step, look in committed.items()
@@ -49,12 +58,13 @@ def ls(run: str, output: str) -> None:
         return
     names = sorted({name for look in committed.values() for name in look.metrics or ()})
     rows = [
-        [str(step), look.state, *(_number(look.metrics, name) for name in names)]
+        [str(step), look.state, *look.sizes(), *(_number(look.metrics, name) for name in names)]
         for step, look in committed.items()
     ]
-    rows += [[str(step), "no root document", *("" for _ in names)] for step in others]
+    rows += [[str(step), "no root document", "", "", "", *("" for _ in names)] for step in others]
     rows.sort(key=lambda row: int(row[0]))
-    for line in table(["step", "state", *names], rows, right=frozenset({"step", *names})):
+    columns = ["step", "state", "frees", "shared", "with", *names]
+    for line in table(columns, rows, right=frozenset({"step", "frees", "shared", *names})):
         click.echo(printable(line))
 
 
@@ -92,19 +102,55 @@ class _Look:
 
     metrics: Mapping[str, float] | None
     problem: UcpError | None = None
+    is_increment: bool | None = None
+    footprint: Footprint | None = None
 
     @property
     def state(self) -> str:
         if self.problem is None:
-            return "committed"
+            return "increment" if self.is_increment else "committed"
         return f"{'damaged' if is_damage(self.problem.code) else 'unreadable'} ({self.problem.code})"
 
+    def sizes(self) -> list[str]:
+        """Return what its removal frees, what it shares, and with which steps."""
+        found = self.footprint
+        if found is None:
+            return ["", "", ""]
+        if not found.shared:
+            return [human_bytes(found.freed), "", ""]
+        others = [*([_brief(found.shares_with)] if found.shares_with else [])]
+        others += ["files outside the run"] if found.is_shared_elsewhere else []
+        return [human_bytes(found.freed), human_bytes(found.shared), " and ".join(others)]
 
-def _look(directory: RunDirectory, step: int) -> _Look:
+
+def _look(directory: RunDirectory, step: int, prints: Footprints) -> _Look:
+    footprint = prints.footprint(directory.name(step) or "")
     try:
-        return _Look(directory.metrics(step))
+        with open_checkpoint(directory.path(step)) as checkpoint:
+            envelope = checkpoint.root.envelope
     except UcpError as problem:
-        return _Look(None, problem)
+        return _Look(None, problem, footprint=footprint)
+    is_increment = "incremental" in envelope.read_features or INCREMENTS in envelope.annotations
+    return _Look(metrics_of(envelope.annotations), None, is_increment, footprint)
+
+
+def _brief(names: Sequence[str]) -> str:
+    """Return entries of a run in few words: by their steps, where they have one."""
+    words = [str(name if (step := step_of(name)) is None else step) for name in names]
+    words.sort(key=lambda word: (not word.isdigit(), len(word), word))
+    more = f" and {len(words) - _NAMES} more" if len(words) > _NAMES else ""
+    return f"{', '.join(words[:_NAMES])}{more}"
+
+
+def _freed(found: Footprint | None) -> str:
+    if found is None:
+        return ""
+    words = f": frees {human_bytes(found.freed)}"
+    if found.shared:
+        names = [*([f"step {_brief(found.shares_with)}"] if found.shares_with else [])]
+        names += ["files outside the run"] if found.is_shared_elsewhere else []
+        words += f"; {human_bytes(found.shared)} stay for {' and '.join(names)}"
+    return words
 
 
 def _number(metrics: Mapping[str, float] | None, name: str) -> str:
@@ -143,11 +189,19 @@ def gc(
 ) -> None:
     """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept.
 
+    What increments that are kept share with those that go stays on the disk; `gc` says how much, and for which steps.
+
     On S3, multipart uploads that died are debris, too, of whatever step.
     """
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
     with naming(run):
-        collection = collect(_existing_run(run), retention, debris_age=debris_age, dry=dry_run)
+        directory = _existing_run(run)
+        prints = Footprints.of(directory)
+        collection = collect(directory, retention, debris_age=debris_age, dry=dry_run)
+    freed = {
+        name: prints.footprint(name, collection.removed[:number])
+        for number, name in enumerate(collection.removed)
+    }
     if collection.unjudged is not None:
         collection.failed[run] = collection.unjudged
     if output == "json":
@@ -155,13 +209,14 @@ def gc(
         what = {
             "kept": collection.kept,
             "removed": collection.removed,
+            "bytes": {name: None if one is None else one.to_json() for name, one in freed.items()},
             "uploads": collection.uploads,
             "problems": problems,
         }
         click.echo(json.dumps(what, indent=2))
     else:
         for name in collection.removed:
-            click.echo(printable(f"{'would remove' if dry_run else 'removed'} {name}"))
+            click.echo(printable(f"{'would remove' if dry_run else 'removed'} {name}{_freed(freed[name])}"))
         for name, count in collection.uploads.items():
             done = "would give up" if dry_run else "gave up"
             click.echo(printable(f"{done} {count} unfinished upload{'s' if count > 1 else ''} to {name}"))
