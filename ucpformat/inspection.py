@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
-from ucpformat.model.place import place_to_json
+from ucpformat.model.atom import place_to_json
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from tests.conformance.suite import CONFORMANCE
 from tests.documentation.markdown import run_by
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Layout, Strided, lower
+from ucpformat.model.atom import place_from_json
 from ucpformat.model.layout_json import LayoutRecord, MeshRecord, resolve
-from ucpformat.model.place import place_from_json
 
 Json = dict[str, Any]
 VECTORS = json.loads((CONFORMANCE / "lowering.json").read_bytes())

@@ -20,8 +20,8 @@ from tests.spec.document import identifiers, lines, table
 from ucpformat import geometry
 from ucpformat.errors import UcpError
 from ucpformat.geometry.reinterpret import reinterpret
+from ucpformat.model.atom import place_from_json
 from ucpformat.model.layout_json import LayoutRecord, MeshRecord, resolve
-from ucpformat.model.place import place_from_json
 
 HEADER = "| step | of the layout alone | of the slot | at every coordinate | code |"
 ALONE, SLOT, COORDINATE, CODE = range(1, 5)

@@ -1,4 +1,4 @@
-"""Atoms and their slots (SPEC 11.1)."""
+"""Atoms, their slots, and places of tensors in buffers (SPEC 11.1, 12.1)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import Problem, UcpError, error
+from ucpformat.geometry import BufferPlace
 from ucpformat.jsonio import MAX_INTEGER, pointer
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import dtype
@@ -31,7 +32,6 @@ from ucpformat.model.names import (
     is_component,
     name_problems,
 )
-from ucpformat.model.place import place_from_json, place_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,8 @@ __all__ = [
     "SLOT_REQUIRED",
     "Atom",
     "Slot",
+    "place_from_json",
+    "place_to_json",
     "slot_problems",
 ]
 
@@ -255,3 +257,29 @@ class Atom:
         if self.annotations:
             value["annotations"] = dict(self.annotations)
         return value
+
+
+_REQUIRED: Final = frozenset({"offsets", "totals"})
+_OPTIONAL: Final = frozenset({"axes"})
+
+
+def place_from_json(value: JsonValue, at: str) -> BufferPlace:
+    """Read the ``place`` of a slot in its buffer; raises ``UCP-E-SCHEMA``."""
+    found = members(value, _REQUIRED, _OPTIONAL, at)
+    here = pointer(at, "axes")
+    return BufferPlace(
+        integers(found["offsets"], pointer(at, "offsets"), items=1),
+        integers(found["totals"], pointer(at, "totals"), items=1),
+        tuple(
+            string(axis, pointer(here, index))
+            for index, axis in enumerate(array(found.get("axes", []), here))
+        ),
+    )
+
+
+def place_to_json(place: BufferPlace) -> dict[str, JsonValue]:
+    """Return the JSON object of a place; without axes where it is the same everywhere."""
+    value: dict[str, JsonValue] = {"offsets": list(place.offsets), "totals": list(place.totals)}
+    if place.axes:
+        value["axes"] = list(place.axes)
+    return value

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import Problem, UcpError
 from ucpformat.jsonio import dumps_canonical, pointer, quoted
-from ucpformat.model.atom import Atom, Slot
+from ucpformat.model.atom import Atom, Slot, place_to_json
 from ucpformat.model.fields import array, below, members, raise_first, relocated
 from ucpformat.model.part_columns import PartColumns, SoundAtoms, sound_atoms
-from ucpformat.model.place import place_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

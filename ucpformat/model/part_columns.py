@@ -28,11 +28,11 @@ from ucpformat.model.atom import (
     SLOT_REQUIRED,
     Atom,
     Slot,
+    place_from_json,
     slot_problems,
 )
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.names import RESERVED_COMPONENTS, are_components, are_names
-from ucpformat.model.place import place_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

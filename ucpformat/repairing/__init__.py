@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ucpformat.model.references import DocumentRef
     from ucpformat.storage.stores.restoring import Pieces, Restorer
     from ucpformat.storage.stores.store import Store
-    from ucpformat.validation.damage import Damage, SegmentDamage
+    from ucpformat.validation.findings import Damage, SegmentDamage
     from ucpformat.validation.semantics import CheckedCheckpoint
 
 __all__ = ["Repair", "Restored", "repair"]

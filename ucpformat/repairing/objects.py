@@ -12,7 +12,7 @@ from awscrt.checksums import crc32c
 from ucpformat.errors import UcpError
 from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, Segment
 from ucpformat.repairing.segments import mended
-from ucpformat.validation.damage import SegmentDamage, as_runs
+from ucpformat.validation.findings import SegmentDamage, as_runs
 
 if TYPE_CHECKING:
     from ucpformat.repairing.sources import Source

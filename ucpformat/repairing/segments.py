@@ -9,7 +9,7 @@ from awscrt.checksums import crc32c
 from ucpformat.errors import UcpError
 from ucpformat.geometry import decompose_flat_range
 from ucpformat.storage.checksum import BLOCK_BYTES
-from ucpformat.validation.damage import SegmentDamage, as_runs
+from ucpformat.validation.findings import SegmentDamage, as_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

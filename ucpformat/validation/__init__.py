@@ -12,10 +12,9 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import worker_count
-from ucpformat.validation.damage import Damage
 from ucpformat.validation.documents import Documents
 from ucpformat.validation.expansion import passed_over
-from ucpformat.validation.findings import Findings
+from ucpformat.validation.findings import Damage, Findings
 from ucpformat.validation.integrity import check_integrity
 from ucpformat.validation.semantics import CheckedCheckpoint, check_semantics
 from ucpformat.validation.survey import Loss, Survey, UnreadPart, surveyed

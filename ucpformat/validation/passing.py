@@ -29,7 +29,7 @@ from ucpformat.storage.host_memory import Scratch
 from ucpformat.storage.reading.byte_runs import stretches
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.workers import call_edges
-from ucpformat.validation.damage import as_runs, joined_runs
+from ucpformat.validation.findings import as_runs, joined_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

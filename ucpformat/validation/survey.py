@@ -12,14 +12,14 @@ from ucpformat.model.dtype import DTYPES
 from ucpformat.model.table import rows_of
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.reading.layers import row_dim
-from ucpformat.validation.damage import as_runs, joined_runs
+from ucpformat.validation.findings import as_runs, joined_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ucpformat.model.index_part import IndexPart
     from ucpformat.storage.reading.part import StoredPart, StoredSlot
-    from ucpformat.validation.damage import Damage, SegmentDamage
+    from ucpformat.validation.findings import Damage, SegmentDamage
     from ucpformat.validation.semantics import CheckedCheckpoint
 
 __all__ = ["Loss", "Survey", "UnreadPart", "as_slices", "surveyed"]

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.geometry import Box, BufferPlace, Layout, Partial, Piece, Scale, Strided, lower
+from ucpformat.model.atom import place_from_json, place_to_json
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.layout_json import (
@@ -26,7 +27,6 @@ from ucpformat.model.layout_json import (
     resolve,
     step_to_json,
 )
-from ucpformat.model.place import place_from_json, place_to_json
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
 from ucpformat.storage.arithmetic import reduced, scaled

@@ -15,8 +15,13 @@ from ucpformat.geometry import Box, element_count, exact_cover
 from ucpformat.jsonio import pointer
 from ucpformat.model.table import OWN_OBJECT
 from ucpformat.storage.reading.layers import are_layered, check_layers
-from ucpformat.storage.reading.slot_form import SingleChunks, single_chunks, slot_form, stored_bytes
-from ucpformat.storage.reading.tiles import sizes_of_tiles
+from ucpformat.storage.reading.slot_form import (
+    SingleChunks,
+    single_chunks,
+    sizes_of_tiles,
+    slot_form,
+    stored_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -1,13 +1,17 @@
-"""How slots are cut into chunks (SPEC sections 11.2 and 16.1), and those that are one chunk, looked up by columns."""
+"""How slots are cut into chunks (SPEC sections 11.2 and 16.1), and those that are one chunk, looked up by columns.
+
+Chunks are mostly cut alike into boxes of segments, so that whether these tile a chunk is known already.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ucpformat.geometry import chunk_grid, element_count
+from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
 from ucpformat.model.dtype import dtype
 from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, OWN_OBJECT, Segment
 
@@ -20,7 +24,14 @@ if TYPE_CHECKING:
     from ucpformat.model.dtype import DType
     from ucpformat.model.table import ChunkTable
 
-__all__ = ["NO_SINGLE_CHUNKS", "SingleChunks", "single_chunks", "slot_form", "stored_bytes"]
+__all__ = [
+    "NO_SINGLE_CHUNKS",
+    "SingleChunks",
+    "single_chunks",
+    "sizes_of_tiles",
+    "slot_form",
+    "stored_bytes",
+]
 
 
 # The slots of a model repeat few types and shapes.
@@ -113,3 +124,25 @@ def single_chunks(
         lengths[fit],
         table.first_checksum[segments][fit],
     )
+
+
+_MEMORABLE: Final = 64
+"""Boxes: what is remembered of a table is bounded, whatever it claims."""
+
+
+def sizes_of_tiles(boxes: tuple[Box | None, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return how many elements boxes have, in order of offset, that tile a chunk of ``shape``.
+
+    None where they do not, or are too many to be remembered.
+    """
+    return _sizes(boxes, shape) if len(boxes) <= _MEMORABLE else None
+
+
+@lru_cache(maxsize=256)
+def _sizes(boxes: tuple[Box | None, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    whole = Box.whole(shape)
+    tiles = [box for box in boxes if box is not None and not box.is_empty and whole.contains(box)]
+    in_order = all(before.offset < after.offset for before, after in pairwise(tiles))
+    if len(tiles) < len(boxes) or not in_order or exact_cover(tiles, shape) is not None:
+        return None
+    return tuple(tile.size for tile in tiles)
