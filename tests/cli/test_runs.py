@@ -168,3 +168,57 @@ def test_object_stores_have_no_sizes(ucp: Ucp, tmp_path: Path) -> None:
         manager.save(2, {"w": np.ones(2)})
     assert json.loads(ucp("ls", url, "--format", "json").stdout)["committed"][0]["bytes"] is None
     assert ucp("gc", url, "--keep-last", 1).stdout == "removed step-1.ucp\nkept 1 checkpoints\n"
+
+
+def test_a_run_is_validated_checkpoint_by_checkpoint(ucp: Ucp, increments: Path) -> None:
+    good = ucp("validate", increments)
+    assert (good.exit_code, good.stdout.splitlines()[-1]) == (
+        0,
+        f"{increments}: 3 of 3 checkpoints valid (level integrity)",
+    )
+    (increments / "step-7.ucp" / "packs").mkdir(parents=True)  # which was never committed
+    shared = max((increments / "step-1.ucp" / "packs").iterdir(), key=lambda file: file.stat().st_size)
+    data = bytearray(shared.read_bytes())
+    data[4100] ^= 1
+    shared.write_bytes(data)  # in all three of them
+    said = ucp("validate", increments)
+    assert said.exit_code == 1
+    lines = said.stdout.splitlines()
+    assert lines[-1] == f"{increments}: 0 of 3 checkpoints valid (level integrity)"
+    assert f"the same file packs/{shared.name} is in step-2.ucp, step-3.ucp: lost for them too" in lines
+    assert sum(line.startswith("lost: frozen value") for line in lines) == 3
+    report = json.loads(ucp("validate", increments, "--format", "json").stdout)
+    assert not report["valid"]
+    first = report["checkpoints"][0]
+    assert (first["step"], first["valid"], first["lost"]["tensors"][0]["atom"]) == (1, False, "frozen")
+    assert first["files"] == {
+        f"packs/{shared.name}": {"same_file_in": ["step-2.ucp", "step-3.ucp"], "another_file_in": []}
+    }
+
+
+def test_a_shared_pack_that_is_missing_or_replaced_is_found_in_the_others(ucp: Ucp, increments: Path) -> None:
+    packs = increments / "step-2.ucp" / "packs"
+    shared = max(packs.iterdir(), key=lambda file: file.stat().st_size)
+    data = shared.read_bytes()
+    for forged in (None, bytes(len(data))):
+        shared.unlink()
+        if forged is not None:
+            shared.write_bytes(forged)
+        said = ucp("validate", increments)
+        lines = said.stdout.splitlines()
+        assert lines[-1] == f"{increments}: 2 of 3 checkpoints valid (level integrity)"
+        assert (
+            f"another file packs/{shared.name} is in step-1.ucp, step-3.ucp: `ucp repair` may use it" in lines
+        )
+        shared.write_bytes(b"")
+    shared.unlink()
+    shared.write_bytes(bytes(len(data)))
+    assert ucp("repair", increments / "step-2.ucp", "--from", increments / "step-1.ucp").exit_code == 0
+    assert ucp("validate", increments).exit_code == 0
+
+
+def test_a_run_in_an_object_store_is_validated(ucp: Ucp, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/run"
+    with CheckpointManager(url) as manager:
+        manager.save(1, {"w": np.ones(2)})
+    assert ucp("validate", url).stdout.splitlines()[-1].endswith("1 of 1 checkpoints valid (level integrity)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 
@@ -12,7 +13,13 @@ from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.validation import LEVELS, Level, examine
+from ucpformat.validation import LEVELS, Examination, Level, examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ucpformat.errors import Problem
+    from ucpformat.manager.run_directory import RunDirectory
 
 __all__ = ["validate"]
 
@@ -53,37 +60,111 @@ def validate(
 ) -> None:
     """Say every problem of CHECKPOINT, a path or an fsspec URL, what is lost by them, and what survives.
 
+    Of a run directory, every committed checkpoint is validated, and it is said which share the damaged files.
+
     Warnings do not fail. At the level integrity every loss is named by tensor and rows, as slices of Python.
     """
-    with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
-        examined = examine(
-            checkpoint, cast("Level", level), layout_work=layout_work, expand=expand, progress=progress
-        )
-    problems = examined.problems
-    errors = [problem for problem in problems if problem.severity == "error"]
-    is_unanswered = bool(errors) and all(problem.code == _NO_ANSWER for problem in errors)
-    if output == "json":
-        report = {
-            "checkpoint": checkpoint,
-            "level": level,
-            "valid": None if is_unanswered else not errors,
-            "problems": [problem.to_json() for problem in problems],
-            **({} if examined.survey is None else examined.survey.to_json()),
-        }
-        click.echo(json.dumps(report, indent=2))
+    look = partial(_examined, level=cast("Level", level), layout_work=layout_work, expand=expand)
+    run = _run_at(checkpoint)
+    if run is not None:
+        is_valid = _validate_run(checkpoint, run, look, level, output)
     else:
-        for line in lines_of_problems(problems):
-            click.echo(printable(line))
-        for line in () if examined.survey is None else lines_of_survey(examined.survey):
-            click.echo(printable(line))
-        verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
-        if is_unanswered:
-            verdict = "not checked to the end, since the store failed"
-        warnings = len(problems) - len(errors)
-        tail = f", {warnings} warnings" if warnings else ""
-        click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")
-    if errors:
+        examined = look(checkpoint)
+        is_valid = not _errors(examined)
+        if output == "json":
+            click.echo(json.dumps(_report(checkpoint, level, examined), indent=2))
+        else:
+            _print(checkpoint, level, examined)
+    if not is_valid:
         context.exit(1)
+
+
+def _examined(checkpoint: str, *, level: Level, layout_work: int | None, expand: int | None) -> Examination:
+    with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
+        return examine(checkpoint, level, layout_work=layout_work, expand=expand, progress=progress)
+
+
+def _errors(examined: Examination) -> list[Problem]:
+    return [problem for problem in examined.problems if problem.severity == "error"]
+
+
+def _is_unanswered(errors: list[Problem]) -> bool:
+    return bool(errors) and all(problem.code == _NO_ANSWER for problem in errors)
+
+
+def _report(checkpoint: str, level: str, examined: Examination) -> dict[str, object]:
+    errors = _errors(examined)
+    return {
+        "checkpoint": checkpoint,
+        "level": level,
+        "valid": None if _is_unanswered(errors) else not errors,
+        "problems": [problem.to_json() for problem in examined.problems],
+        **({} if examined.survey is None else examined.survey.to_json()),
+    }
+
+
+def _print(checkpoint: str, level: str, examined: Examination) -> None:
+    errors = _errors(examined)
+    for line in lines_of_problems(examined.problems):
+        click.echo(printable(line))
+    for line in () if examined.survey is None else lines_of_survey(examined.survey):
+        click.echo(printable(line))
+    verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
+    if _is_unanswered(errors):
+        verdict = "not checked to the end, since the store failed"
+    warnings = len(examined.problems) - len(errors)
+    tail = f", {warnings} warnings" if warnings else ""
+    click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")
+
+
+def _run_at(path: str) -> RunDirectory | None:
+    """Return the run directory at a path that has committed checkpoints, and is none itself."""
+    from ucpformat.manager.run_directory import open_run
+
+    with suppress(UcpError):
+        run = open_run(path)
+        return run if not run.is_checkpoint() and run.steps() else None
+    return None
+
+
+def _validate_run(
+    path: str, run: RunDirectory, look: Callable[[str], Examination], level: str, output: str
+) -> bool:
+    """Examine every committed checkpoint of a run, and say which others have the files that are damaged."""
+    from ucpformat.manager.footprints import Footprints
+
+    prints = Footprints.of(run)
+    reports = []
+    valid = 0
+    steps = run.steps()
+    for step in steps:
+        name = run.name(step)
+        if name is None:  # removed meanwhile
+            continue
+        place = f"{path.rstrip('/')}/{name}"
+        examined = look(place)
+        errors = _errors(examined)
+        valid += not errors
+        keys = dict.fromkeys(problem.at.partition("#")[0] for problem in errors)
+        files = {key: found for key in keys if (found := prints.having(name, key)) is not None}
+        if output == "json":
+            shared = {key: found.to_json() for key, found in files.items()}
+            reports.append({"step": step, **_report(place, level, examined), "files": shared})
+            continue
+        _print(place, level, examined)
+        for key, found in files.items():
+            if found.same:
+                click.echo(printable(f"the same file {key} is in {', '.join(found.same)}: lost for them too"))
+            if found.others:
+                click.echo(
+                    printable(f"another file {key} is in {', '.join(found.others)}: `ucp repair` may use it")
+                )
+    if output == "json":
+        found_all = {"run": path, "level": level, "valid": valid == len(steps), "checkpoints": reports}
+        click.echo(json.dumps(found_all, indent=2))
+    else:
+        click.echo(f"{path}: {valid} of {len(steps)} checkpoints valid (level {level})")
+    return valid == len(steps)
 
 
 def _stored_bytes(checkpoint: str) -> int:

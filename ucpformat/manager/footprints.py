@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.manager.run_directory import RunDirectory
 
-__all__ = ["Footprint", "Footprints"]
+__all__ = ["Footprint", "Footprints", "Having"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,18 @@ class Footprint:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Having:
+    """Which other entries of a run have an object: the ``same`` file, or, under the same key, ``others``."""
+
+    same: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the object that ``ucp validate`` prints."""
+        return {"same_file_in": [*self.same], "another_file_in": [*self.others]}
+
+
 @dataclass(slots=True)
 class Footprints:
     """The files of a run's entries, as they were when they were looked at; empty for a run in an object store.
@@ -51,6 +63,7 @@ class Footprints:
     ``names`` are how many names a file has in each entry; ``sizes`` and ``links`` are those of each file.
     """
 
+    root: str = ""
     names: dict[str, dict[Identity, int]] = field(default_factory=dict)
     sizes: dict[Identity, int] = field(default_factory=dict)
     links: dict[Identity, int] = field(default_factory=dict)
@@ -58,8 +71,8 @@ class Footprints:
     @classmethod
     def of(cls, run: RunDirectory) -> Self:
         """Look at the files of all entries; what goes away meanwhile is left out."""
-        found = cls()
         root = local_path(run.url)
+        found = cls(root or "")
         if root is None:
             return found
         with translated(run.url):
@@ -101,3 +114,19 @@ class Footprints:
             else:
                 freed += self.sizes[file]
         return Footprint(freed, shared, tuple(sorted(shares_with)), is_elsewhere)
+
+    def having(self, name: str, key: str) -> Having | None:
+        """Return which other entries have an object of one, by file or by key; None where none has."""
+        files = {entry: _file_at(Path(self.root) / entry / key) for entry in self.names}
+        mine = files.pop(name, None)
+        present = {entry: file for entry, file in files.items() if file is not None}
+        same = tuple(sorted(entry for entry, file in present.items() if file == mine))
+        others = tuple(sorted(entry for entry, file in present.items() if file != mine))
+        # Keys that every checkpoint has name other documents.
+        return Having(same, others) if same or (others and key.startswith("packs/")) else None
+
+
+def _file_at(path: Path) -> Identity | None:
+    with suppress(OSError):
+        return identity_of(path.lstat())
+    return None
