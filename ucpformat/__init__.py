@@ -31,12 +31,15 @@ if typing.TYPE_CHECKING:
         UnsupportedError,
     )
     from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
+    from ucpformat.image_files import ImageSource, image_source
     from ucpformat.inspection import inspect
     from ucpformat.integrations.torch_dcp import UcpStorageReader, UcpStorageWriter
     from ucpformat.manager import CheckpointManager
     from ucpformat.model.compressor import Compressor
     from ucpformat.model.pipeline import Pipeline, PipelineStage
+    from ucpformat.model.process_image import ProcessImage
     from ucpformat.model.values import NewSeed, PerRankValues
+    from ucpformat.process_images import attach, extract
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
     from ucpformat.repairing import Repair, Restored, repair
@@ -67,6 +70,7 @@ __all__ = [
     "Difference",
     "Examination",
     "Flatten",
+    "ImageSource",
     "ImportRefusedError",
     "IntegrityError",
     "InvalidCheckpointError",
@@ -83,6 +87,7 @@ __all__ = [
     "Pipeline",
     "PipelineStage",
     "Problem",
+    "ProcessImage",
     "Repair",
     "Restored",
     "SaveReport",
@@ -98,9 +103,12 @@ __all__ = [
     "UcpStorageWriter",
     "UnsupportedError",
     "async_save",
+    "attach",
     "convert",
     "diff",
     "examine",
+    "extract",
+    "image_source",
     "inspect",
     "load",
     "open",
@@ -127,6 +135,7 @@ _HOMES: typing.Final = {
     "Difference": "comparison",
     "Examination": "validation",
     "Flatten": "geometry",
+    "ImageSource": "image_files",
     "ImportRefusedError": "errors",
     "IntegrityError": "errors",
     "InvalidCheckpointError": "errors",
@@ -143,6 +152,7 @@ _HOMES: typing.Final = {
     "Pipeline": "model.pipeline",
     "PipelineStage": "model.pipeline",
     "Problem": "errors",
+    "ProcessImage": "model.process_image",
     "Repair": "repairing",
     "Restored": "repairing",
     "SaveReport": "distributed.save_options",
@@ -158,9 +168,12 @@ _HOMES: typing.Final = {
     "UcpStorageWriter": "integrations.torch_dcp",
     "UnsupportedError": "errors",
     "async_save": "state_dict.async_save",
+    "attach": "process_images",
     "convert": "conversion.convert",
     "diff": "comparison",
     "examine": "validation",
+    "extract": "process_images",
+    "image_source": "image_files",
     "inspect": "inspection",
     "load": "state_dict.save_load",
     "open": "reader",

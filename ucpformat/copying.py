@@ -5,9 +5,10 @@ The copy has the same bytes, and so the same root digest. What the root document
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ucpformat.errors import error, naming
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.reading.documents import read_root
+from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.store import PackFullError
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import in_parallel
@@ -26,7 +28,7 @@ from ucpformat.validation import validate_store
 if TYPE_CHECKING:
     from ucpformat.storage.stores.store import Durability, Store
 
-__all__ = ["Copied", "copy_checkpoint"]
+__all__ = ["Copied", "copy_checkpoint", "copy_with"]
 
 _AT_ONCE: Final = 4
 """Objects under way: a large one holds a piece of 16 MiB, a small one all of itself."""
@@ -60,32 +62,69 @@ def copy_checkpoint(
     with open_checkpoint(source) as checkpoint:
         with naming(source):
             data = read_root(checkpoint.store)
-            keys = list(_reached(checkpoint))
-            expect(2 * sum(stored.nbytes for stored in checkpoint.slots()))
-        with naming(target):
-            store = open_target(target, durability=durability)
-            try:
-                return _Copy(checkpoint, store, progress).run(keys, data)
-            finally:
-                store.close()
+        return copy_with(
+            checkpoint,
+            target,
+            lambda *_: data,
+            may_link=False,
+            durability=durability,
+            progress=progress,
+            expect=expect,
+        )
+
+
+Finish = Callable[["Store", frozenset[str]], bytes]
+"""Writes what a copy has beside the objects of its source, and returns its root document; is told keys of links."""
+
+
+def copy_with(
+    checkpoint: Checkpoint,
+    target: str | os.PathLike[str],
+    finish: Finish,
+    *,
+    without: Collection[str] = (),
+    may_link: bool,
+    durability: Durability,
+    progress: Callable[[int], None],
+    expect: Callable[[int], None],
+) -> Copied:
+    """Copy what a checkpoint reaches, but for objects of some keys, and commit it with the root that ``finish`` gives.
+
+    With ``may_link``, packs and objects of chunks and blobs are hard links where there can be any. Raises as
+    `copy_checkpoint`.
+    """
+    with naming(checkpoint.path):
+        keys = [key for key in _reached(checkpoint) if key not in without]
+        expect(2 * sum(stored.nbytes for stored in checkpoint.slots()))
+    with naming(target):
+        store = open_target(target, durability=durability)
+        try:
+            return _Copy(checkpoint, store, progress, may_link=may_link).run(keys, finish)
+        finally:
+            store.close()
 
 
 class _Copy:
     """One copy under way."""
 
-    def __init__(self, checkpoint: Checkpoint, store: Store, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, store: Store, progress: Callable[[int], None], *, may_link: bool
+    ) -> None:
         self._checkpoint = checkpoint
         self._store = store
         self._progress = progress
+        self._may_link = may_link
         self._lock = threading.Lock()
+        self._linked: set[str] = set()
         self._nbytes = 0
 
-    def run(self, keys: Sequence[str], root: bytes) -> Copied:
+    def run(self, keys: Sequence[str], finish: Finish) -> Copied:
         """Copy the objects of these keys, check what then lies there, and publish the root document."""
         self._store.prepare()
         try:
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ucp-copy") as executor:
                 in_parallel((partial(self._copy, key) for key in keys), executor, _AT_ONCE)
+            root = finish(self._store, frozenset(self._linked))
             self._store.flush()
             self._require_good(root)
             self._store.publish(root)
@@ -93,11 +132,28 @@ class _Copy:
             with suppress(Exception):
                 self._store.discard()
             raise
-        return Copied(len(keys) + 1, self._nbytes + len(root), self._checkpoint.digest)
+        digest = json.loads(root)["digest"]
+        return Copied(len(keys) + 1, self._nbytes + len(root), digest)
+
+    def _is_linked(self, key: str) -> bool:
+        """Give an object to the copy by a hard link; return whether that could be."""
+        source, target = self._checkpoint.store, self._store
+        if not (self._may_link and isinstance(source, LocalStore) and isinstance(target, LocalStore)):
+            return False
+        if key.startswith("index/"):
+            return False
+        with source.linkable(key) as found:
+            if not target.link(key, found):
+                return False
+        with self._lock:
+            self._linked.add(key)
+        return True
 
     def _copy(self, key: str) -> None:
+        if self._is_linked(key):
+            return
         pieces = self._pieces(key)
-        if not key.startswith("packs/"):
+        if not key.startswith(("packs/", "blobs/")):
             self._store.create(key, [memoryview(piece) for piece in pieces])
             return
         pack = self._store.create_pack(key)
@@ -109,7 +165,7 @@ class _Copy:
             pack.abort()
             raise error(
                 "UCP-E-LIMIT",
-                "the pack is longer than one object can be here; write the checkpoint anew, with "
+                "the object is longer than one object can be here; write the checkpoint anew, with "
                 "`ucp convert SOURCE TARGET --to ucp`",
                 at=key,
             ) from None
@@ -166,7 +222,7 @@ class _Unpublished:
 def _reached(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield keys of all objects that the root document reaches, but its own."""
     yield from (reference.key for _, reference in checkpoint.root.references())
-    yield from (blob.object.key for blob in checkpoint.state.blobs.values())
+    yield from (reference.key for _, reference in checkpoint.state.objects())
     if checkpoint.packs is not None:
         yield from (pack.key for pack in checkpoint.packs)
         return

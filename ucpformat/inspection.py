@@ -26,7 +26,8 @@ def inspect(path: str | os.PathLike[str], *, only: str | Sequence[str] = ()) -> 
 
     Returns:
         What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``meshes``, ``layouts``, ``atoms`` (with
-        each slot's ``dtype``, ``shape`` in elements and ``nbytes``), ``values``, ``optimizers`` and ``blobs``.
+        each slot's ``dtype``, ``shape`` in elements and ``nbytes``), ``values``, ``optimizers``, ``blobs`` and
+        ``images``.
 
     Raises:
         UcpError: as `open`; ``UCP-E-MISMATCH`` for a glob that matches no atom.
@@ -87,4 +88,5 @@ def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, ob
         "values": dict(state.values),
         "optimizers": {name: optimizer.to_json() for name, optimizer in state.optimizers.items()},
         "blobs": {name: blob.to_json() for name, blob in state.blobs.items()},
+        "images": {name: image.to_json() for name, image in state.images.items()},
     }

@@ -19,7 +19,7 @@ import numpy as np
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
-from ucpformat.model.envelope import READ_FEATURES, WEIGHT_VERSIONS
+from ucpformat.model.envelope import PROCESS_IMAGES, READ_FEATURES, WEIGHT_VERSIONS
 from ucpformat.model.names import fits_glob
 from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Coordinate
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
+    from ucpformat.model.process_image import ProcessImage
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
@@ -61,11 +62,19 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
     """
 
     def __init__(
-        self, store: Store, root: Root, *, verify: bool = True, workers: int | None = None, path: str = ""
+        self,
+        store: Store,
+        root: Root,
+        *,
+        verify: bool = True,
+        workers: int | None = None,
+        path: str = "",
+        restored: Iterable[str] = (),
     ) -> None:
         executor = ForkedExecutor(worker_count(workers, store.calls.at_once), name="ucp-read")
         super().__init__(store, root, executor, path or store.url)
-        self._opening = (store.url, verify, workers, root.digest)
+        self._restored = frozenset(restored)
+        self._opening = (store.url, verify, workers, root.digest, self._restored)
         self._reads = CountedReads(store)
         self.reader = BoxReader(
             self._reads, executor, calls=store.calls, verify=verify, workers=workers, path=self.path
@@ -215,6 +224,36 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
             raise error("UCP-E-MISMATCH", message, at=self.path)
 
     @property
+    def images(self) -> Mapping[str, ProcessImage]:
+        """The process images that it carries, by name; `extract` writes one to the disk. None is ever executed.
+
+        >>> dict(ckpt.images)
+        {}
+        """
+        return {} if self.root.state is None else self.state.images
+
+    def require_restored(self) -> None:
+        """Raise ``UCP-E-MISMATCH`` where a process image is required that ``restored=`` of `open` did not name.
+
+        >>> ckpt.require_restored()
+        """
+        if PROCESS_IMAGES not in self.root.envelope.read_features and not self._restored:
+            return
+        if strange := self._restored.difference(self.images):
+            known = ", ".join(sorted(self.images)) or "none"
+            message = f"the checkpoint has no image {min(strange)!r}; it has {known}"
+            raise error("UCP-E-MISMATCH", message, at="restored")
+        missing = sorted(
+            name for name, one in self.images.items() if one.is_required and name not in self._restored
+        )
+        if missing:
+            message = (
+                f"the process image {missing[0]!r} is a part of the training state: restore it (`ucp extract`), and "
+                f"say so with restored={missing!r}"
+            )
+            raise error("UCP-E-MISMATCH", message, at=self.path)
+
+    @property
     def blobs(self) -> Mapping[str, bytes]:
         """Opaque bytes by name, such as pickles that were carried as they were. Never execute or unpickle them.
 
@@ -316,6 +355,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
                 message = "coord= and place= say where a layout puts the tensor: give layout= as well"
                 raise error("UCP-E-MISMATCH", message, at=f"{name}/{slot}")
             return view.read(out)
+        self.require_restored()
         exponent = require_readable(layout, view.layout, stored.dtype, at=f"{name}/{slot}")
         if self.pipeline is not None and (why := self.pipeline.misplaced(stored.atom.name, layout)):
             raise error("UCP-E-MISMATCH", why, at=f"{name}/{slot}")
@@ -398,11 +438,16 @@ def _coordinate(layout: Layout, coord: Mapping[str, int]) -> Coordinate:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], *, verify: bool = True, workers: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    workers: int | None = None,
+    restored: Iterable[str] = (),
 ) -> Checkpoint:
     """Open a checkpoint at a local path or an fsspec URL; reads the root document alone.
 
-    ``verify`` False leaves the checksums of data blocks alone (documents are always checked).
+    ``verify`` False leaves the checksums of data blocks alone (documents are always checked). ``restored`` names
+    required process images that the caller has restored: without them nothing is read under a layout.
 
     Raises:
         UcpError: as procedure 17.1 of the specification says.
@@ -415,15 +460,17 @@ def open_checkpoint(
     with naming(path):
         store = open_store(path)
         root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
-    return Checkpoint(store, root, verify=verify, workers=workers, path=str(path))
+    return Checkpoint(store, root, verify=verify, workers=workers, path=str(path), restored=restored)
 
 
-_Opening = tuple[str, bool, "int | None", str]
-"""How a checkpoint was opened: its URL, ``verify``, ``workers``, and the root digest that it had."""
+_Opening = tuple[str, bool, "int | None", str, frozenset[str]]
+"""How a checkpoint was opened: its URL, ``verify``, ``workers``, the root digest that it had, and ``restored``."""
 
 
-def _reopened(path: str, verify: bool, workers: int | None, digest: str) -> Checkpoint:
-    checkpoint = open_checkpoint(path, verify=verify, workers=workers)
+def _reopened(
+    path: str, verify: bool, workers: int | None, digest: str, restored: frozenset[str]
+) -> Checkpoint:
+    checkpoint = open_checkpoint(path, verify=verify, workers=workers, restored=restored)
     if checkpoint.digest != digest:
         checkpoint.close()
         message = "another checkpoint has taken the place of the one that was pickled; open this one anew"

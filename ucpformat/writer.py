@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Final, Self, get_args
 
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
@@ -35,7 +36,8 @@ from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter, SettledEntries
 from ucpformat.storage.writing.settled_columns import SettledColumns
-from ucpformat.storage.writing.stored_columns import StoredColumns
+from ucpformat.storage.writing.stored_columns import StoredBytes, StoredColumns
+from ucpformat.storage.writing.streamed_object import write_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,31 +47,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import ChunkGrid
+    from ucpformat.image_files import ImageSource
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.process_image import ProcessImage
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.piece_writer import Settlement
 
-__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "StoredBytes", "slot_place"]
+__all__ = ["DEFAULT_CHUNK_BYTES", "AtomSpec", "CheckpointWriter", "SlotSpec", "slot_place"]
 
 DEFAULT_CHUNK_BYTES: Final = 1 << 24
 _ATOMS_PER_PART: Final = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
-    """What a committed checkpoint takes, in bytes.
-
-    ``data`` are those of segments, which are the logical bytes where nothing is compressed and no chunk is all zeros,
-    and in storage plain four more to a chunk; ``alignment`` those between the segments of packs; ``documents`` are
-    the root document, index parts, tables, state, pack list and blobs, without the Zarr metadata of storage plain.
-    ``shared`` are those of segments that an increment shares with its base, in packs or, in storage plain, as objects
-    of chunks; they are not among ``data``.
-    """
-
-    data: int
-    alignment: int
-    documents: int
-    shared: int = 0
 
 
 class CheckpointWriter:
@@ -116,6 +103,7 @@ class CheckpointWriter:
         self._optimizers: dict[str, Optimizer] = {}
         self._blobs: dict[str, Blob] = {}
         self._pipeline: Pipeline | None = None
+        self._images: dict[str, ProcessImage] = {}
         self._expected: dict[tuple[str, str], str] = {}
         for what, value, known in (
             ("storage", storage, get_args(Storage)),
@@ -232,7 +220,7 @@ class CheckpointWriter:
         The containers of segments count ``packs``; of storage plain, so many bytes are links to objects of the base.
         Nothing is written here any more afterwards.
 
-        >>> from ucpformat.storage.writing.stored_columns import StoredColumns
+        >>> from ucpformat.storage.writing.stored_columns import StoredBytes, StoredColumns
         >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
         ...     writer.admit([], StoredColumns.of({}, []))  # of a writer that had nothing to write
         >>> len(ucp.open("new.ucp"))
@@ -340,6 +328,25 @@ class CheckpointWriter:
         key = f"blobs/{self._attempt}-{len(self._blobs)}"
         self._blobs[name] = Blob(media_type, self._document(key, data))
 
+    def add_image(self, name: str, image: ImageSource) -> None:
+        """Keep a process image, file by file and piece by piece; `image_source` finds one on the disk.
+
+        Raises:
+            UcpError: ``UCP-E-KEY`` for paths that no image can have; what the store raises.
+
+        >>> from pathlib import Path
+        >>> Path("core.img").write_bytes(b"memory")
+        6
+        >>> with ucp.CheckpointWriter("new.ucp", []) as writer:
+        ...     writer.add_image("trainer", ucp.image_source("core.img", producer=("criu", "4.0")))
+        >>> ucp.open("new.ucp").images["trainer"].nbytes
+        6
+        """
+        keys = (f"blobs/{self._attempt}-image-{len(self._images)}-{number}" for number in count())
+        found = image.written(name, lambda pieces: write_object(self._store, next(keys), pieces))
+        self._document_bytes += found.nbytes
+        self._images[name] = found
+
     def _document(self, key: str, data: bytes) -> DocumentRef:
         self._store.create(key, [memoryview(data)])
         self._document_bytes += len(data)
@@ -390,9 +397,8 @@ class CheckpointWriter:
         for first in range(0, len(specs), _ATOMS_PER_PART):
             some = specs[first : first + _ATOMS_PER_PART]
             parts.append(self._part(len(parts), some, written))
-        state = StateDocument(
-            self._values, self._optimizers, self._blobs, self.state_annotations, self._pipeline
-        )
+        optional = self.state_annotations, self._pipeline, self._images
+        state = StateDocument(self._values, self._optimizers, self._blobs, *optional)
         if self._pipeline is not None:
             kinds = (
                 {name: (one.dtype, tuple(one.shape)) for name, one in spec.slots.items()} for spec in specs
@@ -400,7 +406,7 @@ class CheckpointWriter:
             self._pipeline.require(zip((spec.name for spec in specs), kinds, strict=True))
         prefix = f"index/{self._attempt}"
         envelope = self._root.envelope
-        needed = needed_features((), packs, has_row_sets=self._has_row_sets, pipeline=self._pipeline)
+        needed = needed_features((), packs, has_row_sets=self._has_row_sets, of_state=state.features())
         envelope = replace(envelope, read_features=tuple(sorted({*envelope.read_features, *needed})))
         return replace(
             self._root,

@@ -21,6 +21,7 @@ from generate.buffer_cases import buffer_cases
 from generate.cases import Case
 from generate.forward import forward_cases
 from generate.good import good_cases
+from generate.images import image_cases
 from generate.increments import increment_cases, row_set_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
@@ -53,6 +54,7 @@ def all_cases() -> Iterator[Case]:
     yield from increment_cases()
     yield from row_set_cases()
     yield from pipeline_cases()
+    yield from image_cases()
     yield from forward_cases()
     yield from level_cases()
     yield from precedence_cases()

@@ -194,6 +194,28 @@ def pipeline() -> Draft:
     )
 
 
+def image() -> Draft:
+    """A checkpoint with a process image that is required, one that is not, and a blob."""
+    files = [
+        {"path": "ckpt.dmtcp", "data": bytes(range(256))},
+        {"path": "bin/restart.sh", "executable": True, "data": b"#!/bin/sh\n"},
+    ]
+    host = {"machine": "x86_64", "system": "Linux"}
+    producer = {"name": "dmtcp", "version": "3.0.0"}
+    said = {"media_type": "application/x-dmtcp-image", "producer": producer, "host": host, "portable": False}
+    return Draft(
+        [AtomDraft("a", {"value": SlotDraft("float32", (4,), floats(4, 1))})],
+        root={"progress": {"step": 10}, "read_features": ["process-images"]},
+        state={
+            "images": {
+                "spare": {**said, "required": False, "files": [{"path": "empty", "data": b""}]},
+                "trainer/0": {**said, "required": True, "rank": 0, "files": files},
+            }
+        },
+        blobs={"extra": ("text/plain", b"text")},
+    )
+
+
 PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "plain": plain,
     "packed": packed,
@@ -203,4 +225,5 @@ PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "increment": increment,
     "layers": layers,
     "pipeline": pipeline,
+    "image": image,
 }

@@ -8,13 +8,14 @@ import secrets
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
-from ucp_conformance.oracle import documents
+from ucp_conformance.oracle import documents, images
 from ucp_conformance.oracle.arithmetic import reduced, scaled, spread_dtype
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, boxes_of, linear, unused_bits
 from ucp_conformance.oracle.examine import Examination, Logical, examine
@@ -34,7 +35,7 @@ class OracleDriver:
 
     name = "oracle"
     checked_before_rewriting: frozenset[str] = frozenset({"UCP-E-CONTENT"})
-    state_kept: tuple[str, ...] = ("values", "optimizers", "pipeline", "annotations")
+    state_kept: tuple[str, ...] = ("values", "optimizers", "pipeline", "images", "annotations")
 
     def hello(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -115,6 +116,7 @@ class OracleDriver:
             ITEM_BYTES[slot["dtype"]],
         )
         if "mesh" in params:
+            images.require_restored(logical.state, params.get("restored", ()))
             exponent = self.readable(params, logical.layout(slot.get("layout")), slot["dtype"])
             found = self.lowered(params["mesh"], params["steps"], shape, params.get("place"))
             answers = []
@@ -302,7 +304,9 @@ class OracleDriver:
         kept = ("meshes", "layouts", "annotations", "progress")
         root = {name: logical.root[name] for name in kept if name in logical.root}
         root["extensions"] = self.copied(logical.root["extensions"])
-        state = {name: logical.state[name] for name in self.state_kept if name in logical.state}
+        state = {name: deepcopy(logical.state[name]) for name in self.state_kept if name in logical.state}
+        for name, number, file in images.files(state):
+            file["data"] = logical.images[name, number]
         blobs = {name: (b["media_type"], logical.blobs[name]) for name, b in logical.state["blobs"].items()}
         size = logical.root["chunk_bytes"]
         return self.published(

@@ -253,6 +253,12 @@ class Draft:
             if self.state is not None:
                 reference = {"key": key, "length": len(data), "digest": sha256(data)}
                 self.state["blobs"][name] = {"media_type": media_type, "object": reference}
+        files = [file for image in (self.state or {}).get("images", {}).values() for file in image["files"]]
+        for number, file in enumerate(files):
+            data = file.pop("data")
+            key = f"blobs/{attempt}-image-{number}"
+            self.objects[key] = data
+            file["object"] = {"key": key, "length": len(data), "digest": sha256(data)}
 
     def pack_key(self, number: int) -> str:
         """Return key of a pack."""

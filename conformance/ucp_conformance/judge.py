@@ -339,7 +339,11 @@ def _rewritten(source: Path, path: Path, storage: str, expect: Mapping[str, Any]
         return differs
     common = before.logical.data.keys() & after.logical.data.keys()
     changed = [name for name in common if before.logical.data[name] != after.logical.data[name]]
-    if changed or before.logical.blobs != after.logical.blobs:
+    if (
+        changed
+        or before.logical.blobs != after.logical.blobs
+        or before.logical.images != after.logical.images
+    ):
         return "fail", f"other bytes: {json.dumps(changed)}"
     if "extensions" in expect:
         return _differs(after.logical.root["extensions"], expect["extensions"]) or PASS

@@ -121,7 +121,7 @@ def test_the_action_runs_the_suite_from_its_wheel_without_the_reference(tmp_path
     }
     assert messages.pop("template") == "no class"
     # The drivers that need nothing installed.
-    features = "+incremental +row-overwrite +weight-versions"
+    features = "+incremental +row-overwrite +weight-versions +process-images"
     assert set(messages.values()) <= {f"Full validator/reader/writer/rewriter {features}"}
 
     red = Job(tmp_path, inputs(driver="none=/nowhere/driver", profile="quick", arguments="--timeout 2"))

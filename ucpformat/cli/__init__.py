@@ -19,10 +19,12 @@ from ucpformat.gc_pause import paused
 __all__ = ["main"]
 
 _COMMANDS: Final = {
+    "attach": ("process_images", "Add process images to a copy of a checkpoint."),
     "convert": ("convert", "Convert a checkpoint of one format into another."),
     "cp": ("copy", "Copy a checkpoint."),
     "diff": ("diff", "Compare what two checkpoints hold."),
     "digest": ("digest", "Print root digests, which name all of a checkpoint."),
+    "extract": ("process_images", "Write a process image of a checkpoint to the disk."),
     "gc": ("runs", "Remove debris from a run, and checkpoints that nobody keeps."),
     "inspect": ("inspect", "Show what a checkpoint holds."),
     "formats": ("formats", "List the formats that can be read and written."),

@@ -68,6 +68,13 @@ def _lines(opened: Checkpoint, atoms: list[AtomView]) -> Iterator[str]:
         yield f"value {name} = {_brief(value)}"
     for name, blob in opened.state.blobs.items():
         yield f"blob {name}: {blob.media_type}, {human_bytes(blob.object.length)}"
+    for name, image in opened.images.items():
+        needed = ", required" if image.is_required else ""
+        rank = "" if image.rank is None else f", of rank {image.rank}"
+        yield (
+            f"process image {name}: {image.media_type} by {image.producer.name} {image.producer.version}, "
+            f"{len(image.files)} files, {human_bytes(image.nbytes)}{rank}{needed}"
+        )
 
 
 def _rows(atoms: list[AtomView]) -> Iterator[tuple[str, ...]]:

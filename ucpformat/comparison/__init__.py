@@ -16,9 +16,11 @@ from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.jsonio import equal
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.reading.documents import check_object
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.process_image import ProcessImage
     from ucpformat.reader import Checkpoint
     from ucpformat.views import AtomView, SlotView
 
@@ -248,7 +250,10 @@ class _Comparing:
             for checkpoint in (self._first, self._second):
                 for name in checkpoint.state.blobs:
                     checkpoint.blobs[name]  # which checks it; the digests tell whether two are equal
-        for member in ("values", "optimizers", "blobs", "pipeline"):
+                for image in checkpoint.images.values():
+                    for file in image.files:
+                        check_object(checkpoint.store, file.object)
+        for member in ("values", "optimizers", "blobs", "images", "pipeline"):
             a, b = (_state_member(checkpoint, member) for checkpoint in (self._first, self._second))
             yield from _compare_objects(a, b, member)
 
@@ -340,6 +345,15 @@ def _parts(box: Box, most: int) -> Iterator[Box]:
         yield from _parts(Box(offset, (*box.shape[:dim], extent, *box.shape[dim + 1 :])), most)
 
 
+def _image(image: ProcessImage) -> JsonValue:
+    """Return what is compared of a process image: not the keys of its objects."""
+    files: list[JsonValue] = [
+        {"path": file.path, "executable": file.is_executable, "digest": file.object.digest}
+        for file in image.files
+    ]
+    return {**image.to_json(), "files": files}
+
+
 def _state_member(checkpoint: Checkpoint, member: str) -> Mapping[str, JsonValue]:
     if member == "blobs":
         # Keys carry attempt identifiers: the content is what counts.
@@ -347,6 +361,8 @@ def _state_member(checkpoint: Checkpoint, member: str) -> Mapping[str, JsonValue
             name: {"media_type": blob.media_type, "digest": blob.object.digest, "length": blob.object.length}
             for name, blob in checkpoint.state.blobs.items()
         }
+    if member == "images":
+        return {name: _image(image) for name, image in checkpoint.images.items()}
     found = checkpoint.state.to_json().get(member)
     return found if isinstance(found, dict) else {}
 

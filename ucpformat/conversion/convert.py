@@ -157,7 +157,7 @@ def convert_checkpoint(
         if destination_format == UCP:
             expect(job.nbytes)
             check_settings(UCP, (), settings or {}, "written")
-            objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs)
+            objects = len(job.state.values) + len(job.state.optimizers) + len(job.blobs) + len(job.images)
             digest = None
             if not dry_run:
                 digest = Engine(job, destination, options, recipe, progress).run()

@@ -22,7 +22,7 @@ from ucpformat.distributed.save import SaveReport, prepare_save
 from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
 from ucpformat.errors import error
 from ucpformat.gc_pause import paused
-from ucpformat.writer import StoredBytes
+from ucpformat.storage.writing.stored_columns import StoredBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

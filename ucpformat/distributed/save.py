@@ -40,8 +40,8 @@ from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter
-from ucpformat.storage.writing.stored_columns import Receipt, StoredColumns
-from ucpformat.writer import CheckpointWriter, StoredBytes, slot_place
+from ucpformat.storage.writing.stored_columns import Receipt, StoredBytes, StoredColumns
+from ucpformat.writer import CheckpointWriter, slot_place
 
 if TYPE_CHECKING:
     import os

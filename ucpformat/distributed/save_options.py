@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.storage.stores.store import Durability
-    from ucpformat.writer import StoredBytes
+    from ucpformat.storage.writing.stored_columns import StoredBytes
 
 __all__ = ["Replicas", "SaveOptions", "SaveReport", "step_number"]
 

@@ -185,7 +185,7 @@ def _reached(url: str) -> Callable[[str], bool] | None:
             root = checkpoint.root
             keys = {reference.key for _, reference in root.references()}
             keys.update(pack.key for pack in checkpoint.packs or ())
-            keys.update(blob.object.key for blob in checkpoint.state.blobs.values())
+            keys.update(reference.key for _, reference in checkpoint.state.objects())
             # In storage plain nobody else has these keys.
             return lambda key: key in keys or (root.storage == "plain" and key.startswith("atoms/"))
     except UcpError:

@@ -13,7 +13,6 @@ from ucpformat.model.fields import boolean, members, object_
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compressor
-    from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.references import Pack
 
 __all__ = [
@@ -175,6 +174,11 @@ class Feature:
 FEATURES: Final = (
     Feature("blosc", "read", "a slot has the compressor `blosc`"),
     Feature("incremental", "read", "a pack of the pack list is shared (section 16.4)"),
+    Feature(
+        "process-images",
+        "read",
+        "an entry of the state document's `images` is `required` (section 15.4)",
+    ),
     Feature("row-overwrite", "read", "a segment has a row set (section 16.4)"),
     Feature(
         "weight-versions",
@@ -186,7 +190,10 @@ FEATURES: Final = (
 READ_FEATURES: Final = frozenset(feature.name for feature in FEATURES if feature.kind == "read")
 
 
+PROCESS_IMAGES: Final = "process-images"
 WEIGHT_VERSIONS: Final = "weight-versions"
+STATE_FEATURES: Final = frozenset({PROCESS_IMAGES, WEIGHT_VERSIONS})
+"""Features that the state document decides about."""
 
 
 def needed_features(
@@ -194,17 +201,15 @@ def needed_features(
     packs: Iterable[Pack] = (),
     *,
     has_row_sets: bool = False,
-    pipeline: Pipeline | None = None,
+    of_state: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
-    """Return the features that slots with these compressors, or none, these packs, row sets and this pipeline need."""
+    """Return the features that slots with these compressors, or none, these packs and row sets, and the state need."""
     names = {compressor.name for compressor in compressors if compressor is not None}
     if any(pack.shared for pack in packs):
         names.add("incremental")
     if has_row_sets:
         names.add("row-overwrite")
-    if pipeline is not None and pipeline.is_in_flight:
-        names.add(WEIGHT_VERSIONS)
-    return frozenset(names & READ_FEATURES)
+    return frozenset((names | of_state) & READ_FEATURES)
 
 
 def feature_set_problems(envelope: Envelope, needed: frozenset[str], *, at: str) -> Iterator[Problem]:

@@ -36,6 +36,7 @@ __all__ = [
     "is_component",
     "key_problems",
     "name_problems",
+    "path_problems",
 ]
 
 MAX_COMPONENT_BYTES: Final = 200
@@ -217,6 +218,11 @@ def key_problems(key: str, room: str, at: str) -> Iterator[Problem]:
         yield Problem("UCP-E-KEY", at, f"the key {key[:80]!r} must begin with {room!r}")
     if key.lower() == CLAIM_KEY:
         yield Problem("UCP-E-KEY", at, f"{key!r} is the key of a writer's claim; choose another")
+
+
+def path_problems(path: str, at: str) -> Iterator[Problem]:
+    """Yield ``UCP-E-KEY`` if the path of a file, relative to a directory, has not the form of a key (UCP-D-148)."""
+    return _findings(check_key, path, at)
 
 
 def case_problems(keys: Iterable[tuple[str, str]]) -> Iterator[Problem]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import Problem
 from ucpformat.jsonio import pointer
+from ucpformat.model.envelope import PROCESS_IMAGES, WEIGHT_VERSIONS
 from ucpformat.model.fields import array, members, object_, raise_first, string
 from ucpformat.model.names import case_problems, key_problems
 from ucpformat.model.pipeline import Pipeline
+from ucpformat.model.process_image import ProcessImage
 from ucpformat.model.references import DocumentRef
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ _GROUP_MEMBERS: Final = frozenset({"atoms", "options"})
 _OPTIMIZER_MEMBERS: Final = frozenset({"groups"})
 _BLOB_MEMBERS: Final = frozenset({"media_type", "object"})
 _STATE_MEMBERS: Final = frozenset({"values", "optimizers", "blobs"})
-_STATE_OPTIONAL: Final = frozenset({"annotations", "pipeline"})
+_STATE_OPTIONAL: Final = frozenset({"annotations", "images", "pipeline"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,14 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class StateDocument:
-    """Values (tagged, still encoded), optimizers and blobs by name, and the pipeline where there is one."""
+    """Values (tagged, still encoded), optimizers, blobs and process images by name, and the pipeline if any."""
 
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
     blobs: Mapping[str, Blob] = field(default_factory=dict)
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     pipeline: Pipeline | None = None
+    images: Mapping[str, ProcessImage] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> StateDocument:
@@ -143,19 +146,44 @@ class StateDocument:
             Pipeline.from_json(found["pipeline"], at=pointer(at, "pipeline"))
             if "pipeline" in found
             else None,
+            {
+                name: ProcessImage.from_json(image, at=pointer(at, "images", name))
+                for name, image in object_(found.get("images", {}), pointer(at, "images")).items()
+            },
         )
 
+    def objects(self, *, at: str = "") -> Iterator[tuple[str, DocumentRef]]:
+        """Yield the objects of blobs and of files of process images, each after its place in the document."""
+        for name, blob in self.blobs.items():
+            yield pointer(at, "blobs", name, "object"), blob.object
+        for name, image in self.images.items():
+            for number, file in enumerate(image.files):
+                yield pointer(at, "images", name, "files", number, "object"), file.object
+
+    def named_objects(self) -> Iterator[tuple[str, DocumentRef]]:
+        """Yield the same objects, each after what people call it."""
+        yield from ((name, blob.object) for name, blob in self.blobs.items())
+        for name, image in self.images.items():
+            yield from ((f"image {name}: {file.path}", file.object) for file in image.files)
+
+    def features(self) -> frozenset[str]:
+        """Return the read features that the document needs."""
+        is_in_flight = self.pipeline is not None and self.pipeline.is_in_flight
+        is_required = any(image.is_required for image in self.images.values())
+        found = {WEIGHT_VERSIONS: is_in_flight, PROCESS_IMAGES: is_required}
+        return frozenset(name for name, is_needed in found.items() if is_needed)
+
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """Yield ``UCP-E-KEY`` for keys of blobs, ``UCP-E-NAME`` for atoms in two groups, and what a pipeline has.
+        """Yield ``UCP-E-KEY`` for keys and paths, ``UCP-E-NAME`` for atoms in two groups, and what a pipeline has.
 
         Tagged values are checked by whoever decodes them, atoms' names against the index by the validator.
         """
-        for name, blob in self.blobs.items():
-            yield from key_problems(blob.object.key, "blobs/", pointer(at, "blobs", name, "object", "key"))
-        yield from case_problems(
-            (blob.object.key, pointer(at, "blobs", name, "object", "key"))
-            for name, blob in self.blobs.items()
-        )
+        keys = [(one.key, f"{place}/key") for place, one in self.objects(at=at)]
+        for key, place in keys:
+            yield from key_problems(key, "blobs/", place)
+        yield from case_problems(keys)
+        for name, image in self.images.items():
+            yield from image.problems(at=pointer(at, "images", name))
         for name, optimizer in self.optimizers.items():
             yield from optimizer.problems(at=pointer(at, "optimizers", name))
         if self.pipeline is not None:
@@ -179,6 +207,8 @@ class StateDocument:
         }
         if self.pipeline is not None:
             value["pipeline"] = self.pipeline.to_json()
+        if self.images:
+            value["images"] = {name: image.to_json() for name, image in self.images.items()}
         if self.annotations:
             value["annotations"] = dict(self.annotations)
         return value

@@ -289,11 +289,7 @@ class _Repairing:
             left.metadata = {}
 
     def _blobs(self, checked: CheckedCheckpoint, left: Damage, putting: Restorer | None) -> None:
-        left.blobs = [
-            name
-            for name in left.blobs
-            if checked.state is None or not self._has_blob(checked.state.blobs[name].object, putting)
-        ]
+        left.blobs = [one for one in left.blobs if not self._has_blob(one[1], putting)]
 
     def _has_blob(self, reference: DocumentRef, putting: Restorer | None) -> bool:
         for source in self._sources:

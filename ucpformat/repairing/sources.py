@@ -91,7 +91,7 @@ class Source:
         with suppress(UcpError):
             found = [other for _, other in self._checkpoint.root.references()]
             if reference.key.startswith("blobs/"):
-                found += [blob.object for blob in self._checkpoint.state.blobs.values()]
+                found += [other for _, other in self._checkpoint.state.objects()]
             for other in found:
                 if (other.digest, other.length) == (reference.digest, reference.length):
                     yield other.key

@@ -152,6 +152,7 @@ def load(
     strict: bool = True,
     tensors: Literal["numpy", "torch"] | None = None,
     verify: bool = True,
+    restored: Iterable[str] = (),
     read_once: bool | Literal["auto"] = "auto",
     per_rank: AskEach = None,
     report: Callable[[LoadReport], None] | None = None,
@@ -178,7 +179,8 @@ def load(
     Without ``state`` everything is loaded, or what ``only`` takes, by this process alone, as numpy arrays or as
     ``tensors="torch"``: tensor subclasses as dicts of their parts, or, with ``torch``, made anew where
     ``torch.serialization.add_safe_globals`` allows their classes. Options that say how to fill a state are then an
-    error. Without ``verify`` checksums are not looked at.
+    error. Without ``verify`` checksums are not looked at. ``restored`` names the required process images that have been
+    restored: a checkpoint that has such images is not loaded without them.
 
     Returns:
         The state, filled, or the new one.
@@ -216,7 +218,7 @@ def load(
             raise error("UCP-E-MISMATCH", message)
         if tensors not in (None, "numpy", "torch"):
             raise error("UCP-E-MISMATCH", f'tensors= is "numpy" or "torch", not {tensors!r}')
-        with open_checkpoint(path, verify=verify) as checkpoint:
+        with open_checkpoint(path, verify=verify, restored=restored) as checkpoint:
             return _load_new(checkpoint, Only(only), as_torch=tensors == "torch")
     state = as_state(state)
     if tensors is not None:
@@ -232,7 +234,7 @@ def load(
         )
 
     with naming(path):
-        done = _load_into(state, path, together, options, verify=verify)
+        done = _load_into(state, path, together, options, verify=verify, restored=restored)
     if report is not None:
         report(done)
     return state
@@ -245,13 +247,16 @@ def _load_into(
     options: Callable[[], LoadOptions],
     *,
     verify: bool,
+    restored: Iterable[str],
 ) -> LoadReport:
     objects: dict[str, Unwrapped] = {}
     with ExitStack() as stack:
         begun: list[tuple[Checkpoint, LoadOptions]] = []
 
         def begin() -> bytes:
-            begun.append((stack.enter_context(open_checkpoint(path, verify=verify)), options()))
+            checkpoint = stack.enter_context(open_checkpoint(path, verify=verify, restored=restored))
+            checkpoint.require_restored()
+            begun.append((checkpoint, options()))
             objects.update(unwrapped(state))
             return b""
 
@@ -274,6 +279,7 @@ def _load_into(
 
 
 def _load_new(checkpoint: Checkpoint, only: Only, *, as_torch: bool) -> dict[str, Any]:
+    checkpoint.require_restored()
     checkpoint.require_drained()
     slots, values = stored_slots(checkpoint), stored_values(checkpoint)
     names = [dotted(path) for path in (*slots, *values)]

@@ -218,7 +218,7 @@ def _report_unreferenced(
     root = checked.root
     reached = {ROOT_KEY, *(reference.key for _, reference in root.references())}
     reached.update(pack.key for pack in checked.packs or ())
-    reached.update(blob.object.key for blob in state.blobs.values())
+    reached.update(reference.key for _, reference in state.objects())
     plain = root.storage == "plain"
     if plain:
         reached.add("atoms/zarr.json")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from ucpformat.model.references import DocumentRef
     from ucpformat.storage.reading.part import StoredSlot
 
 __all__ = [
@@ -105,7 +106,8 @@ class Damage:
     ``segments``: stored bytes that are wrong, or not there. ``chunks``: those that cannot be read though their bytes
     are as recorded. ``contradicted``: slots whose bytes are not those of their content digest. ``documents``: keys of
     documents and tables. ``metadata``: keys of Zarr documents. ``packs``: numbers of packs that are missing, of another
-    length, or not zero between segments. ``blobs``: names. ``unchecked``: slots that nobody looked at.
+    length, or not zero between segments. ``blobs``: those that are damaged, and
+    files of process images, each with what people call it. ``unchecked``: slots that nobody looked at.
     """
 
     segments: list[SegmentDamage] = field(default_factory=list)
@@ -114,7 +116,7 @@ class Damage:
     documents: dict[str, None] = field(default_factory=dict)
     metadata: dict[str, None] = field(default_factory=dict)
     packs: dict[int, None] = field(default_factory=dict)
-    blobs: list[str] = field(default_factory=list)
+    blobs: list[tuple[str, DocumentRef]] = field(default_factory=list)
     unchecked: list[StoredSlot] = field(default_factory=list)
 
     @property

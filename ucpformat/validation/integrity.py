@@ -94,11 +94,11 @@ def check_integrity(
             findings.damage.segments += _cut_off(store, stored)
     for number in range(len(checked.packs or ())):
         _check_pack(store, checked, number, findings)
-    for name, blob in checked.state.blobs.items() if checked.state is not None else ():
+    for name, reference in checked.state.named_objects() if checked.state is not None else ():
         with findings.collecting() as outcome:
-            check_object(store, blob.object)
+            check_object(store, reference)
         if outcome.has_refused:
-            findings.damage.blobs.append(name)
+            findings.damage.blobs.append((name, reference))
 
 
 def _in_order(

@@ -11,7 +11,7 @@ from ucpformat.geometry import covers, distinct_boxes
 from ucpformat.jsonio import pointer
 from ucpformat.model.envelope import (
     READ_FEATURES,
-    WEIGHT_VERSIONS,
+    STATE_FEATURES,
     feature_set_problems,
     needed_features,
     negotiate,
@@ -102,12 +102,12 @@ def check_semantics(
         _check_references(checked, names, findings)
         compressors = (of_slot for part in checked.parts for of_slot in part.compressors.values())
         has_row_sets = any(part.table.row_words.size for part in checked.parts)
-        pipeline = None if checked.state is None else checked.state.pipeline
+        # Of a state document that cannot be read, nobody can tell.
+        declared = STATE_FEATURES.intersection(root.envelope.read_features)
+        of_state = declared if checked.state is None else checked.state.features()
         needed = needed_features(
-            compressors, checked.packs or (), has_row_sets=has_row_sets, pipeline=pipeline
+            compressors, checked.packs or (), has_row_sets=has_row_sets, of_state=of_state
         )
-        if checked.state is None and WEIGHT_VERSIONS in root.envelope.read_features:
-            needed |= {WEIGHT_VERSIONS}  # of a state document that cannot be read, nobody can tell
         findings.extend(feature_set_problems(root.envelope, needed, at=ROOT_KEY))
     if len(root.layouts) == checked.layouts:
         if layout_work is None:

@@ -115,7 +115,8 @@ class Survey:
     """What is lost of a checkpoint, and what survives.
 
     ``losses`` are tensors of which something is lost, in the order of their names; ``parts`` atoms that only the root
-    document still knows; ``blobs`` the names of blobs; ``state`` whether values, optimizers and blobs are all lost.
+    document still knows; ``blobs`` the names of blobs, and of files of process images; ``state`` whether values,
+    optimizers and blobs are all lost.
     ``tensors`` counts the tensors that are known, ``nbytes`` their logical bytes; ``unchecked`` counts those of them
     that would have been too much work (``UCP-W-UNCHECKED``), and that survive as far as is known.
 
@@ -220,7 +221,7 @@ def surveyed(checked: CheckedCheckpoint, damage: Damage, *, has_state: bool) -> 
         nbytes += sum(sizes)
     losses += _of_stored(damage, usable)
     losses.sort(key=lambda loss: (loss.atom, loss.slot))
-    blobs = tuple(damage.blobs) if has_state else ()
+    blobs = tuple(name for name, _ in damage.blobs) if has_state else ()
     named = {(loss.atom, loss.slot) for loss in losses}
     unchecked = sum(
         (stored.part.names[stored.position], stored.name) not in named for stored in damage.unchecked

@@ -12,6 +12,7 @@ import {
 import {Unsupported, UcpError} from './lib/errors.mjs';
 import {parse, plain} from './lib/json.mjs';
 import {DTYPES} from './lib/dtypes.mjs';
+import {requireRestored} from './lib/images.mjs';
 import {product} from './lib/boxes.mjs';
 import {Checkpoint} from './lib/checkpoint.mjs';
 import {readBox, readerOf, readLocals} from './lib/read.mjs';
@@ -76,7 +77,7 @@ const methods = {
     roles: ['validator', 'reader', 'writer', 'rewriter'],
     format_versions: [0],
     storages: ['plain', 'packed'],
-    read_features: ['incremental', 'row-overwrite', 'weight-versions'],
+    read_features: ['incremental', 'process-images', 'row-overwrite', 'weight-versions'],
     write_features: [],
     compressors: ['gzip'],
     dtypes: [...DTYPES.keys()],
@@ -121,9 +122,10 @@ const methods = {
 
   read: (params) => withCheckpoint(params.get('path'), (checkpoint) => {
     const {
-      atom, slot, out, box, mesh, steps, outs, place,
+      atom, slot, out, box, mesh, steps, outs, place, restored = [],
     } = plain(params);
     if (outs !== undefined) {
+      requireRestored(checkpoint.images, restored);
       const locals = readLocals(checkpoint, atom, slot, {mesh, steps, place},
         outs.map((local) => local.coordinate));
       let dtype = checkpoint.slot(atom, slot).slot.dtype.name;

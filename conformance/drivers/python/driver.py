@@ -48,7 +48,14 @@ def hello(params: Json) -> Json:
         "roles": ["validator", "reader", "writer", "rewriter"],
         "format_versions": [0],
         "storages": ["plain", "packed"],
-        "read_features": ["blosc", "incremental", "row-overwrite", "weight-versions", "zstd"],
+        "read_features": [
+            "blosc",
+            "incremental",
+            "process-images",
+            "row-overwrite",
+            "weight-versions",
+            "zstd",
+        ],
         "write_features": [],
         "compressors": ["blosc", "gzip", "zstd"],
         "dtypes": list(DTYPES),
@@ -160,7 +167,7 @@ def save_array(data: NDArray[Any], path: str) -> None:
 
 
 def read(params: Json) -> Json:
-    with ucp.open(params["path"]) as checkpoint:
+    with ucp.open(params["path"], restored=params.get("restored", ())) as checkpoint:
         view = checkpoint[params["atom"]][params["slot"]]
         if "mesh" in params:
             return read_layout(checkpoint, view.dtype.name, params)

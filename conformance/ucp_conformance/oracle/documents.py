@@ -23,7 +23,9 @@ ROOT: Final = "ucp.json"
 MOST_ROOT: Final = 4 << 20
 MOST_DOCUMENT: Final = 1 << 28
 MOST_TABLE: Final = 1 << 30
-KNOWN_FEATURES: Final = frozenset({"blosc", "incremental", "row-overwrite", "weight-versions", "zstd"})
+KNOWN_FEATURES: Final = frozenset(
+    {"blosc", "incremental", "process-images", "row-overwrite", "weight-versions", "zstd"}
+)
 _MEMBERS: Final[dict[str, type]] = {
     "read_features": list,
     "write_features": list,

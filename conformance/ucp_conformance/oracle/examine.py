@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ucp_conformance.oracle import arithmetic, documents, layouts, pipelines
+from ucp_conformance.oracle import arithmetic, documents, images, layouts, pipelines
 from ucp_conformance.oracle import buffers as buffers_of
 from ucp_conformance.oracle.bytes_of import ITEM_BYTES, Grid, content_digest
 from ucp_conformance.oracle.chunk_table import (
@@ -29,7 +29,7 @@ __all__ = ["Examination", "Logical", "examine"]
 
 @dataclass
 class Logical:
-    """What a checkpoint holds, wherever it lies. ``data`` lacks what the oracle cannot decode."""
+    """What a checkpoint holds, wherever it lies. ``data`` lacks what the oracle cannot decode; ``images`` has files."""
 
     root: dict[str, Any]
     atoms: list[dict[str, Any]] = field(default_factory=list)
@@ -37,6 +37,7 @@ class Logical:
     chunk_shapes: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=lambda: {"values": {}, "optimizers": {}, "blobs": {}})
     blobs: dict[str, bytes] = field(default_factory=dict)
+    images: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def inspect(self) -> dict[str, Any]:
         """Return the result of the protocol's ``inspect``."""
@@ -104,6 +105,7 @@ class Logical:
             "optimizers": seen["optimizers"],
             "pipeline": self.state.get("pipeline"),
             "blobs": seen["blobs"],
+            "images": images.described(self.state),
             "annotations": [self.root["annotations"], self.state.get("annotations", {}), notes],
             "step": seen["step"],
         }
@@ -199,8 +201,8 @@ class _Examiner:
             self.complete = self.complete and len(self.found.problems) == before
         documents.unique_names(parts, self.found)
         # A damaged blob hides nothing.
-        blobs = {blob["object"]["key"] for blob in logical.state["blobs"].values()}
-        if not self.complete or any(problem.at not in blobs for problem in self.found.problems):
+        opaque = images.keys(logical.state)
+        if not self.complete or any(problem.at not in opaque for problem in self.found.problems):
             return None
         self.check_whole(logical)
         for slot in self.slots:
@@ -226,15 +228,14 @@ class _Examiner:
         documents.schema("state", value, key)
         logical.state = value
         self.values(value, key)
-        keys: set[str] = set()
+        images.check_keys(value, key)
+        images.check_paths(value, key)
         for name, blob in value["blobs"].items():
-            mine = blob["object"]["key"]
-            at = pointer(key, "blobs", name, "object", "key")
-            if not is_key(mine) or not mine.startswith("blobs/") or mine.lower() in keys:
-                raise RefusalError("UCP-E-KEY", at)
-            keys.add(mine.lower())
             with self.found.refusals():
                 logical.blobs[name] = fetch(self.store, blob["object"])
+        for name, number, file in images.files(value):
+            with self.found.refusals():
+                logical.images[name, number] = fetch(self.store, file["object"])
         for name, optimizer in value["optimizers"].items():
             atoms = [atom for group in optimizer["groups"] for atom in group["atoms"]]
             if len(set(atoms)) < len(atoms):
@@ -321,6 +322,7 @@ class _Examiner:
         root = logical.root
         needed = {slot.slot["compressor"]["name"] for slot in self.slots if "compressor" in slot.slot}
         needed |= {"incremental" for pack in self.packs if "shared" in pack} | pipelines.needed(logical.state)
+        needed |= images.needed(logical.state)
         needed |= {"row-overwrite" for table in self.tables.values() if table.row_words}
         if sorted(needed - {"gzip"}) != root["read_features"]:
             self.found.add("UCP-E-FEATURE-SET", pointer(ROOT, "read_features"))
@@ -398,7 +400,7 @@ class _Examiner:
     def check_containers(self, logical: Logical) -> None:
         root = logical.root
         reached = {ROOT, *(reference["key"] for _, _, reference in documents.references(root))}
-        reached |= {blob["object"]["key"] for blob in logical.state["blobs"].values()}
+        reached |= images.keys(logical.state)
         if root["storage"] == "plain":
             expected = {"atoms/zarr.json": GROUP_DOCUMENT}
             for slot in self.slots:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.conversion.contract.foreign import Lost
+    from ucpformat.image_files import ImageSource
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["Job", "ReadBox", "SlotSource"]
@@ -44,7 +45,7 @@ class SlotSource:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that a checkpoint is to hold. ``blobs``: name to media type and bytes.
+    """Everything that a checkpoint is to hold. ``blobs``: name to media type and bytes; ``images``: process images.
 
     ``dropped`` names what the source has and the job cannot carry: it is run only where each that matters is allowed
     to be lost.
@@ -54,6 +55,7 @@ class Job:
     sources: Sequence[SlotSource]
     state: StateDocument
     blobs: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
+    images: Mapping[str, ImageSource] = field(default_factory=dict)
     step: int | None = None
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LostGroup", "grouped", "parts_of", "remedy", "told", "unread_files", "without"]
 
 _T = TypeVar("_T")
-_SCOPES: Final = ("values", "optimizers", "blobs", "files", "items")
+_SCOPES: Final = ("values", "optimizers", "blobs", "images", "files", "items")
 _TOLD: Final = 5
 
 
@@ -74,6 +74,7 @@ def parts_of(job: Job) -> Iterator[str]:
     yield from (f"values/{name}" for name in job.state.values)
     yield from (f"optimizers/{name}" for name in job.state.optimizers)
     yield from (f"blobs/{name}" for name in job.blobs)
+    yield from (f"images/{name}" for name in job.images)
 
 
 def grouped(lost: Sequence[Lost], parts: Iterable[str] = ()) -> list[LostGroup]:
@@ -150,14 +151,14 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
         values=matcher.kept("values", job.state.values),
         optimizers=optimizers,
     )
-    blobs = matcher.kept("blobs", job.blobs)
+    blobs, images = matcher.kept("blobs", job.blobs), matcher.kept("images", job.images)
     if unused := matcher.unused():
         near = get_close_matches(unused[0], matcher.seen, n=1, cutoff=0.4)
         hint = f"; there is {near[0]!r}" if near else ""
         raise error(
             "UCP-E-MISMATCH",
-            f"--drop {unused[0]!r} matches nothing: names are ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME and "
-            f"files/NAME{hint}",
+            f"--drop {unused[0]!r} matches nothing: names are ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME, "
+            f"images/NAME and files/NAME{hint}",
         )
     kept = replace(
         job,
@@ -165,6 +166,7 @@ def without(job: Job, globs: Sequence[str]) -> tuple[Job, Sequence[Lost]]:
         sources=[source for source in job.sources if (source.atom, source.slot) in left],
         state=state,
         blobs=blobs,
+        images=images,
     )
     return kept, tuple(matcher.lost)
 

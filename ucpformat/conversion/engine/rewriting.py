@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from ucpformat.conversion.contract.job import Job, SlotSource
 from ucpformat.errors import error
+from ucpformat.image_files import ImageSource, SourceFile
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.storage.reading.documents import verified_pieces
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
+    from ucpformat.model.process_image import ProcessImage
     from ucpformat.reader import Checkpoint
 
 __all__ = ["checkpoint_job", "rewrite_job"]
@@ -54,8 +57,19 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
         blobs={
             name: (blob.media_type, checkpoint.blobs[name]) for name, blob in checkpoint.state.blobs.items()
         },
+        images={name: _image(checkpoint, image) for name, image in checkpoint.images.items()},
         step=None if progress is None else progress.step,
         chunk_bytes=checkpoint.root.chunk_bytes,
         annotations=envelope.annotations,
         extensions={name: e for name, e in envelope.extensions.items() if e.safe_to_copy},
     )
+
+
+def _image(checkpoint: Checkpoint, image: ProcessImage) -> ImageSource:
+    """Return a process image of a checkpoint as one to write anew."""
+    files = [
+        SourceFile(file.path, partial(verified_pieces, checkpoint.store, file.object), file.is_executable)
+        for file in image.files
+    ]
+    producer = image.producer.name, image.producer.version
+    return ImageSource(image.media_type, producer, files, image.host, image.is_required, image.rank)

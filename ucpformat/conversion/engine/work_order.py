@@ -89,6 +89,10 @@ class Recipe:
                     if not self.is_rewritten or self.drop or self.weights is not None:
                         checkpoint.require_drained()
                         job = replace(job, state=replace(job.state, pipeline=None))
+                    if not self.is_rewritten:
+                        why = "no other format has process images: `ucp extract` writes it to the disk"
+                        lost = [Lost(f"images/{name}", why) for name in job.images]
+                        job = replace(job, images={}, dropped=[*job.dropped, *lost])
                     opened = self._opened(job)
                 yield opened
             return

@@ -147,6 +147,8 @@ class Engine:
             writer.set_state(self._job.state)
             for name, (media_type, data) in self._job.blobs.items():
                 writer.add_blob(name, data, media_type)
+            for name, image in self._job.images.items():
+                writer.add_image(name, image)
             digest = writer.commit()
         except BaseException as failure:
             if isinstance(failure, Exception) and not self._options.resume:

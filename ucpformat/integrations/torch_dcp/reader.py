@@ -101,6 +101,7 @@ class UcpStorageReader(StorageReader):
             raise error("UCP-E-STORE", "give UcpStorageReader a path, or the load a checkpoint_id")
         self._close()
         self._checkpoint = open_checkpoint(self.checkpoint_id, verify=self._verify, workers=self._workers)
+        self._checkpoint.require_restored()
         self._checkpoint.require_drained()
         listed: dict[str, Any] = {}
         paths = {}

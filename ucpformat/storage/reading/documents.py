@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.workers import ForkedExecutor
 
-__all__ = ["StoredDocuments", "check_object", "read_document", "read_root"]
+__all__ = ["StoredDocuments", "check_object", "read_document", "read_root", "verified_pieces"]
 
 _PIECE_BYTES: Final = 1 << 22
 
@@ -66,16 +66,23 @@ def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCU
 
 
 def check_object(store: Store, reference: DocumentRef) -> None:
-    """Check length and digest of an object of any length, piece by piece.
+    """Check length and digest of an object of any length; raises as `verified_pieces`."""
+    for _ in verified_pieces(store, reference):
+        pass
+
+
+def verified_pieces(store: Store, reference: DocumentRef) -> Iterator[bytes]:
+    """Yield the bytes of an object of any length, piece by piece; only the end says that all of them are right.
 
     Raises:
         UcpError: ``UCP-E-MISSING``, ``UCP-E-LENGTH``, ``UCP-E-DIGEST``.
-
     """
     _check_length(store, reference)
     digest = hashlib.sha256()
     for start in range(0, reference.length, _PIECE_BYTES):
-        digest.update(store.read(reference.key, start, min(start + _PIECE_BYTES, reference.length)))
+        piece = store.read(reference.key, start, min(start + _PIECE_BYTES, reference.length))
+        digest.update(piece)
+        yield piece
     reference.require(replace(reference, digest=f"sha256:{digest.hexdigest()}"))
 
 

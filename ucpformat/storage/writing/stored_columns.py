@@ -49,6 +49,23 @@ SLOT, CHUNK, START, SIZE, CUTS, CONTAINER, OFFSET, LENGTH, NDIM, SUMS, ROWS = ra
 _COLUMNS: Final = 11
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """What a committed checkpoint takes, in bytes.
+
+    ``data`` are those of segments, which are the logical bytes where nothing is compressed and no chunk is all zeros,
+    and in storage plain four more to a chunk; ``alignment`` those between the segments of packs; ``documents`` are
+    the root document, index parts, tables, state, pack list and blobs, without the Zarr metadata of storage plain.
+    ``shared`` are those of segments that an increment shares with its base, in packs or, in storage plain, as objects
+    of chunks; they are not among ``data``.
+    """
+
+    data: int
+    alignment: int
+    documents: int
+    shared: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredColumns:
     """Entries of a ledger, in their order.

@@ -106,6 +106,14 @@ export class Checkpoint {
   }
 
   /**
+   * The process images that it carries, by name.
+   * @returns {Map | undefined}
+   */
+  get images() {
+    return this.state?.get('images');
+  }
+
+  /**
    * The pipeline that was in flight when this was saved, or null.
    * @returns {Map | null}
    */
@@ -190,6 +198,16 @@ export class Checkpoint {
     if (!blob) throw new UcpError('UCP-E-MISMATCH', '', `there is no blob ${name}`);
     const bytes = fetchReferenced(this.store, plain(blob.get('object')), Infinity);
     return {mediaType: blob.get('media_type'), bytes};
+  }
+
+  /**
+   * The bytes of the files of a process image, checked.
+   * @param {string} name
+   * @returns {Buffer[]}
+   */
+  readImage(name) {
+    return this.images.get(name).get('files')
+      .map((file) => fetchReferenced(this.store, plain(file.get('object')), Infinity));
   }
 
   close() {

@@ -13,6 +13,7 @@ import {
   compareUtf8, foldKey, isAtomKey, isKey, isName, isSlotName,
 } from './names.mjs';
 import {MAX_DOCUMENT, checkKey, KeySet} from './root.mjs';
+import {checkImages, objectsOf} from './images.mjs';
 import {checkPipeline} from './pipeline.mjs';
 import {checkValue, checkValueForm} from './values.mjs';
 
@@ -241,10 +242,10 @@ export function checkState(document, key, atoms, problems) {
   }
   if (document.has('pipeline')) checkPipeline(document.get('pipeline'), key, atoms, problems);
   const keys = new KeySet();
-  for (const [name, blob] of document.get('blobs')) {
-    const at = place(key, `/blobs${token(name)}/object/key`);
-    checkKey(blob.get('object').get('key'), 'blobs/', at, problems);
-    keys.add(blob.get('object').get('key'), at, problems);
+  for (const {at, reference} of objectsOf(document)) {
+    checkKey(reference.key, 'blobs/', place(key, `${at}/key`), problems);
+    keys.add(reference.key, place(key, `${at}/key`), problems);
   }
+  checkImages(document.get('images') ?? new Map(), key, problems);
 }
 

@@ -55,6 +55,8 @@ export function rewrite(from, path, storage) {
       extensions: new Map(copied),
       stateAnnotations: state?.get('annotations'),
       pipeline: state?.get('pipeline'),
+      images: new Map([...source.images ?? []]
+        .map(([name, image]) => [name, {image, contents: source.readImage(name)}])),
     });
   } finally {
     source.close();

@@ -19,9 +19,11 @@ export const MAX_TABLE = 2 ** 30;
 /** The version that is implemented. */
 export const FORMAT_VERSION = 0;
 /** Read features that are implemented. */
-export const READ_FEATURES = new Set(['incremental', 'row-overwrite', 'weight-versions']);
+export const READ_FEATURES = new Set(['incremental', 'process-images', 'row-overwrite', 'weight-versions']);
 /** Read features that are defined (SPEC section 7.2). */
-export const DEFINED_FEATURES = new Set(['blosc', 'incremental', 'row-overwrite', 'weight-versions', 'zstd']);
+export const DEFINED_FEATURES = new Set([
+  'blosc', 'incremental', 'process-images', 'row-overwrite', 'weight-versions', 'zstd',
+]);
 
 /** @typedef {{key: string, length: number, digest: string}} Reference */
 /** @typedef {{first: string, last: string, atoms: number, index: Reference, table: Reference}} Part */

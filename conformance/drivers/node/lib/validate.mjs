@@ -6,7 +6,7 @@
  */
 
 import {Problems} from './errors.mjs';
-import {place, plain} from './json.mjs';
+import {place} from './json.mjs';
 import {
   checkState, checkStateForm, fetchDocument, fetchReferenced, Names, readAtoms, readPacks,
 } from './documents.mjs';
@@ -14,6 +14,7 @@ import {checkIntegrity} from './integrity.mjs';
 import {bufferFaults, checkPlace, tensorOf} from './buffers.mjs';
 import {checkDtype, checkFit, checkSteps} from './layout.mjs';
 import {ROOT_KEY, isKey} from './names.mjs';
+import {isImageRequired, objectsOf} from './images.mjs';
 import {isInFlight, kindsOfAtoms} from './pipeline.mjs';
 import {DEFINED_FEATURES, MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
 import {PackUse, checkSegments} from './segments.mjs';
@@ -148,8 +149,14 @@ class Validation {
       .filter((name) => DEFINED_FEATURES.has(name)));
     if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
     if (this.parts.some(({table}) => table?.rowBytes.length > 0)) needed.add('row-overwrite');
-    const isUnknown = this.root.state && !state && readFeatures.includes('weight-versions');
-    if (isUnknown || isInFlight(state?.get('pipeline'))) needed.add('weight-versions');
+    const isNeeded = {
+      'weight-versions': isInFlight(state?.get('pipeline')),
+      'process-images': isImageRequired(state?.get('images')),
+    };
+    const isUnknown = this.root.state && !state;
+    for (const [name, needs] of Object.entries(isNeeded)) {
+      if (needs || (isUnknown && readFeatures.includes(name))) needed.add(name);
+    }
     readFeatures.forEach((name, i) => {
       if (!needed.has(name) || READ_FEATURES.has(name)) return;
       this.problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`),
@@ -195,7 +202,7 @@ class Validation {
       for (const {table} of this.parts) if (table) this.use.add(table);
       if (this.parts.every(({table}) => table)) this.use.check(problems);
     }
-    this.blobs = [...(state?.get('blobs').values() ?? [])].map((blob) => plain(blob.get('object')))
+    this.blobs = (state ? objectsOf(state) : []).map(({reference}) => reference)
       .filter(({key, length}) => this.object(key, length));
     this.soundChunks = new Set();
     if (root.storage === 'plain') this.hierarchy();

@@ -18,6 +18,7 @@ import {product} from './boxes.mjs';
 import {unusedBitsAreZero} from './dtypes.mjs';
 import {ROOT_KEY, compareUtf8, foldKey, isAtomKey} from './names.mjs';
 import {checkForm, checkLayout} from './pieces.mjs';
+import {isImageRequired} from './images.mjs';
 import {isInFlight, slotKinds} from './pipeline.mjs';
 import {FORMAT_VERSION, MAX_DOCUMENT, MAX_ROOT} from './root.mjs';
 import {PackedSink, PlainSink} from './sinks.mjs';
@@ -62,6 +63,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {Map} [extensions]
  * @property {Map} [stateAnnotations]
  * @property {Map} [pipeline] as in the state document
+ * @property {Map<string, {image: Map, contents: Uint8Array[]}>} [images] as there, and bytes of files
  * @property {number} [partAtoms] most atoms of an index part
  * @property {number} [packBytes] length after which a new pack begins
  */
@@ -172,17 +174,28 @@ function prepare(input) {
 /** The state document, or null where there is nothing to say; blobs refer to their keys. */
 function stateDocument(input, attempt) {
   const {
-    values = new Map(), optimizers = new Map(), blobs = new Map(), stateAnnotations, pipeline,
+    values = new Map(), optimizers = new Map(), blobs = new Map(), images = new Map(),
+    stateAnnotations, pipeline,
   } = input;
-  if (values.size + optimizers.size + blobs.size === 0 && !stateAnnotations && !pipeline) return null;
+  const count = values.size + optimizers.size + blobs.size + images.size;
+  if (count === 0 && !stateAnnotations && !pipeline) return null;
   let n = 0;
   const references = [...blobs].map(([name, {mediaType, bytes}]) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
     n += 1;
     return [name, fromPlain({media_type: mediaType, object: reference})];
   });
+  const imageFile = (file, bytes) => {
+    const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
+    n += 1;
+    return new Map([...file, ['object', fromPlain(reference)]]);
+  };
+  const named = [...images].map(([name, {image, contents}]) => [
+    name, new Map([...image, ['files', image.get('files').map((file, i) => imageFile(file, contents[i]))]]),
+  ]);
   const document = object({
     values, optimizers, blobs: new Map(references), pipeline, annotations: stateAnnotations,
+    images: named.length > 0 ? new Map(named) : undefined,
   });
   const problems = new Problems();
   if (checkSchema('state', document, '', problems)) {
@@ -273,16 +286,20 @@ export function write(input) {
   });
   const packList = sink.finish();
   let n = 0;
-  for (const {bytes} of (input.blobs ?? new Map()).values()) {
+  const opaque = [...(input.blobs ?? new Map()).values()].map(({bytes}) => bytes);
+  for (const {contents} of (input.images ?? new Map()).values()) opaque.push(...contents);
+  for (const bytes of opaque) {
     writer.put(`blobs/${attempt}-${n}`, bytes);
     n += 1;
   }
+  const features = isImageRequired(state?.get('images')) ? ['process-images'] : [];
+  if (isInFlight(input.pipeline)) features.push('weight-versions');
   // The digest comes first: sealing takes the first place where its digits stand.
   const root = object({
     digest: DRAFT_DIGEST,
     format: 'ucp',
     format_version: FORMAT_VERSION,
-    read_features: isInFlight(input.pipeline) ? ['weight-versions'] : [],
+    read_features: features,
     write_features: [],
     extensions: input.extensions ?? new Map(),
     annotations: input.annotations ?? new Map(),
