@@ -201,7 +201,7 @@ WRONG: Final[dict[str, tuple[Callable[[Path], None], str]]] = {
     "no files": (_files(), "UCP-E-SOURCE"),
     "a link": (lambda place: place.symlink_to("/etc/passwd"), "UCP-E-SOURCE"),
     "a link within": (_link_within, "UCP-E-SOURCE"),
-    "a pipe": (lambda place: os.mkfifo(place), "UCP-E-SOURCE"),
+    "a pipe": (os.mkfifo, "UCP-E-SOURCE"),
     "a name of two lines": (_files("a\nb"), "UCP-E-KEY"),
     "a hidden name": (_files(".a"), "UCP-E-KEY"),
     "names in other case": (_files("A", "a"), "UCP-E-KEY"),
@@ -237,7 +237,7 @@ def test_extracting_replaces_nothing(tmp_path: Path) -> None:
     for name in ("file", "link", "image"):
         with pytest.raises(UcpError, match="UCP-E-EXISTS"):
             ucp.extract(tmp_path / "b", "trainer", tmp_path / name)
-    with pytest.raises(UcpError, match="UCP-E-NOT-FOUND.*it has trainer"):
+    with pytest.raises(UcpError, match=r"UCP-E-NOT-FOUND.*it has trainer"):
         ucp.extract(tmp_path / "b", "trainr", tmp_path / "out")
     assert not (tmp_path / "elsewhere").exists()
 
@@ -251,10 +251,13 @@ def test_no_path_leads_out_of_the_directory(paths: list[str]) -> None:
     image = ucp.ImageSource("", PRODUCER, [SourceFile(path, lambda: iter(())) for path in paths])
     from ucpformat.model.references import DocumentRef
 
+    codes = []
     try:
         image.written("i", lambda _: DocumentRef.to("blobs/0", b""))
     except UcpError as refusal:
-        assert refusal.code == "UCP-E-KEY"
+        codes.append(refusal.code)
+    if codes:
+        assert codes == ["UCP-E-KEY"]
         return
     folded = {path.lower() for path in paths}
     assert len(folded) == len(paths)
