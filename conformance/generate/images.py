@@ -128,7 +128,7 @@ def _bad() -> Iterator[Case]:
     for name, value in (("portable", True), ("required", 1), ("rank", -1), ("files", []), ("host", {"a": 1}),
                         ("media_type", None), ("producer", "dmtcp"), ("strange", 0)):  # fmt: skip
         yield bad(
-            f"form-{name}",
+            f"form-{name.replace('_', '-')}",
             f"An image of which {name} is {value!r}",
             "UCP-R-014",
             "UCP-E-SCHEMA",

@@ -192,16 +192,20 @@ def of_several_writers() -> set[str]:
 
 def beside_checkpoints() -> set[str]:
     """Requirements of section 14 and its documents, and of readers in 15.2: no driver is asked for documents beside
-    checkpoints, nor for what a position of a job gets (CLASSES.md); the tests of the library are.
+    checkpoints, for what a position of a job gets (CLASSES.md), or to extract images; the tests of the library are.
     """
     text = specification()
     beside = text.partition("\n## 14. ")[2].partition("\n## 15. ")[0]
     own_values = text.partition("\n### 15.2 ")[2].partition("\n## 16. ")[0]
-    return {
-        name
-        for name, _ in requirements()
-        if f"[{name}]" in beside or (name.startswith("UCP-R-") and f"[{name}]" in own_values)
-    } | {name for name, _ in requirements(BESIDE)}
+    return (
+        {
+            name
+            for name, _ in requirements()
+            if f"[{name}]" in beside or (name.startswith("UCP-R-") and f"[{name}]" in own_values)
+        }
+        | {name for name, _ in requirements(BESIDE)}
+        | {"UCP-S-006"}
+    )
 
 
 def test_every_requirement_is_held_by_a_case_or_has_a_reason_not_to_be() -> None:

@@ -114,7 +114,8 @@ def _settings(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     "--drop",
     metavar="GLOB",
     multiple=True,
-    help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME, files/NAME; repeatable.",
+    help="Leave out what is called so: ATOM/SLOT, values/NAME, optimizers/NAME, blobs/NAME, images/NAME, files/NAME; "
+    "repeatable.",
 )
 @click.option(
     "--expand",

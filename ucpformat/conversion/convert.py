@@ -121,10 +121,10 @@ def convert_checkpoint(
     """Convert a checkpoint; the destination must not exist.
 
     ``settings`` are those of the destination's format, ``source_settings`` those of the source's (`Setting`).
-    ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME``: what
-    they match is left out. With ``weights_only`` states of optimizers and values stay behind, and whatever else the
-    destination cannot hold, weights excepted. ``expand`` is how many bytes the source's tensors may have together
-    (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is
+    ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME``, ``images/NAME`` and
+    ``files/NAME``: what they match is left out. With ``weights_only`` states of optimizers and values stay behind, and
+    whatever else the destination cannot hold, weights excepted. ``expand`` is how many bytes the source's tensors may
+    have together (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is
     written (its storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
@@ -258,8 +258,8 @@ def convert(
         compressor: how to compress a universal checkpoint; as a universal source does where it is not given.
         foreign_objects: what becomes of Python objects that are not plain data: ``"refuse"`` or ``"opaque"``.
         shard_count: how many ranks saved a Hugging Face directory of DCP shards, which does not record it.
-        drop: globs over ``ATOM/SLOT``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME`` and ``files/NAME`` that
-            say what to leave out.
+        drop: globs over ``ATOM/SLOT``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME``, ``images/NAME`` and
+            ``files/NAME`` that say what to leave out.
         expand: bytes that the source's tensors may have together; 64 times its files where it is not given.
         weights_only: leave out whatever the destination cannot hold, weights excepted.
         memory: bytes of buffers over all workers.
