@@ -109,8 +109,8 @@ class Declared:
         storage: Storage,
         chunk_bytes: int,
         step: int | None,
-        annotations: dict[str, JsonValue],
-        extensions: dict[str, Extension],
+        annotations: Mapping[str, JsonValue],
+        extensions: Mapping[str, Extension],
     ) -> Root:
         """Return the root document as known before anything is written: without references to other documents.
 
@@ -120,8 +120,8 @@ class Declared:
         root = Root(
             envelope=Envelope(
                 read_features=tuple(sorted(needed_features(slot.compressor for _, _, slot in self._slots))),
-                extensions=extensions,
-                annotations=annotations,
+                extensions=dict(extensions),
+                annotations=dict(annotations),
             ),
             storage=storage,
             chunk_bytes=chunk_bytes,

@@ -30,7 +30,7 @@ from ucpformat.model.root import (
 from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
 from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
-from ucpformat.storage.base import Base
+from ucpformat.storage.increments.base import Base
 from ucpformat.storage.stores.store import Durability
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ucpformat.image_files import ImageSource
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.process_image import ProcessImage
+    from ucpformat.storage.increments.changes import KnownChanges
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.piece_writer import Settlement
 
@@ -65,7 +66,8 @@ class CheckpointWriter:
     All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
     `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
     ``prepared`` is a store at ``path`` whose place is made ready already. What ``base`` has, a checkpoint in the same
-    storage and with the same ``chunk_bytes``, is shared by hard links and not written again (SPEC section 8.5).
+    storage and with the same ``chunk_bytes``, is shared by hard links and not written again (SPEC section 8.5);
+    what ``changes`` tell is believed, and the rest is compared.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
@@ -96,6 +98,7 @@ class CheckpointWriter:
         durability: Durability = "fsync",
         prepared: Store | None = None,
         base: str | os.PathLike[str] | None = None,
+        changes: Sequence[KnownChanges] = (),
     ) -> None:
         self._attempt = attempt or secrets.token_hex(4)
         self.state_annotations: dict[str, JsonValue] = {}
@@ -117,14 +120,12 @@ class CheckpointWriter:
         with paused:
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
-        self._root = self._atoms.root(
-            storage, chunk_bytes, step, dict(annotations or {}), dict(extensions or {})
-        )
+        self._root = self._atoms.root(storage, chunk_bytes, step, annotations or {}, extensions or {})
         self._store = open_target(path, durability=durability) if prepared is None else prepared
         with ExitStack() as undone:
             shared = None
             if base is not None:
-                shared = Base(base, places, self._store, storage=storage, chunk_bytes=chunk_bytes)
+                shared = Base(base, places, self._store, storage, chunk_bytes, changes)
                 undone.callback(shared.close)
             if prepared is None:
                 self._store.prepare(storage)

@@ -124,8 +124,8 @@ def convert_checkpoint(
     ``drop`` are globs over ``atom/slot``, ``values/NAME``, ``optimizers/NAME``, ``blobs/NAME``, ``images/NAME`` and
     ``files/NAME``: what they match is left out. With ``weights_only`` states of optimizers and values stay behind, and
     whatever else the destination cannot hold, weights excepted. ``expand`` is how many bytes the source's tensors may
-    have together (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal checkpoint is
-    written (its storage is ``storage``).
+    have together (`ImportOptions`). A ``dry_run`` plans everything and writes nothing. ``engine`` says how a universal
+    checkpoint is written (its storage is ``storage``).
     ``expect`` is told how many logical bytes there are, then ``progress`` of every so many that are done.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 from ucpformat.distributed.arena import Arena
 from ucpformat.distributed.group import another
 from ucpformat.distributed.save import SaveReport, prepare_save
-from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, Snapshot
+from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, KeptSnapshot, Snapshot
 from ucpformat.errors import error
 from ucpformat.gc_pause import paused
 from ucpformat.storage.writing.stored_columns import StoredBytes
@@ -173,6 +173,8 @@ class BackgroundSaver:
         self._arena_bytes = arena_bytes
         self._arena = self._new_arena()
         self._last: AsyncSave | None = None
+        self._kept: KeptSnapshot | None = None
+        """What the arena has since the last save was committed."""
         self._closed = False
 
     @property
@@ -210,15 +212,19 @@ class BackgroundSaver:
         waited = time.perf_counter()
         with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
-            work = _Work(saving, self._writes, self._arena, result, then)
+            work = _Work(saving, self._writes, self._arena, result, then, self._keep)
+            before, self._kept = self._kept, None
             try:
                 self._last = result
                 _open[id(self)] = self
-                work.stage(self._copier, began, waited)
+                work.stage(self._copier, before, began, waited)
             except BaseException as failure:
                 work.never_began(failure)
                 raise
         return result
+
+    def _keep(self, kept: KeptSnapshot | None) -> None:
+        self._kept = kept
 
     def _admitted(self, path: str, when_busy: WhenBusy) -> bool:
         """Return whether to save now, as all ranks agree."""
@@ -276,6 +282,7 @@ class BackgroundSaver:
                 _open.pop(id(self), None)
                 self._copier.close()
                 self._arena.close()
+                self._kept = None
 
     def __enter__(self) -> Self:
         return self
@@ -299,6 +306,7 @@ class BackgroundSaver:
         if self._last is not None and not self._last.done():
             self._last._disown()
         self._copier.forget()
+        self._kept = None
         self._arena = self._new_arena()  # as with the event of a save: nobody here would release its lock
 
     def _finish(self) -> None:
@@ -321,17 +329,20 @@ class _Work:
         arena: Arena,
         result: AsyncSave,
         then: Callable[[], object] | None,
+        keep: Callable[[KeptSnapshot | None], None],
     ) -> None:
         self._saving = saving
         self._group = group
         self._arena = arena
         self._result = result
         self._then = then
+        self._keep = keep
+        self._snapshot: Snapshot | None = None
         self._queue: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
         self._accounted: queue.SimpleQueue[tuple[float, float, float]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="ucp-async-save", daemon=True)
 
-    def stage(self, copier: Copier, began: float, admitted: float) -> None:
+    def stage(self, copier: Copier, kept: KeptSnapshot | None, began: float, admitted: float) -> None:
         """Copy everything, or as much as there is room for at first, and let the thread write it.
 
         What fails here fails the save, on all ranks, as if it had failed in the thread. The save does not end before
@@ -340,7 +351,7 @@ class _Work:
         begun = False
         staging = time.perf_counter()
         try:
-            snapshot = Snapshot(self._saving, self._arena, copier)
+            self._snapshot = snapshot = Snapshot(self._saving, self._arena, copier, kept)
             if not snapshot.fits:
                 self._thread.start()
                 begun = True
@@ -380,6 +391,8 @@ class _Work:
         outcome: SaveReport | BaseException
         try:
             outcome = self._saving.run(self._batches, self._group)
+            if self._snapshot is not None:
+                self._keep(self._snapshot.kept(outcome.digest))
             if self._then is not None:
                 self._then()
         except BaseException as failure:

@@ -42,7 +42,8 @@ class LocalState:
     annotations; what ranks list alike has to be equal. ``devices`` has the torch tensors of slots that lie on an
     accelerator: what their ``arrays`` would give copies of. ``own`` are
     the values of this process's own, of which ``state`` has what is alike on all ranks. ``digest_on_device`` gives
-    digests of eight bytes of tensors of ``devices``, where they lie.
+    digests of eight bytes of tensors of ``devices``, where they lie. ``changed`` says of slots which indices of their
+    first dimension may differ from the base of an increment.
     """
 
     atoms: Sequence[AtomSpec]
@@ -51,3 +52,4 @@ class LocalState:
     devices: Mapping[SlotName, Any] = field(default_factory=dict)
     own: Mapping[str, OwnValue] = field(default_factory=dict)
     digest_on_device: Callable[[Sequence[Any]], Sequence[bytes]] | None = None
+    changed: Mapping[SlotName, NDArray[np.bool_]] = field(default_factory=dict)

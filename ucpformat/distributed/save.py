@@ -35,7 +35,8 @@ from ucpformat.errors import UcpError, error
 from ucpformat.gc_pause import paused
 from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
-from ucpformat.storage.base import Base
+from ucpformat.storage.increments.base import Base
+from ucpformat.storage.increments.changes import DeclaredRows
 from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import ChunkGrid
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
+    from ucpformat.storage.increments.changes import KnownChanges
     from ucpformat.storage.stores.store import Store
 
 __all__ = [
@@ -110,9 +112,8 @@ def _agree(
     def begin() -> tuple[Description, bytes]:
         nonlocal local, options
         options.require_known()
-        base = None
         if options.base is not None:
-            options, base = options.based(options.base)
+            options = options.based(options.base)
         local = describe_state()
         description = describe(
             local,
@@ -122,7 +123,7 @@ def _agree(
                 "step": options.step,
                 "annotations": dict(options.annotations),
                 "replicas": options.replicas,
-                "base": base,
+                "base": options.base_digest,
                 "pipeline": None if options.pipeline is None else options.pipeline.to_json(),
             },
         )
@@ -172,6 +173,9 @@ class Saving:
         self._attempt = attempt
         self._whole = whole
         self._names = sorted(whole.sources)
+        self._changes: list[KnownChanges] = []
+        if options.base_digest is not None and local.changed:
+            self._changes.append(DeclaredRows(options.base_digest, local.changed))
         self._batches: Callable[[], Iterator[Sequence[Part]]] = self._live_batches
         self._lasting = True
         self._whole_chunks = {
@@ -212,6 +216,15 @@ class Saving:
             self._store.discard()
         self._store.close()
 
+    @property
+    def base_digest(self) -> str | None:
+        """Root digest of the base; None where there is none."""
+        return self._options.base_digest
+
+    def believe(self, changes: KnownChanges) -> None:
+        """Take what is known of changes since the base, before `run`; it goes before what was declared."""
+        self._changes.insert(0, changes)
+
     def share(self) -> list[Portion]:
         """Return what this rank has to write, or to send to the owner of a chunk, in the order of slots."""
         if not self._shares_chunks:
@@ -248,6 +261,7 @@ class Saving:
                 workers=self._options.workers,
                 prepared=self._store,
                 base=self._options.base,
+                changes=self._changes,
             )
 
         def write() -> bytes:
@@ -351,7 +365,7 @@ class Saving:
             for atom, name in self.local.arrays
         }
         base = options.base and Base(
-            options.base, places, self._store, storage=options.storage, chunk_bytes=options.chunk_bytes
+            options.base, places, self._store, options.storage, options.chunk_bytes, self._changes
         )
         return PieceWriter(
             self._store,

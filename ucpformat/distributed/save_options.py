@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ucpformat.errors import error
 from ucpformat.model.root import Storage
-from ucpformat.storage.base import root_of_base
+from ucpformat.storage.increments.base_contents import root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class SaveOptions:
 
     ``annotations`` are those of the root document. ``replicas`` says what is done about copies of plain tensors that
     differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
-    at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.base`).
-    ``pipeline`` says what is in flight.
+    at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.increments.base`).
+    ``pipeline`` says what is in flight. ``base_digest`` is the root digest of the base (`based`).
     """
 
     storage: Storage = "packed"
@@ -59,20 +59,21 @@ class SaveOptions:
     replicas: Replicas = "compare"
     base: str | None = None
     pipeline: Pipeline | None = None
+    base_digest: str | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
             object.__setattr__(self, "step", step_number(self.step))
 
-    def based(self, base: str) -> tuple[SaveOptions, str]:
-        """Return the options with the chunk size of a base, and the root digest of that.
+    def based(self, base: str) -> SaveOptions:
+        """Return the options with the chunk size and the root digest of a base.
 
         Raises:
             UcpError: as `root_of_base`.
         """
         wanted = None if self.chunk_bytes == DEFAULT_CHUNK_BYTES else self.chunk_bytes
         root = root_of_base(base, storage=self.storage, chunk_bytes=wanted)
-        return replace(self, chunk_bytes=root.chunk_bytes), root.digest
+        return replace(self, chunk_bytes=root.chunk_bytes, base_digest=root.digest)
 
     def require_known(self) -> None:
         """Refuse options that are not among those that there are, by ``UCP-E-MISMATCH``."""

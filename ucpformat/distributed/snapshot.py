@@ -13,6 +13,7 @@ import numpy as np
 
 from ucpformat.distributed.arena import Arena, extent
 from ucpformat.distributed.save import Part, flat_memory, seen_part
+from ucpformat.storage.increments.changes import ComparedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,23 +22,32 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.local_state import LocalState, SlotName
     from ucpformat.distributed.save import Saving
-    from ucpformat.geometry import Piece
+    from ucpformat.geometry import Box, Piece
     from ucpformat.model.dtype import DType
 
-__all__ = ["Batch", "Copier", "Copy", "HostCopier", "Snapshot", "double_buffered"]
+__all__ = ["Batch", "Copier", "Copy", "HostCopier", "KeptSnapshot", "Snapshot", "double_buffered"]
 
 _BATCH_BYTES: Final = 1 << 26
 _BATCHES_OF_A_RING: Final = 4
 _COPIED_AT_ONCE: Final = 1 << 22
+_SAMPLES: Final = 64
+_SHORT: Final = 128
+_COMPARED_AT_ONCE: Final = 1 << 21
+"""Bytes of a tensor that are compared in one go, after which the changed ones are still in the processor's cache."""
 
 
 class Copy(NamedTuple):
-    """Elements of a local tensor, and the region of the arena that they go to, in C order from byte ``start`` on."""
+    """Elements of a local tensor, and the region of the arena that they go to, in C order from byte ``start`` on.
+
+    With ``changed`` the region has what the base of an increment has of them. A copier may compare, and make those
+    truth values false of which the rows are the same (`ComparedRows.expect`).
+    """
 
     name: SlotName
     piece: Piece
     kind: DType
     start: int
+    changed: NDArray[np.bool_] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -105,21 +115,21 @@ class HostCopier:
         self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
     ) -> Callable[[], None]:
         """Copy, large parts in several threads at once."""
-        large: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
+        large: list[tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.bool_] | None]] = []
         name: SlotName | None = None
         flat: NDArray[np.generic] = memory
         for copy in copies:
             if copy.name != name:
                 name, flat = copy.name, flat_memory(local.arrays[copy.name]())
-            pair = copy.target(memory), seen_part(flat, copy.piece, at="/".join(copy.name))
+            source = seen_part(flat, copy.piece, at="/".join(copy.name))
             if copy.nbytes < _COPIED_AT_ONCE or self._threads == 1:
-                np.copyto(*pair)
+                _copy(copy.target(memory), source, copy.changed)
             else:
-                large.append(pair)
+                large.append((copy.target(memory), source, copy.changed))
         if large:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="ucp-snapshot")
-            for _ in self._executor.map(lambda pair: np.copyto(*pair), large):
+            for _ in self._executor.map(lambda one: _copy(*one), large):
                 pass
         return _nothing
 
@@ -134,6 +144,67 @@ class HostCopier:
             self._executor = None
 
 
+def _copy(
+    target: NDArray[np.generic], source: NDArray[np.generic], changed: NDArray[np.bool_] | None
+) -> None:
+    """Copy elements; with ``changed``, compare them with what they replace, and say which rows are other bytes."""
+    if changed is None or not target.size:
+        np.copyto(target, source)
+        return
+    lead = next((axis for axis, extent in enumerate(target.shape) if extent != 1), target.ndim - 1)
+    inner = (0,) * lead if target.ndim else (None,)
+    target, source = target[inner], source[inner]
+    every = max(1, len(target) // _SAMPLES)
+    sampled = _words(np.ascontiguousarray(target[::every])) != _words(np.ascontiguousarray(source[::every]))
+    if sampled.any(axis=1).all():  # all will have changed: looking further would cost as much as the copy
+        np.copyto(target, source)
+        return
+    changed[:] = False
+    step = max(1, _COMPARED_AT_ONCE * len(target) // target.nbytes)
+    for low in range(0, len(target), step):
+        new = np.ascontiguousarray(source[low : low + step])
+        old = target[low : low + step]
+        differs = _words(old) != _words(new)
+        if not differs.any():
+            continue
+        if changed.size == 1:
+            changed[0] = True
+            np.copyto(old, new)
+            continue
+        rows = changed[low : low + step]
+        rows[:] = _any_of_each(differs)
+        if np.count_nonzero(rows) * 4 < len(rows):
+            old[rows] = new[rows]
+        else:
+            np.copyto(old, new)
+
+
+def _any_of_each(rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether any of each row is true; short rows are put together column by column, which is faster."""
+    if rows.shape[1] % 8 or rows.shape[1] > _SHORT:
+        return np.asarray(rows.any(axis=1))
+    eights = rows.view(np.uint64)
+    found = eights[:, 0].copy()
+    for column in range(1, eights.shape[1]):
+        found |= eights[:, column]
+    return found.astype(np.bool_)
+
+
+def _words(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return contiguous rows as words, the widest that each row is a multiple of: NaN is no other than itself."""
+    width = rows.nbytes // len(rows)
+    word = next(size for size in (8, 4, 2, 1) if width % size == 0)
+    return rows.view(np.uint8).reshape(len(rows), -1).view(f"u{word}")
+
+
+class KeptSnapshot(NamedTuple):
+    """What an arena still has of the checkpoint with the root digest ``digest``, whose `Snapshot` it was."""
+
+    digest: str
+    memory: NDArray[np.uint8]
+    regions: frozenset[tuple[SlotName, Box, str, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Parts that lie in the arena, as many regions of it as there are parts, once ``ready`` has returned."""
@@ -143,9 +214,14 @@ class Batch:
 
 
 class Snapshot:
-    """What `Saving.share` says, cut at chunks; `batches` copies it, as fast as the arena has room."""
+    """What `Saving.share` says, cut at chunks; `batches` copies it, as fast as the arena has room.
 
-    def __init__(self, saving: Saving, arena: Arena, copier: Copier) -> None:
+    Where the arena has the base, as ``kept`` says, what is copied is compared with that, and `Saving` told.
+    """
+
+    def __init__(
+        self, saving: Saving, arena: Arena, copier: Copier, kept: KeptSnapshot | None = None
+    ) -> None:
         self._local = saving.local
         self._arena = arena
         self._copier = copier
@@ -155,6 +231,21 @@ class Snapshot:
         sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
         self.nbytes = sum(sizes)
         self.fits = arena.prepare(extent(sizes))
+        self._regions: list[tuple[SlotName, Box, str, int]] = []
+        self._before: frozenset[tuple[SlotName, Box, str, int]] = frozenset()
+        self._compared = ComparedRows(saving.base_digest or "")
+        if (
+            self.fits
+            and kept is not None
+            and kept.digest == saving.base_digest
+            and kept.memory is arena.memory
+        ):
+            self._before = kept.regions
+            saving.believe(self._compared)
+
+    def kept(self, digest: str) -> KeptSnapshot | None:
+        """Return what the arena has when all is written, and committed with a root digest; None if not all of it."""
+        return KeptSnapshot(digest, self._arena.memory, frozenset(self._regions)) if self.fits else None
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches, each copied, or its copy begun, when yielded; end early if the arena is abandoned."""
@@ -171,13 +262,21 @@ class Snapshot:
                 start = self._arena.take(nbytes)
                 if start is None:
                     return
-            copies.append(Copy(name, piece, kind, start))
+            copies.append(self._copy(name, piece, kind, start))
             pending += nbytes
             if pending >= most:
                 yield self._copied(copies)
                 copies, pending = [], 0
         if copies:
             yield self._copied(copies)
+
+    def _copy(self, name: SlotName, piece: Piece, kind: DType, start: int) -> Copy:
+        region = (name, piece.box, kind.name, start)
+        self._regions.append(region)
+        changed = None
+        if region in self._before:
+            changed = self._compared.expect(name, piece.box, kind.item_bytes)
+        return Copy(name, piece, kind, start, changed)
 
     def _copied(self, copies: list[Copy]) -> Batch:
         memory = self._arena.memory

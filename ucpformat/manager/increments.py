@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.storage.base import root_of_base
+from ucpformat.storage.increments.base_contents import root_of_base
 from ucpformat.storage.stores.urls import is_remote
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 

@@ -11,6 +11,7 @@ from ucpformat.distributed.background import AsyncSave, BackgroundSaver, WhenBus
 from ucpformat.distributed.group import Group, another
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import HostCopier
+from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.state import live_state
 from ucpformat.state_dict.stateful import state_to_save
 from ucpformat.state_dict.torch_group import TorchGroup, group_of
@@ -87,6 +88,7 @@ class AsyncSaver:
         replicas: Replicas = "compare",
         pipeline: Pipeline | None = None,
         base: str | os.PathLike[str] | None = None,
+        changed: Mapping[str, Any] | None = None,
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
     ) -> AsyncSave:
@@ -106,8 +108,11 @@ class AsyncSaver:
                 layouts=layouts,
                 compressor=compressor,
                 pipeline=pipeline,
+                changed=changed,
             )
 
+        if changed and base is None:
+            raise without_base()
         options = SaveOptions(
             storage,
             chunk_bytes,
@@ -186,6 +191,7 @@ def async_save(
     replicas: Replicas = "compare",
     pipeline: Pipeline | None = None,
     base: str | os.PathLike[str] | None = None,
+    changed: Mapping[str, Any] | None = None,
     when_busy: WhenBusy = "wait",
 ) -> AsyncSave:
     """Save as `save` does, in the background: returns when this rank's part is copied into host memory.
@@ -219,6 +225,7 @@ def async_save(
         replicas=replicas,
         pipeline=pipeline,
         base=base,
+        changed=changed,
         when_busy=when_busy,
     )
 

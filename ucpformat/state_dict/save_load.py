@@ -14,6 +14,7 @@ from ucpformat.distributed.snapshot import double_buffered
 from ucpformat.errors import error, naming
 from ucpformat.model.values import decode
 from ucpformat.reader import Checkpoint, open_checkpoint
+from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.keys.paths import StatePath, build, dotted
 from ucpformat.state_dict.load_options import LoadOptions, Only, Rename, without_effect
 from ucpformat.state_dict.loading import fill_state
@@ -56,6 +57,7 @@ def save(
     replicas: Replicas = "compare",
     pipeline: Pipeline | None = None,
     base: str | os.PathLike[str] | None = None,
+    changed: Mapping[str, Any] | None = None,
 ) -> SaveReport:
     """Save a nested state dict of arrays, torch tensors, DTensors and plain values, or a module.
 
@@ -77,6 +79,9 @@ def save(
     ``base`` is an earlier checkpoint on the same file system: what is equal is shared with it by hard links, compared
     byte for byte, and only the rest is written. The new checkpoint is as complete as any, and stays whole when the
     base is removed. It has the storage of its base, and its ``chunk_bytes`` unless they are given.
+    ``changed`` has, by dotted path or glob, the rows of tensors that were changed since the base was saved: indices of
+    the first dimension, or a truth value for each; every rank says so of what it holds. All other rows of these tensors
+    are taken from the base unseen, so that rows that were forgotten are as they were then.
 
     Returns:
         What this rank wrote and sent, what the whole checkpoint takes, its root digest, and how long it took.
@@ -85,7 +90,8 @@ def save(
         UcpError: on all ranks the same, and then there is no checkpoint: ``UCP-E-EXISTS`` for a committed checkpoint
             at ``path``; ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry,
             for what cannot be stored; ``UCP-E-COVER`` for what no rank holds; ``UCP-E-NOT-FOUND``, ``UCP-E-STORE`` or
-            ``UCP-E-MISMATCH`` for a base that is not there, has no file system, or other chunks.
+            ``UCP-E-MISMATCH`` for a base that is not there, has no file system, or other chunks; ``UCP-E-NAME`` and
+            ``UCP-E-MISMATCH`` for changed rows of no tensor, or that it does not have.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -97,6 +103,8 @@ def save(
     >>> ucp.save("again.ucp", model, base="model.ucp").stored.data
     0
     """
+    if changed and base is None:
+        raise without_base()
     options = SaveOptions(
         storage,
         chunk_bytes,
@@ -106,7 +114,9 @@ def save(
         base=None if base is None else os.fspath(base),
         pipeline=pipeline,
     )
-    return save_state(path, state, options, group=group, layouts=layouts, compressor=compressor)
+    return save_state(
+        path, state, options, group=group, layouts=layouts, compressor=compressor, changed=changed
+    )
 
 
 def save_state(
@@ -117,6 +127,7 @@ def save_state(
     group: object = None,
     layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
+    changed: Mapping[str, Any] | None = None,
 ) -> SaveReport:
     """Save as `save` does, with options that are put together already."""
     together = group_of(group)
@@ -128,6 +139,7 @@ def save_state(
             layouts=layouts,
             compressor=compressor,
             pipeline=options.pipeline,
+            changed=changed,
         )
 
     with naming(path):

@@ -9,6 +9,7 @@ from ucpformat.errors import error
 from ucpformat.model.compressor import compressor_of, require_compression
 from ucpformat.model.pipeline import version_slot
 from ucpformat.model.values import encode
+from ucpformat.state_dict.changed_rows import changed_rows
 from ucpformat.state_dict.keys.names import Assignment, recognise
 from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations, state_document
 from ucpformat.state_dict.keys.paths import KeyPath, NumberKey, StatePath, dotted, flatten
@@ -39,8 +40,11 @@ def live_state(
     layouts: Mapping[str, TensorLayout] | None = None,
     compressor: Compression | None = None,
     pipeline: Pipeline | None = None,
+    changed: Mapping[str, Any] | None = None,
 ) -> LocalState:
     """Return what this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
+
+    ``changed`` has rows by glob, as `changed_rows` takes them.
 
     Raises:
         UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
@@ -122,6 +126,12 @@ def live_state(
         {slot: tensor.local.detach() for slot, tensor in owned.items() if not tensor.on_host},
         own,
         digests_on_device,
+        {}
+        if not changed
+        else {
+            (assigned[name].name, assigned[name].slot): rows
+            for name, rows in changed_rows(changed, {name: held[name] for name in owners}).items()
+        },
     )
 
 

@@ -135,7 +135,7 @@ class ChunkPiece(NamedTuple):
 
 
 class BaseChunks(Protocol):
-    """What an earlier checkpoint has of the bytes that are to be stored (`ucpformat.storage.base`).
+    """What an earlier checkpoint has of the bytes that are to be stored (`ucpformat.storage.increments.base`).
 
     Writers ask it, from any of their threads, before they store a piece; it links what it finds. What it raises ends
     the save.
@@ -162,6 +162,10 @@ class BaseChunks(Protocol):
         self, place: SlotPlace, chunk: int, key: str, buffers: Sequence[memoryview], checksums: bytes
     ) -> bool:
         """Link the object of a chunk to ``key`` if it is there already (storage plain)."""
+        ...
+
+    def same_object(self, place: SlotPlace, chunk: int, key: str) -> Segment | None:
+        """Link the object of a chunk to ``key`` if the chunk is known not to have changed (storage plain)."""
         ...
 
     def close(self) -> None:
@@ -287,6 +291,10 @@ class PlainChunkWriter:
         run = checksum_run(data, start)
         if is_zero(run, data):
             return StoredChunk(None, start, data.nbytes, run.cuts)
+        key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
+        known = None if self._base is None else self._base.same_object(place, chunk, key)
+        if known is not None:
+            return StoredChunk(known, start, data.nbytes, run.cuts)
         padding = memoryview(
             bytes(element_count(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes)
         )
@@ -301,7 +309,6 @@ class PlainChunkWriter:
             buffers, total, checksums = [data], run.total, run.blocks
         buffers.append(memoryview(total.to_bytes(OBJECT_TRAILER, "little")))
         length = sum(buffer.nbytes for buffer in buffers)
-        key = f"{place.prefix()}/{place.grid.key(place.grid.index_of(chunk))}"
         if self._base is None or not self._base.has_object(place, chunk, key, buffers, checksums):
             self._create(key, buffers)
         segment = Segment(OWN_OBJECT, 0, length, None, checksums)

@@ -1,29 +1,44 @@
 """The base of an increment: what an earlier checkpoint has of the bytes that are to be saved (SPEC section 8.5).
 
-Nothing is taken for equal that was not compared. A block with another checksum is surely not; where all checksums of
-a segment are the same, its bytes are read, and compared while they lie in the processor's cache.
+Nothing is taken for equal that was not compared, but what somebody knows (`ucpformat.storage.increments.changes`).
+A block with another checksum is surely not; where all checksums of a segment are the same, its bytes are read, and
+compared while they lie in the processor's cache.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from awscrt.checksums import crc32c
 
-from ucpformat.errors import UcpError, error, naming
+from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, runs
-from ucpformat.model.envelope import READ_FEATURES
-from ucpformat.model.root import Root, parse_root
 from ucpformat.storage.checksum import BLOCK_BYTES, RunChecksums, checksum_run
 from ucpformat.storage.host_memory import flat_bytes, selection
-from ucpformat.storage.overwriting import are_few, chosen, has_rows, old_rows, row_count, row_set_of, rows_in
-from ucpformat.storage.reading.documents import StoredDocuments, read_root
+from ucpformat.storage.increments.base_contents import (
+    NO_LINKS,
+    PackUse,
+    opened_base,
+    packs_in_use,
+    segments_of,
+    slots_alike,
+)
+from ucpformat.storage.increments.overwriting import (
+    are_few,
+    chosen,
+    has_rows,
+    old_rows,
+    owners,
+    row_count,
+    row_set_of,
+    rows_in,
+)
+from ucpformat.storage.reading.documents import StoredDocuments
 from ucpformat.storage.reading.layers import are_layered
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.urls import local_path
 from ucpformat.storage.workers import ForkedExecutor
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, Layer, SharedRun
 
@@ -31,71 +46,27 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from ucpformat.model.root import Storage
     from ucpformat.model.table import Segment
+    from ucpformat.storage.increments.changes import KnownChanges
     from ucpformat.storage.reading.part import StoredSlot
     from ucpformat.storage.stores.linking import LinkSource
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import SlotPlace
 
-__all__ = ["Base", "root_of_base"]
+__all__ = ["Base"]
 
-_NO_LINKS: Final = "an increment shares files by hard links, which object stores have not; save without base="
-_MOST_PACKS: Final = 48
-"""Packs that one checkpoint shares. As many stay open, so that the file that was compared is the one that is linked."""
-_LEAST_USE: Final = 0.5
-"""Nothing is shared of a pack less of which is in use: the rest would stay on the disk for as long as any of it."""
 _MOST_PARTS: Final = 64
 """Segments of the base that a piece is compared with: more would cost more to read than they save."""
-
-
-def root_of_base(path: str | os.PathLike[str], *, storage: Storage, chunk_bytes: int | None = None) -> Root:
-    """Read the root document of a base, and refuse one that nothing can be shared with.
-
-    Raises:
-        UcpError: as procedure 17.1 says; ``UCP-E-STORE`` for one in an object store, which has no hard links;
-            ``UCP-E-MISMATCH`` for one in the other storage, or with other chunks.
-    """
-    store, root = _opened(path, storage, chunk_bytes)
-    store.close()
-    return root
-
-
-def _opened(
-    path: str | os.PathLike[str], storage: Storage, chunk_bytes: int | None
-) -> tuple[LocalStore, Root]:
-    directory = local_path(path)
-    if directory is None:
-        raise error("UCP-E-STORE", _NO_LINKS, at=str(path))
-    store = LocalStore(directory)
-    try:
-        with naming(path):
-            root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
-        for name, wanted, found in (
-            ("storage", storage, root.storage),
-            ("chunk_bytes", chunk_bytes, root.chunk_bytes),
-        ):
-            if wanted not in (None, found):
-                message = f"the base has {name}={found!r}, not {wanted!r}: save with that, or without base="
-                raise error("UCP-E-MISMATCH", message, at="base")
-    except BaseException:
-        store.close()
-        raise
-    return store, root
-
-
-class _PackUse(NamedTuple):
-    """A pack of the base, and whether enough of it is in use for it to be shared."""
-
-    key: str
-    length: int
-    is_used: bool
 
 
 class Base:
     """Finds what ``target`` can share with the checkpoint at ``path``. For several threads; `close` it.
 
     ``target`` is the store of the checkpoint that is being written, and ``places`` are the slots that it will have.
+    What ``changes`` tell of this checkpoint is believed, the first that know; the rest is compared.
     Where documents of the base turn out to be damaged, or to be gone, nothing of it is shared.
 
     Raises:
@@ -107,26 +78,28 @@ class Base:
         path: str | os.PathLike[str],
         places: Mapping[tuple[str, str], SlotPlace],
         target: Store,
-        *,
         storage: Storage,
         chunk_bytes: int,
+        changes: Sequence[KnownChanges] = (),
     ) -> None:
         if not isinstance(target, LocalStore):
-            raise error("UCP-E-STORE", _NO_LINKS, at=target.url)
+            raise error("UCP-E-STORE", NO_LINKS, at=target.url)
         self._target = target
-        self._store, root = _opened(path, storage, chunk_bytes)
+        self._store, root = opened_base(path, storage, chunk_bytes)
+        self._changes = [known for known in changes if known.base == root.digest]
+        self._names = {(place.key, place.slot): name for name, place in places.items()}
         self._executor = ForkedExecutor(2, name="ucp-base")
         self._links: dict[str, bool] = {}
         self.linked_bytes = 0
         """Bytes of the objects of chunks that were linked (storage plain)."""
         self._lock = threading.Lock()
-        self._packs: list[_PackUse] = []
+        self._packs: list[PackUse] = []
         self._slots: dict[tuple[str, str], StoredSlot] = {}
         documents = StoredDocuments(self._store, root, self._executor, str(path))
         try:
             with suppress(UcpError):
-                self._packs = _packs_in_use(documents)
-                self._slots = _slots_alike(documents, places)
+                self._packs = packs_in_use(documents)
+                self._slots = slots_alike(documents, places)
         except BaseException:
             self.close()
             raise
@@ -137,7 +110,13 @@ class Base:
         self._store.close()
 
     def resolved(self, piece: ChunkPiece) -> list[ChunkPiece]:
-        """Cut an uncompressed piece into what the base has, which says where (`ChunkPiece.shared`), and the rest."""
+        """Cut a piece into what the base has, which says where (`ChunkPiece.shared`), and the rest.
+
+        A compressed one is shared here only where it is known to be the same; see `compressed`.
+        """
+        changed = self._changed_rows(piece)
+        if changed is not None:
+            return self._known(piece, changed) or [piece]
         layers = self._layers(piece)
         if len(layers) > 1:
             return self._overwritten(piece, layers) or [piece]
@@ -150,6 +129,9 @@ class Base:
 
     def begins_alike(self, piece: ChunkPiece) -> bool:
         """Say whether the base may have some of a piece, by a few of its bytes."""
+        changed = self._changed_rows(piece)
+        if changed is not None:
+            return not changed.all()
         layers = self._layers(piece)
         if len(layers) > 1 or (layers and self._may_be_few(piece, layers[0])):
             return True
@@ -160,6 +142,59 @@ class Base:
                 return True
         return False
 
+    def _changed_rows(self, piece: ChunkPiece) -> NDArray[np.bool_] | None:
+        """Return which rows of a piece may differ from the base (`KnownChanges.rows`); None where nobody knows."""
+        if not self._changes:
+            return None
+        place = piece.place
+        whole = place.grid.box_at(piece.chunk)
+        box = whole if piece.box is None else piece.box.translate(whole.offset)
+        name = self._names[place.key, place.slot]
+        found = (known.rows(name, box) for known in self._changes)
+        return next((rows for rows in found if rows is not None), None)
+
+    def _known(self, piece: ChunkPiece, changed: NDArray[np.bool_]) -> list[ChunkPiece]:
+        """Cut a piece of which the rows are known that may have changed; none to have it written whole."""
+        if changed.all():
+            return []
+        layers = self._layers(piece)
+        if len(layers) > 1 or (layers and changed.any()):
+            return self._overwritten(piece, layers, changed)
+        if changed.any():
+            return []
+        if piece.place.compressor is not None:
+            return [self._same_compressed(piece)]
+        return [self._compared(*part, is_same=True) for part in self._parts(piece)]
+
+    def _same_compressed(self, piece: ChunkPiece) -> ChunkPiece:
+        """Return a compressed piece that has not changed with where it lies, if it can be shared."""
+        segment = self._only_segment(piece.place, piece.chunk)
+        if (
+            segment is None or piece.box is not None or segment.offset % piece.place.dtype.item_bytes
+        ):  # UCP-D-136
+            return piece
+        pack = self._packs[segment.container]
+        with suppress(UcpError), self._store.linkable(pack.key) as source:
+            if pack.is_used and self._is_linked(pack, source):
+                cuts = checksum_run(piece.data, piece.place.logical_start(piece.chunk)).cuts
+                where = (segment.offset, segment.length, segment.checksums)
+                return piece._replace(shared=SharedRun(pack.key, pack.length, *where, cuts))
+        return piece
+
+    def same_object(self, place: SlotPlace, chunk: int, key: str) -> Segment | None:
+        """Link the object of a chunk (storage plain) to ``key`` if it is known not to have changed, or return None."""
+        changed = self._changed_rows(ChunkPiece(place, chunk, None, memoryview(b"")))
+        segment = None if changed is None or changed.any() else self._only_segment(place, chunk)
+        if segment is None:
+            return None
+        stored = self._slots[place.key, place.slot]
+        with suppress(UcpError), self._store.linkable(stored.object_key(chunk, segment)) as source:
+            if source.nbytes == segment.length and self._target.link(key, source):
+                with self._lock:
+                    self.linked_bytes += segment.length
+                return segment
+        return None
+
     def _parts(self, piece: ChunkPiece) -> list[tuple[Segment, int, ChunkPiece]]:
         """Return the parts of a piece by segment of the base, with their first byte in it; none if too many."""
         stored = self._slots.get((piece.place.key, piece.place.slot))
@@ -167,7 +202,7 @@ class Base:
             return []
         chunk_box = Box.whole(stored.chunk_shape(piece.chunk))
         mine = chunk_box if piece.box is None else piece.box
-        segments = _segments(stored, piece.chunk)
+        segments = segments_of(stored, piece.chunk)
         if len(segments) > _MOST_PARTS or are_layered(segments):
             return []
         item = piece.place.dtype.item_bytes
@@ -197,7 +232,7 @@ class Base:
         mine = whole if piece.box is None else piece.box
         if not has_rows(mine, piece.place.dtype.item_bytes):
             return []
-        return [one for one in _segments(stored, piece.chunk) if (one.box or whole) == mine]
+        return [one for one in segments_of(stored, piece.chunk) if (one.box or whole) == mine]
 
     def _may_be_few(self, piece: ChunkPiece, segment: Segment) -> bool:
         """Return whether few rows may differ from those of a segment that has them all."""
@@ -206,21 +241,30 @@ class Base:
             return segment.row_set is None and are_few(source, segment, piece.data, box)
         return False
 
-    def _overwritten(self, piece: ChunkPiece, layers: list[Segment]) -> list[ChunkPiece]:
-        """Make layers of a piece: those of the base that are kept, and a new one; none to have it written whole."""
+    def _overwritten(
+        self, piece: ChunkPiece, layers: list[Segment], changed: NDArray[np.bool_] | None = None
+    ) -> list[ChunkPiece]:
+        """Make layers of a piece: those of the base that are kept, and a new one; none to have it written whole.
+
+        ``changed`` are rows that may differ from the base, where that is known.
+        """
         whole = piece.place.grid.box_at(piece.chunk)
         box = piece.box or Box.whole(whole.shape)
         packs = [self._packs[layer.container] for layer in layers]
         new = rows_in(piece.data, box)
         with suppress(UcpError), ExitStack() as stack:
             sources = [stack.enter_context(self._store.linkable(pack.key)) for pack in packs]
-            old, owner, are_right = old_rows(sources, layers, box, new.shape[1])
-            changed = (owner < 0) | (old != new).any(axis=1)
+            are_whole = [one.nbytes == pack.length for one, pack in zip(sources, packs, strict=True)]
+            if changed is not None and all(are_whole):
+                owner, are_right = owners(layers, box), are_whole
+            else:
+                old, owner, are_right = old_rows(sources, layers, box, new.shape[1])
+                changed = (owner < 0) | (old != new).any(axis=1)
             sizes = [row_count(layer, box) for layer in layers]
             may_keep = [is_right and pack.is_used for is_right, pack in zip(are_right, packs, strict=True)]
             choice = chosen(changed, owner, sizes, may_keep)
             while choice is not None:
-                unlinked = [one for one in choice.kept if not self._is_linked(packs[one].key, sources[one])]
+                unlinked = [one for one in choice.kept if not self._is_linked(packs[one], sources[one])]
                 if not unlinked:
                     break
                 may_keep[unlinked[0]] = False
@@ -242,8 +286,10 @@ class Base:
             return found
         return []
 
-    def _compared(self, segment: Segment, first: int, part: ChunkPiece) -> ChunkPiece:
-        """Return a part with what the base has of it, if that is the same."""
+    def _compared(
+        self, segment: Segment, first: int, part: ChunkPiece, *, is_same: bool = False
+    ) -> ChunkPiece:
+        """Return a part with what the base has of it, if that is the same, or is known to be."""
         pack = self._packs[segment.container]
         data = part.data
         known = segment.checksums if not first and data.nbytes == segment.length else b""
@@ -252,6 +298,11 @@ class Base:
         with suppress(UcpError), self._store.linkable(pack.key) as source:
             for number, low in enumerate(range(0, data.nbytes, BLOCK_BYTES)):
                 block = data[low : low + BLOCK_BYTES]
+                if is_same:
+                    if checks is None:
+                        break
+                    checks.add(block)
+                    continue
                 if known and crc32c(block) != int.from_bytes(known[4 * number : 4 * number + 4], "little"):
                     return part
                 if not source.has(block, segment.offset + first + low):
@@ -260,7 +311,7 @@ class Base:
                     checks.add(block)
             if not pack.is_used:
                 return part._replace(is_moved=True)
-            if self._is_linked(pack.key, source):
+            if self._is_linked(pack, source):
                 blocks, cuts = known, known
                 if checks is not None:
                     blocks, _, cuts = checks.run()
@@ -279,7 +330,7 @@ class Base:
         if not pack.is_used or offset % place.dtype.item_bytes:  # UCP-D-136
             return None
         with suppress(UcpError), self._store.linkable(pack.key) as source:
-            if source.has(data, offset) and self._is_linked(pack.key, source):
+            if source.has(data, offset) and self._is_linked(pack, source):
                 return SharedRun(pack.key, pack.length, offset, data.nbytes, checksums, b"")
         return None
 
@@ -307,53 +358,20 @@ class Base:
         self, place: SlotPlace, chunk: int, nbytes: int, checksums: bytes
     ) -> tuple[StoredSlot, Segment] | None:
         """Return the one segment that the base has of a chunk, if it has that length and these checksums."""
-        stored = self._slots.get((place.key, place.slot))
-        segments = () if stored is None else _segments(stored, chunk)
-        if stored is None or len(segments) != 1:
+        segment = self._only_segment(place, chunk)
+        if segment is None or (segment.length, segment.checksums) != (nbytes, checksums):
             return None
-        (segment,) = segments
-        same = segment.box is None and (segment.length, segment.checksums) == (nbytes, checksums)
-        return (stored, segment) if same else None
+        return self._slots[place.key, place.slot], segment
 
-    def _is_linked(self, key: str, source: LinkSource) -> bool:
-        """Return whether the target has a pack of the base, linked now if need be."""
+    def _only_segment(self, place: SlotPlace, chunk: int) -> Segment | None:
+        """Return the segment that the base has of a whole chunk; None where there are several, or none."""
+        stored = self._slots.get((place.key, place.slot))
+        segments = () if stored is None else segments_of(stored, chunk)
+        return segments[0] if len(segments) == 1 and segments[0].box is None else None
+
+    def _is_linked(self, pack: PackUse, source: LinkSource) -> bool:
+        """Return whether the target has a pack of the base, linked now if need be; one of another length it has not."""
         with self._lock:
-            if key not in self._links:
-                self._links[key] = self._target.link(key, source)
-            return self._links[key]
-
-
-def _packs_in_use(documents: StoredDocuments) -> list[_PackUse]:
-    packs = documents.packs or ()
-    used = np.zeros(len(packs), np.int64)
-    for part in documents.parts() if packs else ():
-        rows = part.table.rows
-        np.add.at(used, rows["container"], rows["length"].astype(np.int64))
-    best = {int(number) for number in np.argsort(-used, kind="stable")[:_MOST_PACKS]}
-    return [
-        _PackUse(pack.key, pack.length, number in best and bool(used[number] >= _LEAST_USE * pack.length))
-        for number, pack in enumerate(packs)
-    ]
-
-
-def _slots_alike(
-    documents: StoredDocuments, places: Mapping[tuple[str, str], SlotPlace]
-) -> dict[tuple[str, str], StoredSlot]:
-    """Return slots of the base with the wanted data type, grid and compressor, by key and name."""
-    slots: dict[tuple[str, str], StoredSlot] = {}
-    for (atom, name), place in places.items():
-        found = documents.find(atom)
-        stored = None if found is None else found[0].find(atom, name)
-        if stored is None or stored.compressor != place.compressor or stored.dtype != place.dtype:
-            continue
-        if (stored.grid.shape, stored.grid.chunk_shape) == (place.grid.shape, place.grid.chunk_shape):
-            slots[place.key, place.slot] = stored
-    return slots
-
-
-def _segments(stored: StoredSlot, chunk: int) -> tuple[Segment, ...]:
-    """Return the segments that the base has of a chunk; none where its table is damaged."""
-    try:
-        return stored.segments(chunk)
-    except UcpError:
-        return ()
+            if pack.key not in self._links:
+                self._links[pack.key] = source.nbytes == pack.length and self._target.link(pack.key, source)
+            return self._links[pack.key]

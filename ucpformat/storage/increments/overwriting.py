@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.stores.linking import LinkSource
 
-__all__ = ["NewLayer", "are_few", "chosen", "has_rows", "old_rows", "row_count", "row_set_of", "rows_in"]
+__all__ = [
+    "NewLayer",
+    "are_few",
+    "chosen",
+    "has_rows",
+    "old_rows",
+    "owners",
+    "row_count",
+    "row_set_of",
+    "rows_in",
+]
 
 _LEAST_ROWS: Final = 16
 _LEAST_ROW_BYTES: Final = 32
@@ -75,14 +85,14 @@ def are_few(source: LinkSource, segment: Segment, data: memoryview, box: Box) ->
 
 def old_rows(
     sources: Sequence[LinkSource], segments: Sequence[Segment], box: Box, width: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[bool]]:
+) -> tuple[NDArray[np.uint8], NDArray[np.int16], list[bool]]:
     """Read all layers of a box: its rows, the layer that gives each, and whether the bytes of each layer are right.
 
     ``width`` is that of a row, in bytes. Raises OSError where a layer cannot be read.
     """
     count = rows_of(box)
     found = np.empty((count, width), np.uint8)
-    owner = np.full(count, -1, np.int64)
+    owner = np.full(count, -1, np.int16)
     are_right = []
     for number, (source, segment) in enumerate(zip(sources, segments, strict=True)):
         data = source.read(segment.offset, segment.length)
@@ -100,8 +110,16 @@ def old_rows(
     return found, owner, are_right
 
 
+def owners(segments: Sequence[Segment], box: Box) -> NDArray[np.int16]:
+    """Return the number of the layer that gives each row of a box, -1 for a row that none has."""
+    found = np.full(rows_of(box), -1, np.int16)
+    for number, segment in enumerate(segments):
+        np.copyto(found, np.int16(number), where=segment._replace(box=box).present())
+    return found
+
+
 def chosen(
-    changed: NDArray[np.bool_], owner: NDArray[np.int64], sizes: Sequence[int], may_keep: Sequence[bool]
+    changed: NDArray[np.bool_], owner: NDArray[np.int16], sizes: Sequence[int], may_keep: Sequence[bool]
 ) -> NewLayer | None:
     """Choose which layers are kept; None where the box is best written as a whole.
 
@@ -113,18 +131,19 @@ def chosen(
     NewLayer(kept=[0, 1], rows=array([ True, False, False, False]))
     """
     count = changed.size
-    kept = [number for number, may in enumerate(may_keep) if may]
-    rows = changed | ~np.isin(owner, kept)
-    while kept:
-        used = np.bincount(owner[~rows], minlength=len(sizes))
-        kept = [number for number in kept if used[number]]
-        stored = int(rows.sum()) + sum(sizes[number] for number in kept)
-        if len(kept) < _MOST_LAYERS and stored <= _MOST_STORED * count:
-            break
-        if kept:
-            worst = min(kept, key=lambda number: used[number] / sizes[number])
-            kept.remove(worst)
-            rows = rows | (owner == worst)
-    if not kept or rows.sum() > _LEAST_GAIN * count:
+    is_written = np.ones(
+        len(sizes) + 1, np.bool_
+    )  # by layer; the last one is of rows that none has: owner -1
+    is_written[:-1] = np.logical_not(may_keep)
+    rows = changed | is_written[owner]
+    used = np.bincount(owner[~rows], minlength=len(sizes)).tolist()
+    kept = [number for number, rows_used in enumerate(used) if rows_used]
+    written = count - sum(used)
+    while len(kept) >= _MOST_LAYERS or written + sum(sizes[number] for number in kept) > _MOST_STORED * count:
+        worst = min(kept, key=lambda number: used[number] / sizes[number])
+        kept.remove(worst)
+        written += used[worst]
+        is_written[worst] = True
+    if not kept or written > _LEAST_GAIN * count:
         return None
-    return NewLayer(kept, rows)
+    return NewLayer(kept, changed | is_written[owner])
