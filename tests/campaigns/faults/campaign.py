@@ -31,7 +31,8 @@ from tests.campaigns.faults.ending import (
 from tests.campaigns.faults.left import harm_of, harm_of_export, is_committed
 from tests.campaigns.faults.plan import Fault, Plan, faults_of
 from tests.campaigns.faults.ranks import act, ranks_of_a_job
-from tests.campaigns.faults.scenarios import SCENARIOS, Scenario
+from tests.campaigns.faults.scenario import Scenario
+from tests.campaigns.faults.scenarios import SCENARIOS
 from tests.campaigns.faults.state import state
 from ucpformat.errors import UcpError
 

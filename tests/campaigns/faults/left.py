@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import ucpformat as ucp
-from tests.campaigns.faults.state import state
+from tests.campaigns.faults.state import IMAGE, IMAGE_DATA, state
 from ucpformat.conversion.contract.registry import UCP
 from ucpformat.conversion.convert import convert_checkpoint, detect_format
 from ucpformat.conversion.engine.options import EngineOptions
@@ -41,6 +41,8 @@ def harm_of_export(path: Path, format_name: str, number: int) -> str:
     """``absent``, ``refused`` by the reader of its format, ``whole``, or what is wrong with it."""
     if not path.exists():
         return "absent"
+    if format_name == "image":
+        return "whole" if (path / IMAGE).read_bytes() == IMAGE_DATA else "of other bytes"
     read = path.with_name("read.ucp")
     try:
         convert_checkpoint(

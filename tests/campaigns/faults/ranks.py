@@ -30,8 +30,10 @@ def act(is_acting: bool) -> None:
         ctypes.CDLL(None).ucp_fault_act(ctypes.c_int(is_acting))
 
 
-def saves_as_rank(world: int, storage: str, compressor: Any = None) -> Callable[[Path], None]:
-    """A save of rows by ``world`` ranks, in a process of such a job."""
+def saves_as_rank(
+    world: int, storage: str, compressor: Any = None, *, number: int = 1, base: str | None = None
+) -> Callable[[Path], None]:
+    """A save of rows by ``world`` ranks, in a process of such a job; an increment of ``base`` beside it, if given."""
 
     def save(path: Path) -> None:
         import torch.distributed as dist
@@ -39,10 +41,11 @@ def saves_as_rank(world: int, storage: str, compressor: Any = None) -> Callable[
         rank = dist.get_rank()
         mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
         layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}
-        held = state(1)
+        held = state(number)
         rows = 300 // world
         held["model"]["w"] = held["model"]["w"][rows * rank :][:rows]
-        options: Any = SaveOptions(storage, 256, None)  # type: ignore[arg-type]
+        whose = None if base is None else str(path / base)
+        options: Any = SaveOptions(storage, 256, None, base=whose)  # type: ignore[arg-type]
         save_state(path / "c.ucp", held, options, layouts=layouts, compressor=compressor)
 
     return save

@@ -21,9 +21,11 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_fault_guts_a_checkpoint_or_makes_a_failure_a_success() -> None:
-    """UCP-W-009: system calls of saves, conversions, collections and managers fail, before and after they are done."""
+    """UCP-W-009: system calls of saves, increments, copies, collections, managers fail, before or after they act."""
     # Processes of gloo take a second each: `make campaigns` has them.
-    found = campaign("--runs", str(RUNS), "--only", "^(save|manager|collect|ucp cp|ucp gc)(?!.*processes)")
+    found = campaign(
+        "--runs", str(RUNS), "--only", "^(save|increment|manager|collect|attach|ucp cp|ucp gc)(?!.*processes)"
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     assert f"{RUNS} runs, 0 wrong" in found.stdout
 

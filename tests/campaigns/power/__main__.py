@@ -1,12 +1,13 @@
 """`python -m tests.campaigns.power`: records operations, and judges what a loss of power at any moment may leave.
 
-``--states`` is how many states in all, shared by the operations; fewer where there are no more. ``--only`` takes the
-operations whose names have this in them. Ends with 1 where anything is wrong.
+``--states`` is how many states in all, shared by the operations; fewer where there are no more. ``--only`` is a
+pattern of names of operations. Ends with 1 where anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(
         dir=memory if memory.is_dir() else None, prefix="ucp-power-"
     ) as directory:
-        chosen = [one for one in OPERATIONS if options.only in one.name]
+        chosen = [one for one in OPERATIONS if re.search(options.only, one.name)]
         module = "tests.campaigns.power.operations"
         traces = recorded(Path(directory), module, chosen, *(one.name for one in chosen))
         campaign = Campaign(Path(directory))

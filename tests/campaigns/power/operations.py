@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,11 @@ VALUES = np.arange(1, 3001, dtype=np.float32)
 
 
 def content(number: int) -> dict[str, Any]:
-    """What a save of this number holds."""
+    """What a save of this number holds; from 10 on it is that of the first digit, but for one chunk of 4096 bytes."""
+    if number >= 10:
+        found = content(int(str(number)[0]))
+        found["model"]["w"][1100:1200] -= number
+        return {**found, "step": number}
     return {"model": {"w": VALUES + number, "b": np.full(7, number, np.int32)}, "step": number}
 
 
@@ -83,16 +88,16 @@ def _async(path: Path) -> None:
         done("deep/er/c.ucp")
 
 
-def _together(path: Path, world: int, storage: Any) -> None:
+def _together(path: Path, world: int, storage: Any, *, number: int = 1, base: Path | None = None) -> None:
     """Ranks that are threads of this process: what they ask of the disk is what processes ask."""
     mesh = ucp.Mesh((ucp.MeshAxis("dp", world),))
     layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (len(VALUES),))}
     rows = len(VALUES) // world
 
     def work(group: ThreadGroup) -> None:
-        held = content(1)
+        held = content(number)
         held["model"]["w"] = held["model"]["w"][rows * group.rank :][:rows]
-        options = SaveOptions(storage, 4096, None)
+        options = SaveOptions(storage, 4096, None, base=None if base is None else str(base))
         save_state(path / "deep/er/c.ucp", held, options, group=group, layouts=layouts)
 
     for ended in run_threads(world, work):
@@ -170,8 +175,67 @@ def _repair(path: Path) -> None:
     done("c.ucp")
 
 
+def _source_in_chunks(path: Path, **options: Any) -> None:
+    ucp.save(path / "source.ucp", content(1), chunk_bytes=4096, **options)
+
+
+def _increment(path: Path, **options: Any) -> None:
+    ucp.save(path / "deep/er/c.ucp", content(11), base=path / "source.ucp", **options)
+    done("deep/er/c.ucp")
+
+
+def _increments_async(path: Path) -> None:
+    """The second is compared with the snapshot of the first."""
+    with ucp.AsyncSaver() as saver:
+        saver.save(path / "source.ucp", content(1), chunk_bytes=4096)
+        saver.wait()
+        done("source.ucp")
+        saver.save(path / "deep/er/c.ucp", content(11), base=path / "source.ucp")
+        saver.wait()
+        done("deep/er/c.ucp")
+
+
+def _increment_of_what_is_not_durable(path: Path, storage: Any) -> None:
+    """Nothing was asked for the base: what is acknowledged of the increment holds for what it shares as well."""
+    save_state(path / "source.ucp", content(1), SaveOptions(storage, 4096, None, durability="none"))
+    _increment(path, storage=storage)
+
+
+def _source_increment(path: Path) -> None:
+    ucp.save(path / "base.ucp", content(1), chunk_bytes=4096)
+    ucp.save(path / "source.ucp", content(11), base=path / "base.ucp")
+
+
+def _increment_of_a_removed_base(path: Path) -> None:
+    """The base is gone before the increment is saved again by another, whose base it is."""
+    _increment(path)
+    shutil.rmtree(path / "source.ucp")
+    ucp.save(path / "again.ucp", content(12), base=path / "deep/er/c.ucp")
+    done("again.ucp")
+
+
+def _steps_of_increments(path: Path) -> None:
+    ucp.save(path / "step-1.ucp", content(1), chunk_bytes=4096)
+    ucp.save(path / "step-2.ucp", content(12), base=path / "step-1.ucp")
+
+
+def _manager_of_increments(path: Path) -> None:
+    with ucp.CheckpointManager(path, keep_last=2, incremental=True) as manager:
+        manager.save(3, content(13))
+        manager.wait()
+        done("step-3.ucp")
+
+
+def _attach(path: Path) -> None:
+    (path / "trainer.dmtcp").write_bytes(bytes(range(256)) * 9)
+    image = ucp.image_source(path / "trainer.dmtcp", producer=("dmtcp", "3.0.0"))
+    ucp.attach(path / "source.ucp", path / "deep/er/c.ucp", {"trainer": image})
+    done("deep/er/c.ucp")
+
+
 MADE = {"deep/er/c.ucp": 1}
 KEPT = {"source.ucp": 1}
+INCREMENT = {"deep/er/c.ucp": 11}
 
 
 def _conversion(format_name: str, name: str, what: str = "", **options: Any) -> Operation:
@@ -194,6 +258,53 @@ OPERATIONS: Sequence[Operation] = (
     Operation("save, asynchronous", _async, makes=MADE),
     Operation("save, two ranks", lambda path: _together(path, 2, "packed"), makes=MADE),
     Operation("save, four ranks, plain", lambda path: _together(path, 4, "plain"), makes=MADE),
+    Operation("increment", _increment, _source_in_chunks, makes=INCREMENT, keeps=KEPT),
+    Operation(
+        "increment, plain",
+        lambda path: _increment(path, storage="plain"),
+        lambda path: _source_in_chunks(path, storage="plain"),
+        makes=INCREMENT,
+        keeps=KEPT,
+    ),
+    Operation("increment, asynchronous", _increments_async, makes={**KEPT, **INCREMENT}),
+    Operation(
+        "increment of what is not durable",
+        lambda path: _increment_of_what_is_not_durable(path, "packed"),
+        makes=INCREMENT,
+    ),
+    Operation(
+        "increment of what is not durable, plain",
+        lambda path: _increment_of_what_is_not_durable(path, "plain"),
+        makes=INCREMENT,
+    ),
+    Operation(
+        "increment, two ranks",
+        lambda path: _together(path, 2, "packed", number=11, base=path / "source.ucp"),
+        _source_in_chunks,
+        makes=INCREMENT,
+        keeps=KEPT,
+    ),
+    Operation(
+        "increment, its base removed",
+        _increment_of_a_removed_base,
+        _source_in_chunks,
+        makes={**INCREMENT, "again.ucp": 12},
+    ),
+    Operation(
+        "cp of an increment",
+        _copy,
+        _source_increment,
+        makes=INCREMENT,
+        keeps={"base.ucp": 1, "source.ucp": 11},
+    ),
+    Operation(
+        "convert to ucp, an increment",
+        lambda path: _convert(path, "deep/er/c.ucp", UCP),
+        _source_increment,
+        makes=INCREMENT,
+        keeps={"base.ucp": 1, "source.ucp": 11},
+    ),
+    Operation("attach", _attach, _source, makes=MADE, keeps=KEPT),
     Operation("cp", _copy, _source, makes=MADE, keeps=KEPT),
     _conversion(UCP, "deep/c.ucp"),
     _conversion(UCP, "deep/c.ucp", ", plain", storage="plain"),
@@ -207,6 +318,21 @@ OPERATIONS: Sequence[Operation] = (
     _conversion("orbax", "deep/out"),
     Operation("repair", _repair, _damaged, keeps=KEPT, mends={"c.ucp": 1}),
     Operation("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}, removes={"step-1.ucp": 1}),
+    Operation(
+        "collect the base of an increment",
+        _collect,
+        _steps_of_increments,
+        keeps={"step-2.ucp": 12},
+        removes={"step-1.ucp": 1},
+    ),
+    Operation(
+        "manager, increments",
+        _manager_of_increments,
+        _steps_of_increments,
+        makes={"step-3.ucp": 13},
+        keeps={"step-2.ucp": 12},
+        removes={"step-1.ucp": 1},
+    ),
     Operation(
         "manager",
         _manager,

@@ -20,7 +20,17 @@ pytestmark = [
 ]
 
 STATES = 60
-SHORT = ("save", "save, plain", "cp", "repair", "convert to safetensors, several files", "manager")
+SHORT = (
+    "save",
+    "save, plain",
+    "increment of what is not durable",
+    "attach",
+    "cp",
+    "repair",
+    "convert to safetensors, several files",
+    "manager",
+    "manager, increments",
+)
 
 
 def test_a_loss_of_power_leaves_checkpoints_whole_or_absent(tmp_path: Path) -> None:

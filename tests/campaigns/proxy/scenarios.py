@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 
 import ucpformat as ucp
-from tests.campaigns.faults.scenarios import save_together
+from tests.campaigns.faults.scenario import save_together
 from tests.campaigns.faults.state import state
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.options import EngineOptions
