@@ -8,10 +8,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import click
 import numpy as np
@@ -26,6 +27,11 @@ __all__ = ["JOBS", "Figures", "command", "run_of_increments"]
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 Train = Callable[[], int]
 """Take a step: change arrays in place, and return how many bytes of them changed."""
+Job = tuple[Arrays, Train, "Declared"]
+Declared = Callable[[], dict[str, Any]]
+"""Return rows that the last step has changed, as `ucp.save` takes them."""
+Known = Literal["compared", "snapshot", "declared"]
+"""How a save knows what has changed: by the files of the base, by the saver's snapshot, or from its caller."""
 
 _ROW: Final = 64
 """Elements: rows of 256 bytes."""
@@ -43,7 +49,7 @@ def _slots(rng: np.random.Generator, name: str, elements: int) -> Arrays:
     return {f"{name}.{slot}": _noise(rng, rows * _ROW).reshape(rows, _ROW) for slot in ("value", "m", "v")}
 
 
-def dense(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+def dense(rng: np.random.Generator, elements: int) -> Job:
     """Make a job of which everything changes: AdamW on all parameters."""
     arrays = {
         f"layer{n}.{slot}": one for n in range(8) for slot, one in _slots(rng, "w", elements // 8).items()
@@ -54,10 +60,10 @@ def dense(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
             one += np.float32(1e-3)
         return sum(one.nbytes for one in arrays.values())
 
-    return arrays, step
+    return arrays, step, dict
 
 
-def frozen(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+def frozen(rng: np.random.Generator, elements: int) -> Job:
     """Make a job with a backbone that is frozen, and adapters of 2 % of it with moments: LoRA."""
     arrays: Arrays = {f"backbone{n}": _noise(rng, elements // 8).reshape(-1, _ROW) for n in range(8)}
     adapters = _slots(rng, "adapter", elements // 50)
@@ -68,10 +74,10 @@ def frozen(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
             one += np.float32(1e-3)
         return sum(one.nbytes for one in adapters.values())
 
-    return arrays, step
+    return arrays, step, lambda: {"backbone*": []}
 
 
-def partly(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+def partly(rng: np.random.Generator, elements: int) -> Job:
     """Make a job that trains the last quarter of its layers."""
     arrays: Arrays = {}
     for n in range(8):
@@ -83,13 +89,13 @@ def partly(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
             one += np.float32(1e-3)
         return sum(one.nbytes for one in trained)
 
-    return arrays, step
+    return arrays, step, lambda: {f"layer{n}.*": [] for n in range(6)}
 
 
-def sparse(share: float) -> Callable[[np.random.Generator, int], tuple[Arrays, Train]]:
+def sparse(share: float) -> Callable[[np.random.Generator, int], Job]:
     """Make embeddings under SparseAdam, of whose rows a step changes about ``share``: Zipf's law says which."""
 
-    def make(rng: np.random.Generator, elements: int) -> tuple[Arrays, Train]:
+    def make(rng: np.random.Generator, elements: int) -> Job:
         arrays = _slots(rng, "embedding", elements)
         rows = len(arrays["embedding.value"])
         weights = 1 / np.arange(1, rows + 1)
@@ -103,18 +109,21 @@ def sparse(share: float) -> Callable[[np.random.Generator, int], tuple[Arrays, T
                 high = middle
         order, chances = rng.permutation(rows), np.cumsum(weights)
 
+        met = order[:0]
+
         def step() -> int:
+            nonlocal met
             met = order[np.unique(np.searchsorted(chances, rng.random(low)).clip(max=rows - 1))]
             for one in arrays.values():
                 one[met] += np.float32(1e-3)
             return len(arrays) * int(met.size) * _ROW * 4
 
-        return arrays, step
+        return arrays, step, lambda: {"embedding.*": met}
 
     return make
 
 
-JOBS: Final[dict[str, Callable[[np.random.Generator, int], tuple[Arrays, Train]]]] = {
+JOBS: Final[dict[str, Callable[[np.random.Generator, int], Job]]] = {
     "dense AdamW": dense,
     "frozen, LoRA": frozen,
     "last quarter trained": partly,
@@ -130,6 +139,7 @@ class Figures:
     job: str
     storage: str
     compressor: str
+    known: Known
     increments: int
     changed: float
     written: float
@@ -141,7 +151,7 @@ class Figures:
         saved, read = median(self.saves), median(self.reads)
         form = self.storage if self.compressor == "none" else f"{self.storage}, {self.compressor}"
         return [
-            self.job, form, f"{self.changed:.1%}", f"{self.written:.1%}", f"{saved:.2f}", f"{read:.2f}",
+            self.job, form, self.known, f"{self.changed:.1%}", f"{self.written:.1%}", f"{saved:.2f}", f"{read:.2f}",
         ]  # fmt: skip
 
 
@@ -152,10 +162,13 @@ def _written(path: Path, base: Path | None) -> int:
     return sum(one.st_size for one in found if one.st_ino not in known)
 
 
-def _save(path: Path, arrays: Arrays, options: dict[str, Any], base: Path | None = None) -> float:
+def _save(path: Path, arrays: Arrays, options: dict[str, Any], saver: ucp.AsyncSaver | None = None) -> float:
     os.sync()
     began = time.perf_counter()
-    ucp.save(path, arrays, base=base, **options)
+    if saver is None:
+        ucp.save(path, arrays, **options)
+    else:
+        saver.save(path, arrays, **options).wait()
     return time.perf_counter() - began
 
 
@@ -169,27 +182,39 @@ def _read(path: Path) -> float:
 
 
 def run_of_increments(
-    job: str, *, nbytes: int, increments: int, directory: Path, storage: str = "packed", gzip: bool = False
+    job: str,
+    *,
+    nbytes: int,
+    increments: int,
+    directory: Path,
+    storage: str = "packed",
+    gzip: bool = False,
+    known: Known = "compared",
 ) -> Figures:
-    """Save a run of increments, with full checkpoints beside some of them."""
+    """Save a run of increments, with full checkpoints beside some of them, saved in the same way."""
     rng = np.random.default_rng(0)
-    arrays, step = JOBS[job](rng, nbytes // 4)
+    arrays, step, declared = JOBS[job](rng, nbytes // 4)
     options: dict[str, Any] = {
         "storage": storage,
         "compressor": ucp.Compressor("gzip", {"level": 1}) if gzip else None,
     }
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-") as room:
+    with ExitStack() as stack:
+        room = stack.enter_context(tempfile.TemporaryDirectory(dir=directory, prefix=".benchmark-"))
+        savers: list[ucp.AsyncSaver | None] = [None, None]
+        if known == "snapshot":
+            savers = [stack.enter_context(ucp.AsyncSaver()) for _ in savers]
         before = Path(room) / "0.ucp"
-        _save(before, arrays, options)
+        _save(before, arrays, options, savers[0])
         whole = _written(before, None)
-        figures = Figures(job, storage, "gzip" if gzip else "none", increments, 0.0, 0.0)
+        figures = Figures(job, storage, "gzip" if gzip else "none", known, increments, 0.0, 0.0)
         every = max(1, increments // _MEASURED)
         for number in range(1, increments + 1):
             figures.changed += step() / whole / increments
             path, beside = Path(room) / f"{number}.ucp", Path(room) / "full.ucp"
             is_measured = number % every == 0
-            full = _save(beside, arrays, options) if is_measured else 0.0
-            saved = _save(path, arrays, options, before)
+            full = _save(beside, arrays, options, savers[1]) if is_measured else 0.0
+            shared = {"base": before, "changed": declared() if known == "declared" else None}
+            saved = _save(path, arrays, options | shared, savers[0])
             figures.written += _written(path, before) / whole / increments
             if is_measured:
                 figures.saves.append(saved / full)
@@ -205,13 +230,14 @@ def run_of_increments(
     return figures
 
 
-def _runs(names: tuple[str, ...]) -> Iterator[tuple[str, str, bool]]:
+def _runs(names: tuple[str, ...]) -> Iterator[tuple[str, str, bool, Known]]:
     for name in names or tuple(JOBS):
-        yield name, "packed", False
+        for known in get_args(Known):
+            yield name, "packed", False, known
     if not names:
-        yield "frozen, LoRA", "plain", False
-        yield "sparse, 6.5 % of rows", "plain", False
-        yield "frozen, LoRA", "packed", True
+        yield "frozen, LoRA", "plain", False, "compared"
+        yield "sparse, 6.5 % of rows", "plain", False, "compared"
+        yield "frozen, LoRA", "packed", True, "compared"
 
 
 @click.command(name="increments")
@@ -226,8 +252,8 @@ def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, 
     """Save runs of increments: what they write, and how long it takes to save and to read them."""
     facts = machine_facts(directory)
     found: list[Figures] = []
-    for job, storage, gzip in _runs(jobs):
-        click.echo(f"{job}, {storage}{', gzip' if gzip else ''}", err=True)
+    for job, storage, gzip, known in _runs(jobs):
+        click.echo(f"{job}, {storage}{', gzip' if gzip else ''}, {known}", err=True)
         found.append(
             run_of_increments(
                 job,
@@ -236,9 +262,10 @@ def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, 
                 directory=directory,
                 storage=storage,
                 gzip=gzip,
+                known=known,
             )
         )
-    heading = ["job", "form", "changed", "written", "save", "read"]
+    heading = ["job", "form", "known by", "changed", "written", "save", "read"]
     click.echo(aligned([heading, *(one.row() for one in found)]))
     click.echo(
         f"{increments} increments of {size >> 20} MiB each: bytes changed and written, documents included, as shares "

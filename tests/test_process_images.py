@@ -391,3 +391,14 @@ def test_killed_anywhere_nothing_half_made_is_visible(tmp_path: Path, what: str)
             shutil.rmtree(result)
     assert done.stdout == "done\n"
     assert ucp.validate(before) == []
+
+
+def test_a_file_that_is_gone_when_it_is_read_is_told_of_as_the_source(tmp_path: Path) -> None:
+    ucp.save(tmp_path / "run.ucp", {"w": np.ones(4, np.float32)})
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image" / "core.img").write_bytes(b"memory")
+    image = ucp.image_source(tmp_path / "image", producer=("criu", "4.0"))
+    (tmp_path / "image" / "core.img").unlink()
+    with pytest.raises(UcpError, match=r"UCP-E-SOURCE.*core\.img"):
+        ucp.attach(tmp_path / "run.ucp", tmp_path / "new.ucp", {"trainer": image})
+    assert not (tmp_path / "new.ucp").exists()

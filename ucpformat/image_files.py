@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from ucpformat.model.fields import raise_first
 from ucpformat.model.process_image import ImageFile, ProcessImage
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Producer
+from ucpformat.storage.stores.local_io import in_words
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
 
@@ -99,7 +101,7 @@ def image_source(
 
     Raises:
         UcpError: ``UCP-E-NOT-FOUND`` where nothing lies; ``UCP-E-SOURCE`` for an empty directory, and for links,
-            devices and sockets in it: an image has regular files alone.
+            devices and sockets in it: an image has regular files alone, and for what cannot be read.
 
     >>> from pathlib import Path
     >>> Path("image").mkdir()
@@ -117,10 +119,11 @@ def image_source(
             at=str(path),
         )
     above = place if place.is_dir() else place.parent
-    files = [
-        SourceFile(found.relative_to(above).as_posix(), partial(_pieces, found), is_executable)
-        for found, is_executable in _regular(place)
-    ]
+    with _told(path):
+        files = [
+            SourceFile(found.relative_to(above).as_posix(), partial(_pieces, found), is_executable)
+            for found, is_executable in _regular(place)
+        ]
     if not files:
         raise error("UCP-E-SOURCE", "the directory has no files", at=str(path))
     if host is None:
@@ -145,7 +148,17 @@ def _regular(place: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            yield piece
+    with _told(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+
+@contextmanager
+def _told(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise operating system errors as ``UCP-E-SOURCE``."""
+    try:
+        yield
+    except OSError as reason:
+        raise error("UCP-E-SOURCE", in_words(reason), at=str(path)) from reason

@@ -24,6 +24,10 @@ CASTS = (
     ("writer", "collector"),
     ("writer", "writer", "collector"),
     ("writer", "manager", "writer"),
+    ("sharer", "remover"),
+    ("sharer", "sharer", "remover"),
+    ("sharer", "remover", "collector"),
+    ("sharer", "manager", "remover"),
 )
 
 
@@ -49,6 +53,8 @@ class Case:
 def cases(**also: Any) -> Iterator[Case]:
     """All of them; ``also`` is for every world."""
     for storage, debris, cast in product(STORAGES, (False, True), CASTS):
+        if "sharer" in cast and storage == "plain":  # the same links, by other keys
+            continue
         what = f"{storage}, {', '.join(cast)}{', debris' if debris else ''}"
         common = {"storage": storage, "debris": debris, "cast": cast, **also}
         for locks, links in product(LOCKS, (True, False)):
@@ -57,6 +63,8 @@ def cases(**also: Any) -> Iterator[Case]:
                 partial(Directories, locks=locks, links=links, **common),
                 directories.simulated,
             )
+        if "sharer" in cast:  # object stores have no links
+            continue
         yield Case(
             f"object store, {what}",
             partial(Stores, **common),

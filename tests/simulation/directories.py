@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,8 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import local_place
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage.stores import directory_claim, draft, local, local_io
+from ucpformat.storage.stores import directory_claim, draft, linking, local, local_io
+from ucpformat.storage.stores.linking import LinkSource
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.store import Store
 
@@ -24,6 +26,8 @@ __all__ = ["Directories", "attempt", "refusals", "simulated"]
 
 RUN, NAME = "/run", "step-1.ucp"
 PLACE = f"{RUN}/{NAME}"
+BASE = "step-0.ucp"
+SHARED = "packs/base"
 
 _EXPECTED = ("UCP-E-EXISTS", "UCP-E-MISSING", "UCP-E-STORE", "UCP-E-NOT-FOUND")
 
@@ -62,6 +66,41 @@ def attempt(store: Store, name: str, storage: Storage, committed: Callable[[str]
         store.close()
 
 
+def attempt_with_base(
+    store: LocalStore, name: str, storage: Storage, committed: Callable[[str], None]
+) -> None:
+    """What an increment does: it links what the base has, or writes that itself, and its own."""
+    keys, data = [SHARED, f"packs/{name}"], {SHARED: "data of base", f"packs/{name}": f"data of {name}"}
+    try:
+        store.prepare(storage)
+        try:
+            for key in keys:
+                if key != SHARED or not _is_linked(store):
+                    store.create(key, [memoryview(data[key].encode())])
+            store.flush(keys)
+            store.publish(json.dumps(data).encode())
+        except BaseException:
+            with suppress(Exception):
+                store.discard()
+            raise
+        committed(name)
+    finally:
+        store.close()
+
+
+def _is_linked(store: LocalStore) -> bool:
+    path = Path(f"{RUN}/{BASE}/{SHARED}")
+    simulated_os: Any = _Through("")
+    try:
+        descriptor = simulated_os.open(path, 0)
+    except FileNotFoundError:  # removed by now: the bytes are written anew
+        return False
+    try:
+        return store.link(SHARED, LinkSource(path, descriptor))
+    finally:
+        simulated_os.close(descriptor)
+
+
 class SimulatedStore(LocalStore):
     """A store whose descriptors are the simulation's: nobody may close them once its schedule has ended.
 
@@ -77,7 +116,8 @@ class Directories:
     """A run directory with a place for one checkpoint, and who is at work there.
 
     ``cast`` names the actors: ``writer``, ``collector`` (clears what has no root document), ``manager`` (removes what
-    is committed, on purpose). ``debris``: an attempt that died has left something.
+    is committed, on purpose), ``sharer`` (a writer whose base is another checkpoint of the run), ``remover`` (of that).
+    ``debris``: an attempt that died has left something.
     """
 
     schedule: Schedule
@@ -103,11 +143,26 @@ class Directories:
             place.names["packs"] = packs
             packs.names["dead"] = self.medium._make(is_directory=False)
             place.names[".ucp.json.dead"] = self.medium._make(is_directory=False)
+        if "sharer" in self.cast:
+            base, packs, pack, root = (self.medium._make(is_directory=number < 2) for number in range(4))
+            run.names[BASE], base.names["packs"], packs.names["base"], base.names[ROOT_KEY] = (
+                base,
+                packs,
+                pack,
+                root,
+            )
+            pack.data, root.data = b"data of base", json.dumps({SHARED: "data of base"}).encode()
         _install(self.medium)
 
     def actors(self) -> Sequence[Callable[[], None]]:
         """In the order of the cast."""
-        roles = {"writer": self._write, "collector": self._collect, "manager": self._remove}
+        roles = {
+            "writer": self._write,
+            "collector": self._collect,
+            "manager": self._remove,
+            "sharer": self._share,
+            "remover": self._remove_base,
+        }
         return [partial(roles[role], f"{role}-{number}") for number, role in enumerate(self.cast)]
 
     def _write(self, name: str) -> None:
@@ -132,8 +187,20 @@ class Directories:
         with refusals():
             LocalPlace(RUN).remove(NAME)
 
+    def _share(self, name: str) -> None:
+        with refusals():
+            attempt_with_base(SimulatedStore(PLACE, durability="none"), name, self.storage, self._acknowledge)
+
+    def _remove_base(self, name: str) -> None:
+        del name
+        with refusals():
+            LocalPlace(RUN).remove(BASE)
+
     def check(self) -> None:
         """A root document that is seen is whole, and one that was acknowledged is seen."""
+        base = self.medium.at(f"{RUN}/{BASE}")
+        if base is not None and (its_root := base.names.get(ROOT_KEY)) is not None:
+            self._require_whole(base, its_root)
         place = self.medium.at(PLACE)
         root = None if place is None else place.names.get(ROOT_KEY)
         if root is not None and place is not None:
@@ -199,7 +266,7 @@ def _install(medium: FileSystem) -> None:
 def simulated() -> Iterator[None]:
     """Local stores call the simulation in place of the system."""
     with ExitStack() as stack:
-        for module in (local, local_io, draft, directory_claim, local_place):
+        for module in (local, local_io, draft, directory_claim, linking, local_place):
             stack.enter_context(patch.object(module, "os", _Through("")))
         for module, name in (
             (directory_claim, "fcntl"),

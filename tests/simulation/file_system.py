@@ -230,7 +230,13 @@ class FileSystem:
         return found is not None and found.is_directory
 
     def link(
-        self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, follow_symlinks: bool
+        self,
+        source: Any,
+        target: str,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None,
+        follow_symlinks: bool,
     ) -> None:
         """Give a file another name."""
         if not self.links:
@@ -241,7 +247,7 @@ class FileSystem:
             self._add(*self._find(target, dst_dir_fd), found)
             found.links += 1
 
-        self._change(f"link {_short(source)} {_short(target)}", act, is_file=True)
+        self._change(f"link {_short(os.fspath(source))} {_short(target)}", act, is_file=True)
 
     def rename_exclusively(self, source: str, target: str, directory: int) -> None:
         """Stands for `local_io.rename_exclusively`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,7 +44,7 @@ class Drawn:
 def draw(seed: int) -> Drawn:
     """What a seed comes to."""
     chance = random.Random(seed)
-    return chance.choice((_by_writer, _by_writer, _by_ranks, _of_a_model))(chance)
+    return chance.choice((_by_writer, _by_writer, _by_ranks, _of_a_model, _of_a_run))(chance)
 
 
 def _storage(chance: random.Random) -> tuple[Storage, str]:
@@ -193,3 +194,35 @@ def _of_a_model(chance: random.Random) -> Drawn:
         return state
 
     return Drawn(f"{what}{', compressed' if compressor else ''}, of a model", save, tensors, empty)
+
+
+def _of_a_run(chance: random.Random) -> Drawn:
+    """The third of three increments, without the checkpoints that it has shared with; in object stores a full one."""
+    storage, what = _storage(chance)
+    chunk_bytes = chance.choice(_CHUNKS[1:])
+    compressor: Literal["auto"] | None = "auto" if chance.random() < 0.3 else None
+    seed, rows, columns = chance.getrandbits(30), chance.randint(20, 200), chance.choice((8, 16))
+
+    def tensors(version: int) -> Mapping[tuple[str, str], Array]:
+        table = _data(seed, (rows, columns), "float32", 0.0)
+        changed = random.Random(seed + version).sample(range(rows), max(1, rows // 12))
+        table[changed] = _data(seed + version, (len(changed), columns), "float32", 0.0)
+        return {
+            ("table", "value"): table,
+            ("frozen", "value"): _data(seed, (rows, 3), "int64", 0.0),
+            ("w", "value"): _data(seed + version, (rows,), "bfloat16", 0.0),
+        }
+
+    def save(url: str, version: int) -> None:
+        is_local = "://" not in url
+        base: str | None = None
+        for number in (2, 1, 0) if is_local else (0,):
+            place = f"{url}.{number}" if number else url
+            state = {name: data for (name, _), data in tensors(version + 10 * number).items()}
+            options = SaveOptions(storage, chunk_bytes, version, durability="none", base=base)
+            save_state(place, {"model": state}, options, compressor=compressor)
+            if base is not None:
+                shutil.rmtree(base)
+            base = place
+
+    return Drawn(f"{what}{', compressed' if compressor else ''}, of a run", save, tensors)

@@ -33,7 +33,7 @@ def test_nobody_takes_damage_for_data(tmp_path: Path, kind: str) -> None:
     campaign = Campaign(tmp_path, medium)
     for seed in range(2):
         campaign.run(seed, 6)
-    assert campaign.counts["damages"] == 12
+    assert campaign.counts["damages"] + campaign.counts["damages of shared bytes that nothing uses"] == 12
     assert not campaign.wrong
 
 

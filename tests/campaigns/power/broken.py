@@ -19,6 +19,7 @@ from ucpformat.manager.local_place import LocalPlace
 from ucpformat.storage.stores import local, local_io
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import Draft
+from ucpformat.storage.stores.linking import LinkSource
 from ucpformat.storage.stores.local import LocalStore
 
 __all__ = ["BROKEN"]
@@ -97,6 +98,19 @@ def exports_not_durable() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shared_files_not_synced() -> Iterator[None]:
+    """Files of a base get their names in an increment, and are taken for durable."""
+    link = LocalStore.link
+
+    def unsynced(self: LocalStore, key: str, source: LinkSource) -> bool:
+        with patch.object(self, "_wrote", lambda *_: None):
+            return link(self, key, source)
+
+    with patch.object(LocalStore, "link", unsynced):
+        yield
+
+
 def _under(change: Callable[[], AbstractContextManager[None]], name: str) -> Operation:
     (operation,) = (one for one in OPERATIONS if one.name == name)
 
@@ -113,6 +127,7 @@ BROKEN: Sequence[Operation] = (
     _under(names_not_durable, "save"),
     _under(parents_not_durable, "save over one that was left"),
     _under(delete_by_listing, "collect"),
+    _under(shared_files_not_synced, "increment of what is not durable"),
     _under(exports_not_durable, "convert to safetensors, several files"),
 )
 

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from tests.campaigns.power.disk import Disk, State
@@ -85,12 +86,13 @@ class Campaign:
         self.wrong.update(judge.wrong)
 
     def _states(self, trace: Trace, most: int, seed: int) -> Iterator[tuple[State, frozenset[str], str]]:
-        """First the extremes of every moment, then drawn ones, of all moments in turn."""
-        for disk, acknowledged, where in _moments(trace):
-            for state in disk.extremes():
-                yield state, acknowledged, where
-        chance = random.Random(seed)
+        """First some of the extremes of every moment, then all of them, then drawn ones, of all moments in turn."""
         moments = sum(1 for _ in _moments(trace))
+        for limit in (max(8, most // (2 * moments)), None):
+            for disk, acknowledged, where in _moments(trace):
+                for state in islice(disk.extremes(), limit):
+                    yield state, acknowledged, where
+        chance = random.Random(seed)
         rounds = max(1, 2 * most // max(1, moments))
         for _ in range(3):
             for disk, acknowledged, where in _moments(trace):

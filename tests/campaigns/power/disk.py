@@ -184,6 +184,7 @@ class Disk:
         for content in contents:
             yield self.found(lambda _: True, content)
             yield self.found(lambda _: False, content)
+        for content in contents:
             for chosen in range(len(self._pending)):
                 yield self.found(lambda number, chosen=chosen: number == chosen, content)  # type: ignore[misc]
                 yield self.found(lambda number, chosen=chosen: number != chosen, content)  # type: ignore[misc]

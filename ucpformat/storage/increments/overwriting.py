@@ -38,7 +38,7 @@ _LEAST_ROWS: Final = 16
 _LEAST_ROW_BYTES: Final = 32
 """A row set takes a bit for each row in each layer: of shorter rows, 32 layers would take an eighth of the tensor."""
 _MOST_LAYERS: Final = 24
-_MOST_STORED: Final = 2.0
+_MOST_STORED: Final = 2.2
 """Stored bytes of all layers for each byte of the box: a reader of all of it reads so many times as much."""
 _LEAST_GAIN: Final = 0.6
 """A new layer with a larger share of the rows is written as a whole box."""
