@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 import ucpformat as ucp
 from tests.builders import BLOSC, GZIP, ZSTD, Array, bits
 from tests.distributed.thread_group import ThreadGroup, run_threads
+from ucpformat.copying import copy_checkpoint
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
@@ -197,32 +200,50 @@ def _of_a_model(chance: random.Random) -> Drawn:
 
 
 def _of_a_run(chance: random.Random) -> Drawn:
-    """The third of three increments, without the checkpoints that it has shared with; in object stores a full one."""
+    """The last of a few increments: rows of several layers, chunks and packs that it shares, with bases or without."""
     storage, what = _storage(chance)
-    chunk_bytes = chance.choice(_CHUNKS[1:])
-    compressor: Literal["auto"] | None = "auto" if chance.random() < 0.3 else None
-    seed, rows, columns = chance.getrandbits(30), chance.randint(20, 200), chance.choice((8, 16))
+    compressor: Literal["auto"] | None = "auto" if chance.random() < 0.25 else None
+    chunk_bytes = chance.choice((1024, 4096, 1 << 16))
+    rows, columns, seed = chance.randint(8, 120), chance.choice((8, 16, 33)), chance.getrandbits(30)
+    increments, share, keeps_bases = (
+        chance.randint(1, 5),
+        chance.choice((0.0, 0.03, 0.2)),
+        chance.random() < 0.5,
+    )
+
+    def state(number: int) -> dict[str, Array]:
+        found = {
+            "table": _data(seed, (rows, columns), "float32", 0.0),
+            "frozen": _data(seed + 1, (columns, 9), "int64", chance_of_zeros),
+            "head": _data(seed + 2 + number, (columns,), "float32", 0.0),
+        }
+        for before in range(1, number + 1):  # rows that any increment has overwritten keep its bytes
+            drawn = random.Random(f"{seed}/{before}")
+            for row in {drawn.randrange(rows) for _ in range(max(1, int(share * rows)))}:
+                found["table"][row] = _data(drawn.getrandbits(30), (columns,), "float32", 0.0)
+        return found
+
+    chance_of_zeros = chance.choice((0.0, 0.5, 1.0))
 
     def tensors(version: int) -> Mapping[tuple[str, str], Array]:
-        table = _data(seed, (rows, columns), "float32", 0.0)
-        changed = random.Random(seed + version).sample(range(rows), max(1, rows // 12))
-        table[changed] = _data(seed + version, (len(changed), columns), "float32", 0.0)
-        return {
-            ("table", "value"): table,
-            ("frozen", "value"): _data(seed, (rows, 3), "int64", 0.0),
-            ("w", "value"): _data(seed + version, (rows,), "bfloat16", 0.0),
-        }
+        return {(name, "value"): data for name, data in state(increments + version).items()}
 
     def save(url: str, version: int) -> None:
-        is_local = "://" not in url
-        base: str | None = None
-        for number in (2, 1, 0) if is_local else (0,):
-            place = f"{url}.{number}" if number else url
-            state = {name: data for (name, _), data in tensors(version + 10 * number).items()}
-            options = SaveOptions(storage, chunk_bytes, version, durability="none", base=base)
-            save_state(place, {"model": state}, options, compressor=compressor)
-            if base is not None:
-                shutil.rmtree(base)
-            base = place
+        is_remote = "://" in url
+        above = None if is_remote else Path(url).parent
+        bases = Path(tempfile.mkdtemp(dir=above, prefix="bases-"))
+        try:
+            last = increments + version
+            for number in range(last + 1):
+                base = str(bases / f"{number - 1}.ucp") if number else None
+                target = url if number == last and not is_remote else str(bases / f"{number}.ucp")
+                options = SaveOptions(storage, chunk_bytes, version, durability="none", base=base)
+                save_state(target, {"model": state(number)}, options, compressor=compressor)
+            if is_remote:
+                copy_checkpoint(bases / f"{last}.ucp", url)
+        finally:
+            if is_remote or not keeps_bases:
+                shutil.rmtree(bases)
 
-    return Drawn(f"{what}{', compressed' if compressor else ''}, of a run", save, tensors)
+    what = f"{what}{', compressed' if compressor else ''}, of a run of {increments} increments"
+    return Drawn(what, save, tensors)
