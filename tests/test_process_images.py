@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ucpformat as ucp
+from ucpformat import process_images
 from ucpformat.cli import main
 from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
@@ -227,6 +229,33 @@ def test_a_second_image_needs_another_name(tmp_path: Path) -> None:
     with ucp.open(tmp_path / "c") as ckpt:
         assert sorted(ckpt.images) == ["one", "two"]
     assert ucp.validate(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize("knows_exclusive_renames", [True, False])
+def test_an_extraction_that_cannot_be_put_in_place_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_exclusive_renames: bool
+) -> None:
+    """What is left would be in the way of the next attempt."""
+    with ucp.CheckpointWriter(tmp_path / "b", []) as writer:
+        writer.add_image("trainer", ucp.image_source(image_on_disk(tmp_path / "a"), producer=PRODUCER))
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO if knows_exclusive_renames else errno.EINVAL, "injected")
+
+    def fails_too(*_: object) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(process_images, "rename_exclusively", fails)
+        broken.setattr(Path, "rename", fails_too)
+        with pytest.raises(UcpError, match="UCP-E-STORE"):
+            ucp.extract(tmp_path / "b", "trainer", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    with monkeypatch.context() as broken:
+        if not knows_exclusive_renames:
+            broken.setattr(process_images, "rename_exclusively", fails)
+        ucp.extract(tmp_path / "b", "trainer", tmp_path / "out")
+    assert (tmp_path / "out" / "ckpt.dmtcp").stat().st_size == 5_000_000
 
 
 def test_extracting_replaces_nothing(tmp_path: Path) -> None:

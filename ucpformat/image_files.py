@@ -16,7 +16,7 @@ from ucpformat.model.fields import raise_first
 from ucpformat.model.process_image import ImageFile, ProcessImage
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Producer
-from ucpformat.storage.stores.local_io import in_words
+from ucpformat.storage.stores.local_io import in_words, opened
 
 __all__ = ["ImageSource", "SourceFile", "image_source"]
 
@@ -148,11 +148,13 @@ def _regular(place: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    with _told(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
+    with _told(path), open(path, "rb", buffering=0, opener=_no_link) as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def _no_link(path: str, flags: int) -> int:
+    return opened(path, flags | os.O_NOFOLLOW)
 
 
 @contextmanager

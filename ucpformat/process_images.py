@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -21,7 +22,7 @@ from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
 from ucpformat.model.state import StateDocument
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.reading.documents import verified_pieces
-from ucpformat.storage.stores.local_io import translated
+from ucpformat.storage.stores.local_io import DIRECTORY_FLAGS, opened, rename_exclusively, translated
 from ucpformat.storage.writing.streamed_object import write_object
 
 if TYPE_CHECKING:
@@ -162,8 +163,7 @@ def _extract(checkpoint: Checkpoint, image: ProcessImage, place: Path) -> int:
         for file in image.files:
             with naming(checkpoint.path):
                 _extract_file(checkpoint, file, room)
-        place.mkdir(0o700)  # nobody else's, and empty: so that it may be replaced
-        room.rename(place)
+        _put_in_place(room, place)
     except FileExistsError:
         raise error(
             "UCP-E-EXISTS", "something lies here by now: choose another directory", at=str(place)
@@ -174,13 +174,35 @@ def _extract(checkpoint: Checkpoint, image: ProcessImage, place: Path) -> int:
     return image.nbytes
 
 
+def _put_in_place(room: Path, place: Path) -> None:
+    """Rename a directory, unless something lies at its new name; raises FileExistsError then."""
+    parent = opened(place.parent, DIRECTORY_FLAGS)
+    try:
+        rename_exclusively(room.name, place.name, parent)
+    except OSError as reason:
+        if reason.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        place.mkdir(0o700)  # nobody else's, and empty: so that it may be replaced
+        try:
+            room.rename(place)
+        except BaseException:
+            with suppress(OSError):  # a rename that was done, and is said to have failed
+                place.rmdir()
+            raise
+    finally:
+        os.close(parent)
+
+
 def _extract_file(checkpoint: Checkpoint, file: ImageFile, room: Path) -> None:
     path = room / file.path
     for above in reversed(path.relative_to(room).parents[:-1]):
         (room / above).mkdir(0o700, exist_ok=True)
     mode = _FOR_OWNER_TO_EXECUTE if file.is_executable else _FOR_OWNER
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb", buffering=0) as out:
+
+    def create(name: str, flags: int) -> int:
+        return opened(name, flags | os.O_NOFOLLOW, mode)
+
+    with open(path, "xb", buffering=0, opener=create) as out:
         for piece in verified_pieces(checkpoint.store, file.object):
             view = memoryview(piece)
             while view:

@@ -42,7 +42,8 @@ def harm_of_export(path: Path, format_name: str, number: int) -> str:
     if not path.exists():
         return "absent"
     if format_name == "image":
-        return "whole" if (path / IMAGE).read_bytes() == IMAGE_DATA else "of other bytes"
+        files = {file.name: file.read_bytes() for file in path.iterdir()}
+        return "whole" if files == {IMAGE: IMAGE_DATA} else f"not whole: it has {sorted(files)}"
     read = path.with_name("read.ucp")
     try:
         convert_checkpoint(
