@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +13,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
 
 import ucpformat as ucp
 from tests.builders import snapshot
@@ -96,110 +92,6 @@ def check(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
             assert np.array_equal(ckpt[name]["value"].read(), array), name
         if "table" in arrays:
             assert np.array_equal(ckpt["table"]["value"][7:60:3, ..., 2:9], arrays["table"][7:60:3, ..., 2:9])
-
-
-class Increments(RuleBasedStateMachine):
-    """``kept`` are the arrays of each checkpoint that is there and whole."""
-
-    checkpoints = Bundle("checkpoints")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run = Path(tempfile.mkdtemp(prefix="ucp-increments-"))
-        self.quick = mock.patch("os.fsync")
-        self.quick.start()
-        self.arrays = fresh()
-        self.kept: dict[Path, Arrays] = {}
-        self.count = 0
-
-    def teardown(self) -> None:
-        try:
-            self.whole()
-        finally:
-            self.quick.stop()
-            shutil.rmtree(self.run)
-
-    def new(self) -> Path:
-        self.count += 1
-        return self.run / f"step-{self.count}.ucp"
-
-    def keep(self, path: Path) -> Path:
-        check(path, self.arrays)
-        self.kept[path] = {name: array.copy() for name, array in self.arrays.items()}
-        return path
-
-    @rule(name=st.sampled_from(sorted(SHAPES)), at=st.integers(0, 200), value=st.integers(0, 3))
-    def change(self, name: str, at: int, value: int) -> None:
-        flat = self.arrays[name].reshape(-1)
-        flat[at % flat.size] = value
-
-    @rule(rows=st.lists(st.integers(0, 89), max_size=6), value=st.integers(1, 1 << 20))
-    def overwrite(self, rows: list[int], value: int) -> None:
-        self.arrays["table"][rows] = value
-
-    @rule(name=st.sampled_from(["rows", "vector"]), value=st.sampled_from([0, 5]))
-    def fill(self, name: str, value: int) -> None:
-        self.arrays[name][...] = value
-
-    @initialize(chunk_bytes=st.sampled_from([64, 1600]))
-    def begin(self, chunk_bytes: int) -> None:
-        self.chunk_bytes = chunk_bytes
-
-    @rule(target=checkpoints, form=st.sampled_from(FORMS), ranks=st.integers(1, 3), dim=st.integers(0, 1))
-    def full(self, form: str, ranks: int, dim: int) -> Path:
-        path = self.new()
-        save(path, self.arrays, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-        return self.keep(path)
-
-    @rule(
-        target=checkpoints,
-        base=checkpoints,
-        form=st.sampled_from(FORMS),
-        ranks=st.integers(1, 3),
-        dim=st.integers(0, 1),
-    )
-    def increment(self, base: Path, form: str, ranks: int, dim: int) -> Path:
-        """On any base that is there: whole, damaged, in another storage, or gone."""
-        path = self.new()
-        code = ""
-        if not base.exists():
-            code = "UCP-E-NOT-FOUND"
-        else:
-            with ucp.open(base) as ckpt:
-                code = "UCP-E-MISMATCH" if (ckpt.root.storage == "plain") != (form == "plain") else ""
-        if not code:
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-            return self.keep(path)
-        with pytest.raises(UcpError, match=code):
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-        assert not (path / "ucp.json").exists()
-        return base
-
-    @rule(path=consumes(checkpoints))
-    def remove(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        self.kept.pop(path, None)
-
-    @rule(path=checkpoints, number=st.integers(0, 50), place=st.integers(0, 10000))
-    def damage(self, path: Path, number: int, place: int) -> None:
-        """Replace a file by one that is damaged: the others have the old one."""
-        files = sorted(one for one in path.rglob("*") if one.is_file() and one.name != "ucp.json")
-        if not files:
-            return
-        victim = files[number % len(files)]
-        data = bytearray(victim.read_bytes())
-        data[place % len(data)] ^= 0x40
-        victim.unlink()
-        victim.write_bytes(data)
-        self.kept.pop(path, None)
-
-    def whole(self) -> None:
-        for path, arrays in self.kept.items():
-            check(path, arrays)
-
-
-TestIncrements = Increments.TestCase
-TestIncrements.settings = settings(max_examples=30, stateful_step_count=14, deadline=None)
 
 
 def big() -> Arrays:

@@ -1,0 +1,222 @@
+"""A run of increments as a state machine: whatever becomes of the others, each is whole under every layout (SPEC 8.5).
+
+Saves, increments, removals in any order, damage, flattening, copies and collections; plain, packed and compressed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
+
+import ucpformat as ucp
+from tests.builders import STORAGES
+from tests.geometry.model import local_array
+from tests.test_increments import FORMS, SHAPES, Arrays, check, fresh, save
+from ucpformat.conversion.contract.registry import UCP
+from ucpformat.conversion.convert import convert_checkpoint
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.copying import copy_checkpoint
+from ucpformat.errors import UcpError
+from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard, lower
+from ucpformat.manager.collection import collect
+from ucpformat.manager.retention import Retention
+from ucpformat.manager.run_directory import open_run
+from ucpformat.model.root import Storage
+
+LAYOUTS: Final = (
+    Layout(Mesh((MeshAxis("dp", 2),)), (Shard("dp", 0, "balanced"),)),
+    Layout(Mesh((MeshAxis("tp", 3),)), (Shard("tp", 1, "ceil"),)),
+    Layout(
+        Mesh((MeshAxis("dp", 2), MeshAxis("tp", 2))), (Shard("dp", 0, "ceil"), Shard("tp", 1, "balanced"))
+    ),
+)
+"""By rows, by columns, and by both; beside them everything is read whole."""
+
+
+def check_layouts(path: Path, arrays: Arrays) -> None:
+    """Every rank of every layout gets its bytes."""
+    with ucp.open(path) as ckpt:
+        for name, array in arrays.items():
+            for layout in LAYOUTS:
+                if array.ndim <= max(step.dim for step in layout.steps if isinstance(step, Shard)):
+                    continue
+                lowering = lower(layout, array.shape)
+                for coordinate in layout.mesh.coordinates():
+                    where = {axis.name: at for axis, at in zip(layout.mesh.axes, coordinate, strict=True)}
+                    found, pieces = ckpt.read(name, layout=layout, coord=where), lowering.at(coordinate)
+                    assert found is not None
+                    assert pieces is not None
+                    assert np.array_equal(found, local_array(pieces, array).astype(array.dtype)), (
+                        name,
+                        where,
+                    )
+
+
+def convert(source: Path, path: Path, storage: Storage) -> None:
+    convert_checkpoint(
+        source,
+        path,
+        source_format=UCP,
+        destination_format=UCP,
+        storage=storage,
+        engine=EngineOptions(durability="none", workers=1, pool="threads"),
+    )
+
+
+class Increments(RuleBasedStateMachine):
+    """``kept`` are the arrays of each checkpoint that is there and whole."""
+
+    checkpoints = Bundle("checkpoints")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Path(tempfile.mkdtemp(prefix="ucp-increments-"))
+        self.quick = mock.patch("os.fsync")
+        self.quick.start()
+        self.arrays = fresh()
+        self.kept: dict[Path, Arrays] = {}
+        self.count = 0
+
+    def teardown(self) -> None:
+        try:
+            self.whole()
+        finally:
+            self.quick.stop()
+            shutil.rmtree(self.run)
+
+    def new(self) -> Path:
+        self.count += 1
+        return self.run / f"step-{self.count}.ucp"
+
+    def keep(self, path: Path, arrays: Arrays | None = None) -> Path:
+        arrays = self.arrays if arrays is None else arrays
+        check(path, arrays)
+        check_layouts(path, arrays)
+        self.kept[path] = {name: array.copy() for name, array in arrays.items()}
+        return path
+
+    @rule(name=st.sampled_from(sorted(SHAPES)), at=st.integers(0, 200), value=st.integers(0, 3))
+    def change(self, name: str, at: int, value: int) -> None:
+        flat = self.arrays[name].reshape(-1)
+        flat[at % flat.size] = value
+
+    @rule(rows=st.lists(st.integers(0, 89), max_size=6), value=st.integers(1, 1 << 20))
+    def overwrite(self, rows: list[int], value: int) -> None:
+        self.arrays["table"][rows] = value
+
+    @rule(name=st.sampled_from(["rows", "vector"]), value=st.sampled_from([0, 5]))
+    def fill(self, name: str, value: int) -> None:
+        self.arrays[name][...] = value
+
+    @initialize(chunk_bytes=st.sampled_from([64, 1600]))
+    def begin(self, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+
+    @rule(target=checkpoints, form=st.sampled_from(FORMS), ranks=st.integers(1, 3), dim=st.integers(0, 1))
+    def full(self, form: str, ranks: int, dim: int) -> Path:
+        path = self.new()
+        save(path, self.arrays, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
+        return self.keep(path)
+
+    @rule(
+        target=checkpoints,
+        base=checkpoints,
+        form=st.sampled_from(FORMS),
+        ranks=st.integers(1, 3),
+        dim=st.integers(0, 1),
+    )
+    def increment(self, base: Path, form: str, ranks: int, dim: int) -> Path:
+        """On any base that is there: whole, damaged, in another storage, or gone."""
+        path = self.new()
+        code = ""
+        if not base.exists():
+            code = "UCP-E-NOT-FOUND"
+        else:
+            with ucp.open(base) as ckpt:
+                code = "UCP-E-MISMATCH" if (ckpt.root.storage == "plain") != (form == "plain") else ""
+        if not code:
+            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
+            return self.keep(path)
+        with pytest.raises(UcpError, match=code):
+            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
+        assert not (path / "ucp.json").exists()
+        return base
+
+    @rule(path=consumes(checkpoints))
+    def remove(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        self.kept.pop(path, None)
+
+    @rule(path=checkpoints, number=st.integers(0, 50), place=st.integers(0, 10000))
+    def damage(self, path: Path, number: int, place: int) -> None:
+        """Replace a file by one that is damaged: the others have the old one."""
+        files = sorted(one for one in path.rglob("*") if one.is_file() and one.name != "ucp.json")
+        if not files:
+            return
+        victim = files[number % len(files)]
+        data = bytearray(victim.read_bytes())
+        data[place % len(data)] ^= 0x40
+        victim.unlink()
+        victim.write_bytes(data)
+        self.kept.pop(path, None)
+
+    @rule(target=checkpoints, source=checkpoints, storage=st.sampled_from(STORAGES))
+    def flatten(self, source: Path, storage: Storage) -> Path:
+        """Into a checkpoint of its own, of any storage."""
+        return self.taken(source, lambda path: convert(source, path, storage))
+
+    @rule(target=checkpoints, source=checkpoints)
+    def copy(self, source: Path) -> Path:
+        return self.taken(source, lambda path: copy_checkpoint(source, path, durability="none"))
+
+    def taken(self, source: Path, take: Callable[[Path], object]) -> Path:
+        """What is whole is taken whole, and shares nothing; what is damaged is refused, or has no such bytes."""
+        path = self.new()
+        if source in self.kept:
+            take(path)
+            assert all(file.stat().st_nlink == 1 for file in path.rglob("*") if file.is_file())
+            return self.keep(path, self.kept[source])
+        try:
+            take(path)
+        except UcpError:
+            assert not (path / "ucp.json").exists()
+            return source
+        return path
+
+    @rule(keep=st.integers(1, 4))
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest, or nothing where the one that stays has lost a file."""
+        steps = open_run(self.run).steps()
+        found = collect(open_run(self.run), Retention(last=keep), debris_age=0)
+        assert all((self.run / f"step-{step}.ucp").exists() for step in steps[-keep:])
+        for path in [path for path in self.kept if not path.exists()]:
+            assert path.name in found.removed
+            del self.kept[path]
+
+    def whole(self) -> None:
+        for path, arrays in self.kept.items():
+            check(path, arrays)
+            check_layouts(path, arrays)
+
+
+_profile = settings.default
+assert _profile is not None
+_IS_LONG: Final = _profile.max_examples > 40
+"""`make test-nightly` runs ten times as many runs, and longer ones."""
+
+TestIncrements = Increments.TestCase
+TestIncrements.settings = settings(
+    max_examples=_profile.max_examples * 3 // 4 if _profile.max_examples <= 400 else 300,
+    stateful_step_count=30 if _IS_LONG else 14,
+    deadline=None,
+)
