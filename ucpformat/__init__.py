@@ -32,7 +32,7 @@ if typing.TYPE_CHECKING:
     )
     from ucpformat.geometry import Blocks, Flatten, Layout, Mesh, MeshAxis, Only, Shard
     from ucpformat.image_files import ImageSource, image_source
-    from ucpformat.inspection import inspect
+    from ucpformat.inspection.description import inspect
     from ucpformat.integrations.torch_dcp import UcpStorageReader, UcpStorageWriter
     from ucpformat.manager import CheckpointManager
     from ucpformat.model.compressor import Compressor
@@ -174,7 +174,7 @@ _HOMES: typing.Final = {
     "examine": "validation",
     "extract": "process_images",
     "image_source": "image_files",
-    "inspect": "inspection",
+    "inspect": "inspection.description",
     "load": "state_dict.save_load",
     "open": "reader",
     "redistribute": "state_dict.redistribution",

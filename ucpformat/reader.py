@@ -294,6 +294,23 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         for part in self.parts():
             yield from part.names
 
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f"step {self.step}, "
+        return f"<Checkpoint {self.path}: {step}{len(self)} atoms, {self.root.storage}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def table(self) -> list[dict[str, object]]:
+        """Return a row for each slot, as data frames take them: ``pandas.DataFrame(ckpt.table())``.
+
+        Rows are those of `AtomView.rows`.
+
+        >>> ckpt.table()[0]["atom"], ckpt.table()[0]["shape"]
+        ('fc.bias', (3,))
+        """
+        return [row for atom in self.values() for row in atom.rows()]
+
     def glob(self, *globs: str) -> dict[str, AtomView]:
         """Return the atoms whose names match one of some globs, by name; none where nothing matches.
 

@@ -326,6 +326,15 @@ class AtomView(Mapping[str, SlotView]):
     def __reduce__(self) -> tuple[Any, ...]:
         return self._source.reduced(self.atom.name, None)
 
+    def __repr__(self) -> str:
+        slots = ", ".join(
+            f"{name}: {slot.stored.dtype.name}{list(slot.shape)}" for name, slot in self.items()
+        )
+        return f"<AtomView {self.name}: {slots}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     @property
     def name(self) -> str:
         """The name of the parameter or buffer.
@@ -352,6 +361,28 @@ class AtomView(Mapping[str, SlotView]):
         {}
         """
         return self.atom.annotations
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row for each slot, with what its documents say.
+
+        A row has ``atom``, ``slot``, ``dtype``, ``shape`` in elements, ``nbytes``, ``chunks`` and ``layout``, the
+        number of the slot's layout in `Checkpoint.layouts`, or None.
+
+        >>> [(row["slot"], row["nbytes"]) for row in ckpt["fc.weight"].rows()]
+        [('value', 24)]
+        """
+        return [
+            {
+                "atom": self.name,
+                "slot": slot,
+                "dtype": view.stored.dtype.name,
+                "shape": view.shape,
+                "nbytes": view.nbytes,
+                "chunks": view.stored.grid.count,
+                "layout": view.stored.slot.layout,
+            }
+            for slot, view in self.items()
+        ]
 
     def __getitem__(self, slot: str) -> SlotView:
         stored = self._part.find(self.atom.name, slot)

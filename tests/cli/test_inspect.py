@@ -5,40 +5,89 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator, ValidationError
 
 import ucpformat
 from tests.cli.conftest import Make, Ucp
 from ucpformat.cli.inspect import brief_layout
 from ucpformat.cli.report import human_bytes
 from ucpformat.geometry import Blocks, Flatten, Join, Layout, Mesh, MeshAxis, Only, Shard
+from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 
-def test_the_table(ucp: Ucp, checkpoint: Path) -> None:
-    """Names come out as they are, neither cut nor taken for markup; nothing speaks to the terminal."""
+def test_the_page(ucp: Ucp, checkpoint: Path) -> None:
+    """Names are not taken for markup, and nothing speaks to the terminal."""
     result = ucp("inspect", checkpoint)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("universal checkpoint, version 0, packed, step 7, by ucpformat ")
+    assert lines[0].startswith("universal checkpoint, step 7, by ucpformat ")
+    assert lines[1].startswith("2 atoms, 3 slots, 16.00 KiB; ")
     with open_checkpoint(checkpoint) as opened:
-        assert lines[1] == f"digest {opened.root.digest}"
-    assert lines[2] == "2 atoms, 3 slots, 16.00 KiB"
-    rows = [line.split() for line in lines[3:7]]
-    assert rows == [
+        assert lines[2] == f"digest {opened.root.digest}"
+    assert lines[3:6] == [
+        "saved by 2 ranks: tp=2", "layouts: tp/0 (1 slot)", "  tp/0: dimension 0 is split over the axis tp"
+    ]  # fmt: skip
+    assert lines[6] == "optim, group 0 of 1: 1 atom; lr=0.1, betas=(0.9, 0.95)"
+    assert lines[7] == ""
+    assert [line.split()[-1] for line in lines[8:11]] == ["atoms", "slots", "0x2"]
+    assert "layer.[bold]w[/bold]  float32 64x64, 2 slots" in lines[9]
+    assert lines[12] == "value epoch = 3"
+    assert lines[13].startswith("value long = 'yyy")
+    assert len(lines[13]) == 100
+    assert lines[14:] == [r"blob extra: application/\x1b[31mred, 1 B"]
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--slots", "--all"])
+def test_the_table(ucp: Ucp, checkpoint: Path, option: str) -> None:
+    """Names come out as they are, uncut."""
+    result = ucp("inspect", checkpoint, option)
+    lines = result.stdout.splitlines()
+    lines = lines[lines.index("") + 1 :]
+    assert [line.split() for line in lines[:4]] == [
         ["atom", "slot", "dtype", "shape", "layout", "size", "chunks"],
         ["layer.[bold]w[/bold]", "step", "float32", "scalar", "4", "B", "1"],
         ["value", "float32", "64x64", "tp/0", "16.00", "KiB", "4"],
         ["x" * 150, "value", "int8", "0x2", "0", "B", "0"],
     ]
-    assert lines[4].index("step") == lines[5].index("value") == lines[3].index("slot")
-    assert lines[7:] == [
-        'optimizer optim, group 0: 1 atoms; lr=0.1, betas={"$tuple": [0.9, 0.95]}',
-        "value epoch = 3",
-        f'value long = "{"y" * 96}...',
-        r"blob extra: application/\x1b[31mred, 1 B",
-    ]
-    assert "\x1b" not in result.stdout
+    assert lines[1].index("step") == lines[2].index("value") == lines[0].index("slot")
+    assert (f"value long = '{'y' * 200}'" in lines) == (option == "--all")
+
+
+def test_depth_and_order(ucp: Ucp, tmp_path: Path) -> None:
+    ucpformat.save(
+        tmp_path / "a", {"a.x": np.ones(2), "a.y": np.ones(9), "b": np.ones(50), "10.w": np.ones(3)}
+    )
+
+    def names(*options: object) -> list[str]:
+        lines = ucp("inspect", tmp_path / "a", *options).stdout.splitlines()
+        return [line.split("  ")[-2].split()[-1] for line in lines[lines.index("") + 1 :]]
+
+    assert names() == ["all", "b", "a", "y", "x", "10.w"]
+    assert names("--depth", 1, "--sort", "name") == ["all", "10.w", "a", "b"]
+    assert names("--depth", 0) == ["all"]
+
+
+def test_many_modules_beside_one_another_are_cut(ucp: Ucp, tmp_path: Path) -> None:
+    ucpformat.save(tmp_path / "a", {f"w{n}": np.ones(n + 1) for n in range(40)})
+    shown = ucp("inspect", tmp_path / "a").stdout
+    assert "and 21 others  21 atoms" in shown
+    assert len(shown.splitlines()) < 30
+
+
+def test_many_values_are_cut(ucp: Ucp, tmp_path: Path) -> None:
+    ucpformat.save(tmp_path / "a", {"w": np.ones(2), **{f"v{n}": n for n in range(20)}})
+    assert "and 13 other values, which --all shows" in ucp("inspect", tmp_path / "a").stdout
+    assert "value v19 = 19" in ucp("inspect", tmp_path / "a", "--all").stdout
+
+
+def test_a_terminal_without_blocks_gets_other_bars(
+    ucp: Ucp, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucpformat.cli.inspect._has_blocks", lambda: False)
+    assert "100%  #####" in ucp("inspect", checkpoint).stdout
 
 
 def test_aliases_are_shown(ucp: Ucp, make: Make) -> None:
@@ -46,7 +95,11 @@ def test_aliases_are_shown(ucp: Ucp, make: Make) -> None:
 
 
 def test_a_choice_of_atoms(ucp: Ucp, checkpoint: Path) -> None:
-    assert ucp("inspect", checkpoint, "--atoms", "xxx*").stdout.splitlines()[2] == "1 atoms, 1 slots, 0 B"
+    assert (
+        ucp("inspect", checkpoint, "--atoms", "xxx*")
+        .stdout.splitlines()[1]
+        .startswith("1 atom, 1 slot, 0 B;")
+    )
     refused = ucp("inspect", checkpoint, "--atoms", "none")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "none of the 2 atoms matches 'none'" in refused.stderr
@@ -73,8 +126,6 @@ def test_annotations_of_atoms_and_slots_are_shown(ucp: Ucp, tmp_path: Path) -> N
     with open_checkpoint(tmp_path / "a") as opened:
         assert opened["w"].annotations == {"org.example": "of the atom"}
         assert opened["w"]["value"].annotations == {"org.example": "of the slot"}
-    shown = ucp("inspect", tmp_path / "a").stdout
-    assert "1 atoms and 1 slots have annotations, which --format json shows" in shown
     (found,) = json.loads(ucp("inspect", tmp_path / "a", "--format", "json").stdout)["atoms"]
     assert found["annotations"] == {"org.example": "of the atom"}
     assert found["slots"]["value"]["annotations"] == {"org.example": "of the slot"}
@@ -107,9 +158,23 @@ def test_json(ucp: Ucp, checkpoint: Path) -> None:
     assert report["layouts"] == [
         {"mesh": 0, "steps": [{"kind": "shard", "axis": "tp", "dim": 0, "rule": "even"}]}
     ]
+    assert report["nbytes"] == 16388
+    assert [(pack["shared"], pack["length"] > 12000) for pack in report["packs"]] == [(False, True)]
     assert report["values"] == {"epoch": 3, "long": "y" * 200}
     assert report["optimizers"]["optim"]["groups"][0]["options"]["lr"] == 0.1
     assert report["blobs"]["extra"]["object"]["length"] == 1
+
+
+@pytest.mark.parametrize("storage", ["packed", "plain"])
+def test_json_meets_its_schema(ucp: Ucp, checkpoint: Path, tmp_path: Path, storage: Storage) -> None:
+    schema = json.loads((Path(ucpformat.__file__).parent / "inspection/description.schema.json").read_bytes())
+    Draft202012Validator.check_schema(schema)
+    validator = Draft202012Validator(schema)
+    ucpformat.save(tmp_path / "a", {"w": np.ones(2), "epoch": 3}, storage=storage, step=7)
+    for path in (checkpoint, tmp_path / "a"):
+        validator.validate(json.loads(ucp("inspect", "--format", "json", path).stdout))
+    with pytest.raises(ValidationError):
+        validator.validate({})
 
 
 MESH = Mesh((MeshAxis("dp", 4), MeshAxis("tp", 2), MeshAxis("dim1", 3)))

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
 from ucpformat.cli.report import format_option, human_bytes, printable, table
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
-from ucpformat.inspection import chosen_atoms, described
+from ucpformat.inspection.description import chosen_atoms, described
+from ucpformat.inspection.module_tree import AtomForm, Module, SlotForm, Sort, module_tree, rows_of_tree
+from ucpformat.inspection.plain_words import in_words, shortened
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.state import Optimizer
     from ucpformat.reader import AtomView, Checkpoint
+    from ucpformat.views import SlotView
 
 __all__ = ["brief_layout", "inspect"]
+
+_LINES: Final = 24
+"""Of the tree: it is shown as deep as fits, unless a depth is given."""
+_BESIDE: Final = 20
+_VALUES: Final = 8
+_WIDTH: Final = 100
+_NARROWEST: Final = 40
+_SIZE: Final = 10
+_FULL: Final = "█"
+_PARTS: Final = " ▏▎▍▌▋▊▉"
 
 
 @click.command()
@@ -26,46 +43,166 @@ __all__ = ["brief_layout", "inspect"]
 @click.option(
     "--atoms", default="*", show_default=True, metavar="GLOB", help="Only atoms whose name matches."
 )
+@click.option("--depth", type=click.IntRange(0), help="Levels of the tree; as many as fit, unless given.")
+@click.option(
+    "--sort", type=click.Choice(get_args(Sort)), default="size", show_default=True, help="Order of modules."
+)
+@click.option("--slots", "with_slots", is_flag=True, help="A table of all slots in place of the tree.")
+@click.option("--all", "show_all", is_flag=True, help="The table, and every value and note uncut.")
 @format_option
-def inspect(checkpoint: str, atoms: str, output: str) -> None:
+def inspect(
+    checkpoint: str, atoms: str, depth: int | None, sort: Sort, with_slots: bool, show_all: bool, output: str
+) -> None:
     """Show what CHECKPOINT holds: documents are read, data are not."""
     with open_checkpoint(checkpoint) as opened:
         chosen = chosen_atoms(opened, [] if atoms == "*" else [atoms])
         if output == "json":
             click.echo(json.dumps(described(opened, chosen), indent=2))
+            return
+        width = max(_NARROWEST, shutil.get_terminal_size((_WIDTH, 24)).columns)
+        for line in _heading(opened, chosen, width):
+            click.echo(line)
+        click.echo()
+        if with_slots or show_all:
+            rows = table(_COLUMNS, list(_rows(chosen)), right=frozenset({"size", "chunks"}))
+            for line in map(printable, rows):
+                click.echo(line)
         else:
-            _print(opened, chosen)
+            for line in _tree(chosen, depth, sort, width):
+                click.echo(line)
+        rest = list(_rest(opened, chosen, None if show_all else width))
+        if rest:
+            click.echo()
+        for line in rest:
+            click.echo(line)
 
 
-def _print(opened: Checkpoint, atoms: list[AtomView]) -> None:
-    for line in _lines(opened, atoms):
-        click.echo(printable(line))
-
-
-def _lines(opened: Checkpoint, atoms: list[AtomView]) -> Iterator[str]:
+def _heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int) -> Iterator[str]:
     root = opened.root
     slots = [slot for view in atoms for slot in view.values()]
-    producer = "" if opened.producer is None else f", by {opened.producer}"
-    step = "" if opened.step is None else f", step {opened.step}"
-    yield f"universal checkpoint, version {root.envelope.format_version}, {root.storage}{step}{producer}"
+    step = "no step" if opened.step is None else f"step {opened.step}"
+    by = "" if opened.producer is None else f", by {opened.producer}"
+    title = f"universal checkpoint, {step}"
+    yield click.style(title, bold=True) + printable(f"{by}; format version {root.envelope.format_version}")
+    logical = sum(slot.nbytes for slot in slots)
+    yield f"{_count(atoms, 'atom')}, {_count(slots, 'slot')}, {human_bytes(logical)}; {_stored(opened)}"
     yield f"digest {root.digest}"
-    yield f"{len(atoms)} atoms, {len(slots)} slots, {human_bytes(sum(slot.nbytes for slot in slots))}"
-    headings = ("atom", "slot", "dtype", "shape", "layout", "size", "chunks")
-    yield from table(headings, list(_rows(atoms)), right=frozenset({"size", "chunks"}))
+    for feature in root.envelope.read_features:
+        yield printable(f"needs {feature}")
+    yield from _legend(slots, width)
+    for name, optimizer in opened.state.optimizers.items():
+        yield from _groups(name, optimizer, width)
+
+
+def _count(items: Sequence[object], what: str) -> str:
+    return f"{len(items):,} {what}{'' if len(items) == 1 else 's'}"
+
+
+def _stored(opened: Checkpoint) -> str:
+    packs = opened.packs
+    if packs is None:
+        return f"storage {opened.root.storage}"
+    shared = sum(pack.length for pack in packs if pack.shared)
+    of_them = f", {human_bytes(shared)} of them shared" if shared else ""
+    return f"{human_bytes(sum(pack.length for pack in packs))} in {_count(packs, 'pack')}{of_them}"
+
+
+def _legend(slots: Sequence[SlotView], width: int) -> Iterator[str]:
+    """Yield the layouts of slots, the most frequent first, and what their words mean."""
+    counts = Counter(slot.layout for slot in slots if slot.layout is not None)
+    if not counts:
+        return
+    meshes = dict.fromkeys(layout.mesh for layout in counts)
+    for mesh in meshes:
+        axes = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
+        yield printable(shortened(f"saved by {mesh.size} ranks: {axes}", width))
+    told = [f"{brief_layout(layout)} ({_times(count)})" for layout, count in counts.most_common(_VALUES)]
+    more = "" if len(counts) <= _VALUES else f", and {len(counts) - _VALUES} others"
+    yield printable(shortened(f"layouts: {', '.join(told)}{more}", width))
+    if any("/" in text for text in told):
+        yield "  tp/0: dimension 0 is split over the axis tp"
+
+
+def _times(count: int) -> str:
+    return f"{count:,} slot{'' if count == 1 else 's'}"
+
+
+def _groups(name: str, optimizer: Optimizer, width: int) -> Iterator[str]:
+    for number, group in enumerate(optimizer.groups):
+        options = ", ".join(f"{key}={in_words(value)}" for key, value in group.options.items())
+        text = f"{name}, group {number} of {len(optimizer.groups)}: {_count(group.atoms, 'atom')}; {options}"
+        yield from textwrap.wrap(printable(text), width, subsequent_indent="  ")
+
+
+def _tree(atoms: Sequence[AtomView], depth: int | None, sort: Sort, width: int) -> Iterator[str]:
+    tree = module_tree(
+        AtomForm(view.name, {name: _form(slot) for name, slot in view.items()}) for view in atoms
+    )
+    if depth is None:
+        depth = 1
+        while depth < 8 and sum(1 for _ in _shown(tree, depth + 1, sort)) <= _LINES:
+            depth += 1
+    bar = max(4, min(20, (width - 50) // 2))
+    name_width = width - _SIZE - bar - 9
+    for level, module in _shown(tree, depth, sort):
+        share = module.nbytes / tree.nbytes if tree.nbytes else 0.0
+        name = shortened(printable("  " * level + module.name + _what(module)), name_width)
+        drawn = click.style(_bar(share, bar), fg="blue")
+        yield f"{human_bytes(module.nbytes):>{_SIZE}} {share:>5.0%}  {drawn} {name}".rstrip()
+
+
+def _shown(tree: Module, depth: int, sort: Sort) -> Iterator[tuple[int, Module]]:
+    return rows_of_tree(tree, depth=depth, sort=sort, most=_BESIDE)
+
+
+def _form(slot: SlotView) -> SlotForm:
+    return SlotForm(slot.stored.dtype.name, tuple(slot.shape), slot.nbytes)
+
+
+def _what(module: Module) -> str:
+    if module.slots and not module.below:
+        first = module.slots.get("value", next(iter(module.slots.values())))
+        also = f", {len(module.slots)} slots" if len(module.slots) > 1 else ""
+        return f"  {first.dtype} {'x'.join(map(str, first.shape)) or 'scalar'}{also}"
+    alike = f"  {module.alike:,} alike," if module.alike > 1 else " "
+    return f"{alike} {module.atoms:,} atom{'' if module.atoms == 1 else 's'}"
+
+
+def _bar(share: float, width: int) -> str:
+    if not _has_blocks():
+        return ("#" * round(share * width)).ljust(width)
+    eighths = round(share * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return (_FULL * whole + (_PARTS[rest] if rest else "")).ljust(width)
+
+
+def _has_blocks() -> bool:
+    try:
+        (_FULL + _PARTS + "…").encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _rest(opened: Checkpoint, atoms: Sequence[AtomView], width: int | None) -> Iterator[str]:
+    """Yield values, notes, blobs and images, the first few and on lines of ``width`` characters where it is given."""
+    lines = [*_notes(opened, atoms)]
+    values = [f"value {name} = {in_words(value)}" for name, value in opened.state.values.items()]
+    if width is not None and len(values) > _VALUES:
+        values = [*values[: _VALUES - 1], f"and {len(values) - _VALUES + 1} other values, which --all shows"]
+    for line in (*values, *lines):
+        text = printable(line)
+        yield text if width is None else shortened(text, width)
+
+
+def _notes(opened: Checkpoint, atoms: Sequence[AtomView]) -> Iterator[str]:
     for name, note in opened.annotations.items():
-        yield f"annotation {name} = {_brief(note)}"
+        yield f"annotation {name} = {json.dumps(note)}"
     for view in atoms:
         if view.aliases:
             yield f"{view.name} is also {', '.join(view.aliases)}"
-    noted = sum(bool(view.annotations) for view in atoms), sum(bool(slot.annotations) for slot in slots)
-    if any(noted):
-        yield f"{noted[0]} atoms and {noted[1]} slots have annotations, which --format json shows"
-    for name, optimizer in opened.state.optimizers.items():
-        for number, group in enumerate(optimizer.groups):
-            options = ", ".join(f"{key}={_brief(value)}" for key, value in group.options.items())
-            yield f"optimizer {name}, group {number}: {len(group.atoms)} atoms; {options}"
-    for name, value in opened.state.values.items():
-        yield f"value {name} = {_brief(value)}"
+    if opened.pipeline is not None:
+        yield "a pipeline was in flight: only its own stages can go on"
     for name, blob in opened.state.blobs.items():
         yield f"blob {name}: {blob.media_type}, {human_bytes(blob.object.length)}"
     for name, image in opened.images.items():
@@ -73,27 +210,25 @@ def _lines(opened: Checkpoint, atoms: list[AtomView]) -> Iterator[str]:
         rank = "" if image.rank is None else f", of rank {image.rank}"
         yield (
             f"process image {name}: {image.media_type} by {image.producer.name} {image.producer.version}, "
-            f"{len(image.files)} files, {human_bytes(image.nbytes)}{rank}{needed}"
+            f"{_count(image.files, 'file')}, {human_bytes(image.nbytes)}{rank}{needed}"
         )
 
 
-def _rows(atoms: list[AtomView]) -> Iterator[tuple[str, ...]]:
+_COLUMNS: Final = ("atom", "slot", "dtype", "shape", "layout", "size", "chunks")
+
+
+def _rows(atoms: Sequence[AtomView]) -> Iterator[tuple[str, ...]]:
     for view in atoms:
         for position, (name, slot) in enumerate(view.items()):
             yield (
                 view.name if position == 0 else "",
                 name,
-                slot.dtype.name,
+                slot.stored.dtype.name,
                 "x".join(map(str, slot.shape)) or "scalar",
                 "" if slot.layout is None else brief_layout(slot.layout),
                 human_bytes(slot.nbytes),
                 str(slot.stored.grid.count),
             )
-
-
-def _brief(value: JsonValue) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def brief_layout(layout: Layout) -> str:

@@ -25,9 +25,10 @@ def inspect(path: str | os.PathLike[str], *, only: str | Sequence[str] = ()) -> 
         only: one or more globs over names of atoms, as those of `load`; all where none is given.
 
     Returns:
-        What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``meshes``, ``layouts``, ``atoms`` (with
-        each slot's ``dtype``, ``shape`` in elements and ``nbytes``), ``values``, ``optimizers``, ``blobs`` and
-        ``images``.
+        What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``nbytes`` of all tensors, ``packs`` (none
+        in storage plain), ``meshes``, ``layouts``, ``atoms`` (with each slot's ``dtype``, ``shape`` in elements and
+        ``nbytes``), ``values``, ``optimizers``, ``pipeline``, ``blobs`` and ``images``. Its schema is
+        ``inspection/description.schema.json`` of the package.
 
     Raises:
         UcpError: as `open`; ``UCP-E-MISMATCH`` for a glob that matches no atom.
@@ -57,9 +58,12 @@ def chosen_atoms(checkpoint: Checkpoint, only: Sequence[str]) -> list[AtomView]:
 def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, object]:
     """Describe an open checkpoint, and of its atoms these."""
     meshes_and_layouts = checkpoint.root.to_json()
-    state = checkpoint.state
+    state, packs = checkpoint.state, checkpoint.packs
     return {
         **checkpoint.metadata,
+        "nbytes": sum(slot.nbytes for view in checkpoint.values() for slot in view.values()),
+        "packs": packs
+        and [{"key": pack.key, "length": pack.length, "shared": pack.shared} for pack in packs],
         "meshes": meshes_and_layouts["meshes"],
         "layouts": meshes_and_layouts["layouts"],
         "atoms": [
@@ -87,6 +91,7 @@ def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, ob
         ],
         "values": dict(state.values),
         "optimizers": {name: optimizer.to_json() for name, optimizer in state.optimizers.items()},
+        "pipeline": None if checkpoint.pipeline is None else checkpoint.pipeline.to_json(),
         "blobs": {name: blob.to_json() for name, blob in state.blobs.items()},
         "images": {name: image.to_json() for name, image in state.images.items()},
     }
