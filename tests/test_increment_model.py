@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import ucpformat as ucp
 from tests.builders import STORAGES
@@ -33,6 +34,7 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import Storage
 
+NUMBERS: Final = st.integers(0, 20)
 LAYOUTS: Final = (
     Layout(Mesh((MeshAxis("dp", 2),)), (Shard("dp", 0, "balanced"),)),
     Layout(Mesh((MeshAxis("tp", 3),)), (Shard("tp", 1, "ceil"),)),
@@ -76,8 +78,6 @@ def convert(source: Path, path: Path, storage: Storage) -> None:
 class Increments(RuleBasedStateMachine):
     """``kept`` are the arrays of each checkpoint that is there and whole."""
 
-    checkpoints = Bundle("checkpoints")
-
     def __init__(self) -> None:
         super().__init__()
         self.run = Path(tempfile.mkdtemp(prefix="ucp-increments-"))
@@ -85,6 +85,7 @@ class Increments(RuleBasedStateMachine):
         self.quick.start()
         self.arrays = fresh()
         self.kept: dict[Path, Arrays] = {}
+        self.forms: dict[Path, str] = {}
         self.count = 0
 
     def teardown(self) -> None:
@@ -98,12 +99,15 @@ class Increments(RuleBasedStateMachine):
         self.count += 1
         return self.run / f"step-{self.count}.ucp"
 
-    def keep(self, path: Path, arrays: Arrays | None = None) -> Path:
+    def is_any(self) -> bool:
+        return any(path.exists() for path in self.forms)
+
+    def keep(self, path: Path, form: str, arrays: Arrays | None = None) -> None:
         arrays = self.arrays if arrays is None else arrays
         check(path, arrays)
         check_layouts(path, arrays)
         self.kept[path] = {name: array.copy() for name, array in arrays.items()}
-        return path
+        self.forms[path] = form
 
     @rule(name=st.sampled_from(sorted(SHAPES)), at=st.integers(0, 200), value=st.integers(0, 3))
     def change(self, name: str, at: int, value: int) -> None:
@@ -118,80 +122,92 @@ class Increments(RuleBasedStateMachine):
     def fill(self, name: str, value: int) -> None:
         self.arrays[name][...] = value
 
-    @initialize(chunk_bytes=st.sampled_from([64, 1600]))
-    def begin(self, chunk_bytes: int) -> None:
+    @initialize(chunk_bytes=st.sampled_from([64, 1600]), form=st.sampled_from(FORMS))
+    def begin(self, chunk_bytes: int, form: str) -> None:
         self.chunk_bytes = chunk_bytes
+        self.save(form)
 
-    @rule(target=checkpoints, form=st.sampled_from(FORMS), ranks=st.integers(1, 3), dim=st.integers(0, 1))
-    def full(self, form: str, ranks: int, dim: int) -> Path:
+    def save(self, form: str, ranks: int = 1, dim: int = 0, base: Path | None = None) -> None:
         path = self.new()
-        save(path, self.arrays, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-        return self.keep(path)
+        save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
+        self.keep(path, form)
 
-    @rule(
-        target=checkpoints,
-        base=checkpoints,
-        form=st.sampled_from(FORMS),
-        ranks=st.integers(1, 3),
-        dim=st.integers(0, 1),
-    )
-    def increment(self, base: Path, form: str, ranks: int, dim: int) -> Path:
-        """On any base that is there: whole, damaged, in another storage, or gone."""
-        path = self.new()
-        code = ""
-        if not base.exists():
-            code = "UCP-E-NOT-FOUND"
-        else:
-            with ucp.open(base) as ckpt:
-                code = "UCP-E-MISMATCH" if (ckpt.root.storage == "plain") != (form == "plain") else ""
-        if not code:
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-            return self.keep(path)
-        with pytest.raises(UcpError, match=code):
-            save(path, self.arrays, base=base, form=form, ranks=ranks, dim=dim, chunk_bytes=self.chunk_bytes)
-        assert not (path / "ucp.json").exists()
-        return base
+    def there(self, number: int) -> Path:
+        """One of those that are there, whole or damaged."""
+        found = [path for path in self.forms if path.exists()]
+        return found[number % len(found)]
 
-    @rule(path=consumes(checkpoints))
-    def remove(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        self.kept.pop(path, None)
+    @rule(form=st.sampled_from(FORMS), ranks=st.integers(1, 3), dim=st.integers(0, 1))
+    def full(self, form: str, ranks: int, dim: int) -> None:
+        self.save(form, ranks, dim)
 
-    @rule(path=checkpoints, number=st.integers(0, 50), place=st.integers(0, 10000))
-    def damage(self, path: Path, number: int, place: int) -> None:
-        """Replace a file by one that is damaged: the others have the old one."""
-        files = sorted(one for one in path.rglob("*") if one.is_file() and one.name != "ucp.json")
-        if not files:
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS, row=st.integers(0, 89), ranks=st.integers(1, 3), dim=st.integers(0, 1))
+    def increment(self, number: int, row: int, ranks: int, dim: int) -> None:
+        """Of one that is whole or damaged, by other ranks."""
+        base = self.there(number)
+        self.arrays["table"][row] += 1
+        self.save(self.forms[base], ranks, dim, base)
+
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS, form=st.sampled_from(FORMS), is_gone=st.booleans())
+    def increment_of_another_form(self, number: int, form: str, is_gone: bool) -> None:
+        """Another compressor shares nothing; another storage, and a base that is not there, are refused."""
+        base = self.run / "gone.ucp" if is_gone else self.there(number)
+        if not is_gone and (self.forms[base] == "plain") == (form == "plain"):
+            self.save(form, base=base)
             return
-        victim = files[number % len(files)]
+        path = self.new()
+        with pytest.raises(UcpError, match="UCP-E-NOT-FOUND" if is_gone else "UCP-E-MISMATCH"):
+            save(path, self.arrays, base=base, form=form, chunk_bytes=self.chunk_bytes)
+        assert not (path / "ucp.json").exists()
+
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS)
+    def remove(self, number: int) -> None:
+        path = self.there(number)
+        shutil.rmtree(path)
+        self.kept.pop(path, None)
+        self.whole()
+
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS, file=st.integers(0, 50), place=st.integers(0, 10000))
+    def damage(self, number: int, file: int, place: int) -> None:
+        """Replace a file by one that is damaged: the others have the old one."""
+        path = self.there(number)
+        files = sorted(one for one in path.rglob("*") if one.is_file() and one.name != "ucp.json")
+        victim = files[file % len(files)]
         data = bytearray(victim.read_bytes())
         data[place % len(data)] ^= 0x40
         victim.unlink()
         victim.write_bytes(data)
         self.kept.pop(path, None)
 
-    @rule(target=checkpoints, source=checkpoints, storage=st.sampled_from(STORAGES))
-    def flatten(self, source: Path, storage: Storage) -> Path:
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS, storage=st.sampled_from(STORAGES))
+    def flatten(self, number: int, storage: Storage) -> None:
         """Into a checkpoint of its own, of any storage."""
-        return self.taken(source, lambda path: convert(source, path, storage))
+        source = self.there(number)
+        self.take(source, lambda path: convert(source, path, storage), storage)
 
-    @rule(target=checkpoints, source=checkpoints)
-    def copy(self, source: Path) -> Path:
-        return self.taken(source, lambda path: copy_checkpoint(source, path, durability="none"))
+    @precondition(lambda self: self.is_any())
+    @rule(number=NUMBERS)
+    def copy(self, number: int) -> None:
+        source = self.there(number)
+        self.take(source, lambda path: copy_checkpoint(source, path, durability="none"), self.forms[source])
 
-    def taken(self, source: Path, take: Callable[[Path], object]) -> Path:
+    def take(self, source: Path, take: Callable[[Path], object], form: str) -> None:
         """What is whole is taken whole, and shares nothing; what is damaged is refused, or has no such bytes."""
         path = self.new()
         if source in self.kept:
             take(path)
             assert all(file.stat().st_nlink == 1 for file in path.rglob("*") if file.is_file())
-            return self.keep(path, self.kept[source])
-        try:
+            self.keep(path, form, self.kept[source])
+            return
+        with suppress(UcpError):
             take(path)
-        except UcpError:
-            assert not (path / "ucp.json").exists()
-            return source
-        return path
+        if (path / "ucp.json").exists():
+            shutil.rmtree(path)
 
     @rule(keep=st.integers(1, 4))
     def collect(self, keep: int) -> None:
@@ -217,6 +233,6 @@ _IS_LONG: Final = _profile.max_examples > 40
 TestIncrements = Increments.TestCase
 TestIncrements.settings = settings(
     max_examples=_profile.max_examples * 3 // 4 if _profile.max_examples <= 400 else 300,
-    stateful_step_count=30 if _IS_LONG else 14,
+    stateful_step_count=40 if _IS_LONG else 16,
     deadline=None,
 )
