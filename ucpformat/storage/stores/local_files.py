@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,9 +66,13 @@ class KeptFiles:
         with self._lock:
             files = () if self._is_closed else (*self._files.values(),)
             self._is_closed = True
-        for file in files:
+        descriptors = iter([file.descriptor for file in files])
+        is_done = False
+        while not is_done:
             with suppress(OSError):
-                os.close(file.descriptor)
+                # No line of Python is between two of them, where a signal could leave the rest open.
+                deque(map(os.close, descriptors), maxlen=0)
+                is_done = True
 
 
 _POPULATE_READ: Final = 22
