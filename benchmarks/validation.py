@@ -1,4 +1,4 @@
-"""How fast a checkpoint is checked byte by byte, against reading its files and doing nothing with them."""
+"""How fast a checkpoint is checked or summed up, against reading its files and doing nothing with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from benchmarks.save_load import in_turn
 from benchmarks.sizes import in_bytes
 from benchmarks.tables import aligned, piped
 from benchmarks.workloads import WORKLOADS, workload
+from ucpformat.inspection.statistics import statistics
 from ucpformat.model.root import Storage
+from ucpformat.reader import open_checkpoint
 from ucpformat.validation import validate
 
 if TYPE_CHECKING:
@@ -77,10 +79,18 @@ def _validate(directory: Path) -> None:
         raise ValueError(f"problems in a checkpoint without any: {problems[:3]}")
 
 
+def _statistics(directory: Path) -> None:
+    with open_checkpoint(directory) as checkpoint:
+        slots = [slot for atom in checkpoint.values() for slot in atom.values()]
+        if any(found.nan for found in statistics(slots, workers=_THREADS)):
+            raise ValueError("NaN in a checkpoint without any")
+
+
 CONTENDERS: Final[dict[str, Callable[[Path], None]]] = {
     "raw": functools.partial(_read, look=False),
     "raw-crc32c": functools.partial(_read, look=True),
     "ucp-validate": _validate,
+    "ucp-stats": _statistics,
 }
 
 
@@ -165,7 +175,7 @@ def command(
     steady: bool,
     kept: Path | None,
 ) -> None:
-    """Check every byte of a checkpoint, against reading its files, in turn."""
+    """Check every byte of a checkpoint, and sum up its tensors, against reading its files, in turn."""
     with loaded(directory, steady, kept) as ballast:
         found = compare_validation(
             state_name=state_name,

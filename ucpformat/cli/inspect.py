@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, printable, table
+from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar, table
+from ucpformat.cli.statistics_table import lines_of_statistics
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
 from ucpformat.inspection.description import chosen_atoms, described
 from ucpformat.inspection.module_tree import AtomForm, Module, SlotForm, Sort, module_tree, rows_of_tree
 from ucpformat.inspection.plain_words import in_words, shortened
+from ucpformat.inspection.statistics import statistics
 from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.model.state import Optimizer
     from ucpformat.reader import AtomView, Checkpoint
     from ucpformat.views import SlotView
@@ -49,32 +52,59 @@ _PARTS: Final = " ▏▎▍▌▋▊▉"
 )
 @click.option("--slots", "with_slots", is_flag=True, help="A table of all slots in place of the tree.")
 @click.option("--all", "show_all", is_flag=True, help="The table, and every value and note uncut.")
+@click.option(
+    "--stats", "with_statistics", is_flag=True, help="Read all tensors: NaN, range, mean, norm, magnitudes."
+)
+@click.option(
+    "--fail-on",
+    "refused",
+    multiple=True,
+    type=click.Choice(["nan", "inf"]),
+    help="End with 1 where a tensor has such elements; repeatable, and reads as --stats does.",
+)
 @format_option
+@click.pass_context
 def inspect(
-    checkpoint: str, atoms: str, depth: int | None, sort: Sort, with_slots: bool, show_all: bool, output: str
+    context: click.Context,
+    checkpoint: str,
+    atoms: str,
+    depth: int | None,
+    sort: Sort,
+    with_slots: bool,
+    show_all: bool,
+    with_statistics: bool,
+    refused: tuple[str, ...],
+    output: str,
 ) -> None:
-    """Show what CHECKPOINT holds: documents are read, data are not."""
+    """Show what CHECKPOINT holds: documents are read, and data with --stats alone."""
     with open_checkpoint(checkpoint) as opened:
         chosen = chosen_atoms(opened, [] if atoms == "*" else [atoms])
+        found = _statistics(chosen) if with_statistics or refused else {}
         if output == "json":
-            click.echo(json.dumps(described(opened, chosen), indent=2))
-            return
-        width = max(_NARROWEST, shutil.get_terminal_size((_WIDTH, 24)).columns)
-        for line in _heading(opened, chosen, width):
-            click.echo(line)
-        click.echo()
-        if with_slots or show_all:
-            rows = table(_COLUMNS, list(_rows(chosen)), right=frozenset({"size", "chunks"}))
-            for line in map(printable, rows):
-                click.echo(line)
+            click.echo(json.dumps(described(opened, chosen, found), indent=2))
         else:
-            for line in _tree(chosen, depth, sort, width):
+            lines: Iterable[str]
+            width = max(_NARROWEST, shutil.get_terminal_size((_WIDTH, 24)).columns)
+            if found:
+                named = [(f"{atom}/{slot}", one) for (atom, slot), one in found.items()]
+                lines = map(printable, lines_of_statistics(named, has_blocks=_has_blocks()))
+            elif with_slots or show_all:
+                rows = table(_COLUMNS, list(_rows(chosen)), right=frozenset({"size", "chunks"}))
+                lines = map(printable, rows)
+            else:
+                lines = _tree(chosen, depth, sort, width)
+            rest = list(_rest(opened, chosen, None if show_all else width))
+            for line in (*_heading(opened, chosen, width), "", *lines, *([""] if rest else []), *rest):
                 click.echo(line)
-        rest = list(_rest(opened, chosen, None if show_all else width))
-        if rest:
-            click.echo()
-        for line in rest:
-            click.echo(line)
+    if any(getattr(one, kind) for one in found.values() for kind in refused):
+        context.exit(1)
+
+
+def _statistics(atoms: Sequence[AtomView]) -> dict[tuple[str, str], SlotStatistics]:
+    slots = {(view.name, name): slot for view in atoms for name, slot in view.items()}
+    with progress_bar("reading", lambda: sum(slot.nbytes for slot in slots.values())) as progress:
+        found = statistics(list(slots.values()), progress=progress)
+    return dict(zip(slots, found, strict=True))
 
 
 def _heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int) -> Iterator[str]:

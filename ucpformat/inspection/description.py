@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
@@ -10,8 +11,9 @@ from ucpformat.reader import open_checkpoint
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import AtomView, Checkpoint
 
 __all__ = ["chosen_atoms", "described", "inspect"]
@@ -55,8 +57,12 @@ def chosen_atoms(checkpoint: Checkpoint, only: Sequence[str]) -> list[AtomView]:
     return list(checkpoint.glob(*only).values() if only else checkpoint.values())
 
 
-def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, object]:
-    """Describe an open checkpoint, and of its atoms these."""
+def described(
+    checkpoint: Checkpoint,
+    atoms: Sequence[AtomView],
+    statistics: Mapping[tuple[str, str], SlotStatistics] = MappingProxyType({}),
+) -> dict[str, object]:
+    """Describe an open checkpoint, and of its atoms these; slots with the statistics that there are of them."""
     meshes_and_layouts = checkpoint.root.to_json()
     state, packs = checkpoint.state, checkpoint.packs
     return {
@@ -83,6 +89,11 @@ def described(checkpoint: Checkpoint, atoms: Sequence[AtomView]) -> dict[str, ob
                         "place": None if slot.place is None else place_to_json(slot.place),
                         "annotations": dict(slot.annotations),
                         "content": slot.stored.slot.content,
+                        **(
+                            {"statistics": statistics[view.name, name].to_json()}
+                            if (view.name, name) in statistics
+                            else {}
+                        ),
                     }
                     for name, slot in view.items()
                 },
