@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ucpformat.drawing.html_tree import html_page
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
@@ -297,6 +298,10 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
     def __repr__(self) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         return f"<Checkpoint {self.path}: {step}{len(self)} atoms, {self.root.storage}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"checkpoint": repr(self)[12:-1], "digest": self.digest}
+        return html_page(facts, (atom.form() for atom in self.values()))
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
 
+from ucpformat.drawing.html_tree import html_page
+from ucpformat.drawing.module_tree import AtomForm, SlotForm
 from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import array_view
@@ -332,8 +334,22 @@ class AtomView(Mapping[str, SlotView]):
         )
         return f"<AtomView {self.name}: {slots}>"
 
+    def _repr_html_(self) -> str:
+        return html_page({"atom": self.name}, [self.form()])
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
+
+    def form(self) -> AtomForm:
+        """Return its name, and data types, shapes and sizes of its slots, as trees of modules are made of them.
+
+        >>> ckpt["fc.weight"].form().slots["value"].shape
+        (3, 2)
+        """
+        slots = {
+            name: SlotForm(slot.stored.dtype.name, slot.shape, slot.nbytes) for name, slot in self.items()
+        }
+        return AtomForm(self.name, slots)
 
     @property
     def name(self) -> str:

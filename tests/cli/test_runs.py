@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Ucp
 from ucpformat import CheckpointManager
-from ucpformat.cli.report import human_bytes
+from ucpformat.drawing.text import human_bytes
 
 
 @pytest.fixture

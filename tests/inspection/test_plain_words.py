@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ucpformat.inspection.plain_words import in_words, shortened
+from ucpformat.inspection.plain_words import in_words
 from ucpformat.model.values import NamedValue, encode
 
 
@@ -29,18 +29,3 @@ def test_values_as_a_person_writes_them(value: object, words: str) -> None:
 
 def test_what_cannot_be_decoded_is_shown_as_it_is() -> None:
     assert in_words({"$float": "one"}) == '{"$float": "one"}'
-
-
-@pytest.mark.parametrize(
-    ("text", "width", "found"),
-    [
-        ("abcdef", 6, "abcdef"),
-        ("abcdefg", 6, "ab…efg"),
-        ("abcdefg", 3, "a…g"),
-        ("abc", 2, "ab"),
-        ("abc", 0, ""),
-    ],
-)
-def test_long_texts_lose_their_middle(text: str, width: int, found: str) -> None:
-    assert shortened(text, width) == found
-    assert len(found) <= width

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import click
 
-from ucpformat.cli.report import printable, wants_json
+from ucpformat.cli.report import wants_json
+from ucpformat.drawing.text import printable
 from ucpformat.errors import UcpError, error
 from ucpformat.gc_pause import paused
 

@@ -6,8 +6,9 @@ import json
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, progress_bar
+from ucpformat.cli.report import format_option, progress_bar
 from ucpformat.copying import copy_checkpoint
+from ucpformat.drawing.text import human_bytes
 from ucpformat.storage.stores.urls import refuse_swapped
 
 __all__ = ["cp"]

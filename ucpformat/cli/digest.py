@@ -6,7 +6,8 @@ import json
 
 import click
 
-from ucpformat.cli.report import format_option, printable, progress_bar
+from ucpformat.cli.report import format_option, progress_bar
+from ucpformat.drawing.text import printable
 from ucpformat.errors import error, naming
 from ucpformat.reader import open_checkpoint
 from ucpformat.validation import validate_store

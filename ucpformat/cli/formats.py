@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ucpformat.cli.report import format_option, printable
+from ucpformat.cli.report import format_option
 from ucpformat.conversion.contract.registry import registry
+from ucpformat.drawing.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar, table
+from ucpformat.cli.report import format_option, progress_bar, table
 from ucpformat.cli.statistics_table import lines_of_statistics
+from ucpformat.drawing.module_tree import Module, Sort, module_tree, rows_of_tree
+from ucpformat.drawing.text import human_bytes, printable, shortened
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
 from ucpformat.inspection.description import chosen_atoms, described
-from ucpformat.inspection.module_tree import AtomForm, Module, SlotForm, Sort, module_tree, rows_of_tree
-from ucpformat.inspection.plain_words import in_words, shortened
+from ucpformat.inspection.plain_words import in_words
 from ucpformat.inspection.statistics import statistics
 from ucpformat.reader import open_checkpoint
 
@@ -165,9 +166,7 @@ def _groups(name: str, optimizer: Optimizer, width: int) -> Iterator[str]:
 
 
 def _tree(atoms: Sequence[AtomView], depth: int | None, sort: Sort, width: int) -> Iterator[str]:
-    tree = module_tree(
-        AtomForm(view.name, {name: _form(slot) for name, slot in view.items()}) for view in atoms
-    )
+    tree = module_tree(view.form() for view in atoms)
     if depth is None:
         depth = 1
         while depth < 8 and sum(1 for _ in _shown(tree, depth + 1, sort)) <= _LINES:
@@ -183,10 +182,6 @@ def _tree(atoms: Sequence[AtomView], depth: int | None, sort: Sort, width: int) 
 
 def _shown(tree: Module, depth: int, sort: Sort) -> Iterator[tuple[int, Module]]:
     return rows_of_tree(tree, depth=depth, sort=sort, most=_BESIDE)
-
-
-def _form(slot: SlotView) -> SlotForm:
-    return SlotForm(slot.stored.dtype.name, tuple(slot.shape), slot.nbytes)
 
 
 def _what(module: Module) -> str:

@@ -12,8 +12,9 @@ import click
 from ucpformat.cli.explain import explained_slots, explanation_lines, explanations_json
 from ucpformat.cli.plan_json import detail_json, survey_json
 from ucpformat.cli.plan_text import detail_lines, survey_lines
-from ucpformat.cli.report import format_option, printable
+from ucpformat.cli.report import format_option
 from ucpformat.cli.sides import open_side, open_sides, settings_option
+from ucpformat.drawing.text import printable
 from ucpformat.planning import Route, pair, rank_detail, survey
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.cli.report import human_bytes, table
+from ucpformat.cli.report import table
+from ucpformat.drawing.text import human_bytes
 from ucpformat.geometry import strided_runs
 
 if TYPE_CHECKING:

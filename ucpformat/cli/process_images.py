@@ -6,7 +6,8 @@ import json
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, progress_bar
+from ucpformat.cli.report import format_option, progress_bar
+from ucpformat.drawing.text import human_bytes
 from ucpformat.image_files import image_source
 from ucpformat.process_images import attach as attach_images
 from ucpformat.process_images import extract as extract_image

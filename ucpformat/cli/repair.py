@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, printable, progress_bar
+from ucpformat.cli.report import format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
+from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.repairing import repair as repair_checkpoint
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the commands share: the output option, progress bars, tables and sizes for people."""
+"""What the commands share: the output option, progress bars and tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["SIZE", "Bar", "format_option", "human_bytes", "printable", "progress_bar", "table", "wants_json"]
+__all__ = ["SIZE", "Bar", "format_option", "progress_bar", "table", "wants_json"]
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _OUTPUT: Final = "ucpformat.output"
 
 
@@ -42,14 +41,6 @@ def wants_json(context: click.Context) -> bool:
     return context.meta.get(_OUTPUT) == "json"
 
 
-def printable(text: str) -> str:
-    """Return ``text`` on one line, with what speaks to a terminal instead of a reader written as an escape."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
-        for sign in text
-    )
-
-
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
     """Yield lines of aligned columns, as wide as their content: names are neither cut nor interpreted."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
@@ -74,14 +65,6 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
 
 SIZE: Final = _Size()
-
-
-def human_bytes(count: int) -> str:
-    """Return a number of bytes with a binary unit, three digits or so: ``1.50 GiB``."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit + 1 < len(_UNITS):
-        size, unit = size / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{size:.2f} {_UNITS[unit]}"
 
 
 class Bar:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ucpformat.cli.report import format_option, human_bytes, printable, table
+from ucpformat.cli.report import format_option, table
+from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, error, naming
 from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
 from ucpformat.manager.footprints import Footprint, Footprints

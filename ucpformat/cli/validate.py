@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 import click
 
-from ucpformat.cli.report import SIZE, format_option, printable, progress_bar
+from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
+from ucpformat.drawing.text import printable
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
 from ucpformat.validation import LEVELS, Examination, Level, examine

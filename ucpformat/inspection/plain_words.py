@@ -13,7 +13,7 @@ from ucpformat.model.values import NamedValue, TensorValue, decode
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["in_words", "shortened"]
+__all__ = ["in_words"]
 
 _BRACKETS: Final = {
     "list": ("[", "]"),
@@ -33,18 +33,6 @@ def in_words(value: JsonValue) -> str:
         return _words(decode(value, at=""))
     except UcpError:
         return json.dumps(value)
-
-
-def shortened(text: str, width: int) -> str:
-    """Return a text of at most ``width`` characters, with what is left out in its middle marked.
-
-    >>> shortened("layers.0.self_attn.q_proj.weight", 16)
-    'layers.…j.weight'
-    """
-    if len(text) <= width:
-        return text
-    tail = width // 2
-    return f"{text[: width - tail - 1]}…{text[len(text) - tail :]}" if width > 2 else text[:width]
 
 
 def _words(value: object) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.inspection.module_tree import AtomForm, Module, SlotForm, module_tree, rows_of_tree
+from ucpformat.drawing.module_tree import AtomForm, Module, SlotForm, module_tree, rows_of_tree
 
 names = st.lists(
     st.sampled_from(["a", "b", "0", "1", "2", "3", "07", "", "x y"]), min_size=1, max_size=5

@@ -1,0 +1,1 @@
+"""Texts and pictures of what checkpoints hold, made of names and figures alone."""
