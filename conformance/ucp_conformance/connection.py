@@ -54,6 +54,10 @@ class Claims:
         """Return whether the compressor can be written."""
         return name in self.document.get("writes_compressors", self.document["compressors"])
 
+    def writes_feature(self, name: str) -> bool:
+        """Return whether ``write`` takes what the read feature is about."""
+        return name in self.document.get("writes_features", ())
+
 
 class DriverError(Exception):
     """A driver that never says hello."""

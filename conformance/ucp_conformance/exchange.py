@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ REQUIREMENTS = (
     "UCP-D-051", "UCP-D-079", "UCP-R-004", "UCP-R-029", "UCP-R-021", "UCP-R-018", "UCP-R-020", "UCP-W-027",
 )  # fmt: skip
 """What exchanges hold."""
+
+
+IMAGE = "trainer/0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +172,47 @@ def _exchange(
         "chunk_bytes": plan["chunk_bytes"],
         "atoms": [{"name": "w", "slots": {"value": slot}}],
     }
+    if plan.get("image"):
+        params["images"] = {IMAGE: _image(place)}
+    if plan.get("base") is not None:
+        base = place.fresh()
+        whole = {"dtype": plan["dtype"], "shape": plan["shape"], "in": place.put(base_data(plan, data))}
+        if plan["compressor"] is not None:
+            whole["compressor"] = plan["compressor"]
+        atoms = [{"name": "w", "slots": {"value": whole}}]
+        fault = _failed(
+            writer, "writer", writer.request("write", {**params, "path": str(base), "atoms": atoms}), "write"
+        )
+        if fault is not None:
+            return fault
+        params["base"] = str(base)
     reply = writer.request("write", params)
     fault = _failed(writer, "writer", reply, "write")
     if fault is not None:
         return fault
+    if plan.get("base") is not None:
+        shutil.rmtree(base)  # what was written does without
     outcome, why = judge_written(path, params, {"w/value": data}, reply.body["digest"])
     if outcome != "pass":
         return Fault(writer.label, "writer", outcome, why)
     # The oracle has found what was written right: from here on the reader is to blame.
     return _read(reader, path, plan, data, place) or _rewrite(reader, path, plan, data, place)
+
+
+def base_data(plan: Mapping[str, Any], data: bytes) -> bytes:
+    """Return the bytes of the base of an increment: equal, others, or others in the rows from the middle on."""
+    if plan["base"] == "equal":
+        return data
+    other = tensor_data(plan, 1)
+    middle = 0 if plan["base"] == "other" else math.prod(plan["shape"]) // 2 * ITEM_BYTES[plan["dtype"]]
+    return data[:middle] + other[middle:]
+
+
+def _image(place: Workplace) -> dict[str, Any]:
+    return {
+        "media_type": "application/x-example", "producer": {"name": "example", "version": "1"}, "host": {},
+        "portable": False, "required": True, "files": [{"path": "image", "in": place.put(b"memory")}],
+    }  # fmt: skip
 
 
 def _read(
@@ -226,6 +262,7 @@ def _read(
     params = {
         "path": str(path), "atom": "w", "slot": "value", **target,
         "outs": [{"coordinate": list(coordinate), "out": str(file)} for coordinate, file in outs],
+        **({"restored": [IMAGE]} if plan.get("image") else {}),
     }  # fmt: skip
     reply = reader.request("read", params)
     refusal = refusal_of(plan)
@@ -270,4 +307,6 @@ def _rewrite(
         )
     if seen.logical.data.get(("w", "value"), data) != data:
         return Fault(rewriter.label, "rewriter", "fail", "the rewritten bytes are others")
+    if seen.logical.images != ({(IMAGE, 0): b"memory"} if plan.get("image") else {}):
+        return Fault(rewriter.label, "rewriter", "fail", "the rewritten process images are others")
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ucp_conformance.connection import Connection, Reply
+from ucp_conformance.oracle import images
 from ucp_conformance.oracle.bytes_of import content_digest
 from ucp_conformance.oracle.examine import Logical, examine
 from ucp_conformance.oracle.problem import Problem
@@ -277,7 +278,12 @@ def judge_written(path: Path, params: Mapping[str, Any], data: Mapping[str, byte
             return "fail", f"{name}: {differs[1]}"
     if logical.root["digest"] != digest:
         return "fail", "the reply tells another root digest"
-    return _atoms_written(logical, found, params, data) or _blobs_written(logical, params) or PASS
+    return (
+        _atoms_written(logical, found, params, data)
+        or _blobs_written(logical, params)
+        or _process_written(logical, params)
+        or PASS
+    )
 
 
 def _atoms_written(
@@ -320,6 +326,27 @@ def _blobs_written(logical: Logical, params: Mapping[str, Any]) -> Verdict | Non
     for name, blob in params.get("blobs", {}).items():
         if logical.blobs.get(name) != Path(blob["in"]).read_bytes():
             return "fail", f"the bytes of the blob {json.dumps(name)} are others"
+    return None
+
+
+def _process_written(logical: Logical, params: Mapping[str, Any]) -> Verdict | None:
+    """Whether the pipeline and the process images are those that were asked for."""
+    if not same(logical.state.get("pipeline"), params.get("pipeline")):
+        return "fail", "another pipeline was written"
+    wanted = params.get("images", {})
+    described = {
+        name: {**image, "files": [{**file, "object": None} for file in image["files"]]}
+        for name, image in wanted.items()
+    }
+    for image in described.values():
+        for file in image["files"]:
+            del file["in"]
+    if not same(images.described(logical.state), described):
+        return "fail", "other process images were written"
+    for name, image in wanted.items():
+        for number, file in enumerate(image["files"]):
+            if logical.images.get((name, number)) != Path(file["in"]).read_bytes():
+                return "fail", f"the bytes of the image {json.dumps(name)} are others"
     return None
 
 

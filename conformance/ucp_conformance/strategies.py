@@ -289,11 +289,26 @@ def plans(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
         "source": source,
         "target": target,
         "rewrite": draw(st.none() | st.sampled_from(sorted(both["storages"]))),
+        **draw(_kept(writer, reader)),
     }
     for side in ("source", "target"):
         if plan[side] is not None and [step["kind"] for step in plan[side]["steps"]] != ["local"]:
             _with_value_steps(draw, plan, side, kinds)
     return plan
+
+
+@st.composite
+def _kept(draw: st.DrawFn, writer: Claims, reader: Claims) -> dict[str, Any]:
+    """Return whether the checkpoint is an increment, and of what, and whether it has a process image."""
+
+    def master(feature: str) -> bool:
+        return writer.writes_feature(feature) and feature in reader.document["read_features"]
+
+    shares = master("incremental") and "row-overwrite" in reader.document["read_features"]
+    return {
+        "base": draw(st.sampled_from([None, None, "equal", "part", "other"])) if shares else None,
+        "image": draw(st.sampled_from([False, False, False, True])) if master("process-images") else False,
+    }
 
 
 def _with_value_steps(draw: st.DrawFn, plan: dict[str, Any], side: str, kinds: Sequence[str]) -> None:

@@ -70,6 +70,16 @@ function slotInput(slot) {
   };
 }
 
+/** An image as in the state document, and the bytes of its files. */
+function imageInput(image) {
+  const given = image.get('files');
+  const files = given.map((file) => new Map([...file].filter(([member]) => member !== 'in')));
+  return {
+    image: new Map([...image, ['files', files]]),
+    contents: given.map((file) => readFileSync(file.get('in'))),
+  };
+}
+
 const methods = {
   hello: () => ({
     protocol: 1,
@@ -79,6 +89,7 @@ const methods = {
     storages: ['plain', 'packed'],
     read_features: ['incremental', 'process-images', 'row-overwrite', 'weight-versions'],
     write_features: [],
+    writes_features: ['process-images', 'weight-versions'],
     compressors: ['gzip'],
     dtypes: [...DTYPES.keys()],
     profiles: ['core', 'buffers', 'views', 'ragged', 'reductions'],
@@ -154,6 +165,8 @@ const methods = {
   }),
 
   write(params) {
+    if (params.has('base')) throw new Unsupported('base');
+    const images = [...(params.get('images') ?? [])].map(([name, image]) => [name, imageInput(image)]);
     const blobs = [...(params.get('blobs') ?? [])].map(([name, blob]) => [name, {
       mediaType: blob.get('media_type'), bytes: readFileSync(blob.get('in')),
     }]);
@@ -172,6 +185,8 @@ const methods = {
       values: params.get('values'),
       optimizers: params.get('optimizers'),
       blobs: new Map(blobs),
+      images: new Map(images),
+      pipeline: params.get('pipeline'),
     });
   },
 

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.geometry import Box, BufferPlace, Layout, Partial, Piece, Scale, Strided, lower
+from ucpformat.image_files import SourceFile
 from ucpformat.model.atom import place_from_json, place_to_json
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.dtype import DTYPES
@@ -27,6 +28,7 @@ from ucpformat.model.layout_json import (
     resolve,
     step_to_json,
 )
+from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
 from ucpformat.storage.arithmetic import reduced, scaled
@@ -57,6 +59,7 @@ def hello(params: Json) -> Json:
             "zstd",
         ],
         "write_features": [],
+        "writes_features": ["incremental", "process-images", "weight-versions"],
         "compressors": ["blosc", "gzip", "zstd"],
         "dtypes": list(DTYPES),
         "profiles": ["core", "buffers", "views", "ragged", "reductions"],
@@ -254,6 +257,19 @@ def gathered(slot: Json) -> NDArray[Any]:
     return scaled(data, DTYPES[slot["dtype"]], -exponent) if exponent else data
 
 
+def image_of(image: Json) -> ucp.ImageSource:
+    files = [
+        SourceFile(
+            file["path"], lambda place=file["in"]: iter([Path(place).read_bytes()]), "executable" in file
+        )
+        for file in image["files"]
+    ]
+    producer = image["producer"]["name"], image["producer"]["version"]
+    return ucp.ImageSource(
+        image["media_type"], producer, files, image["host"], image["required"], image.get("rank")
+    )
+
+
 def write(params: Json) -> Json:
     specs = [
         ucp.AtomSpec(
@@ -269,14 +285,18 @@ def write(params: Json) -> Json:
         storage=params["storage"],
         chunk_bytes=params["chunk_bytes"],
         step=params.get("step"),
+        base=params.get("base"),
     )
     try:
         optimizers = {
             name: Optimizer.from_json(value, at=name) for name, value in params.get("optimizers", {}).items()
         }
-        writer.set_state(StateDocument(params.get("values", {}), optimizers, {}))
+        pipeline = Pipeline.from_json(params["pipeline"], at="pipeline") if "pipeline" in params else None
+        writer.set_state(StateDocument(params.get("values", {}), optimizers, {}, pipeline=pipeline))
         for name, blob in params.get("blobs", {}).items():
             writer.add_blob(name, Path(blob["in"]).read_bytes(), blob["media_type"])
+        for name, image in params.get("images", {}).items():
+            writer.add_image(name, image_of(image))
         for atom in params["atoms"]:
             for name, slot in atom["slots"].items():
                 writer.write(atom["name"], name, gathered(slot))
