@@ -19,6 +19,9 @@ settings.register_profile("long", max_examples=400, deadline=None, suppress_heal
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("UCP_HYPOTHESIS_PROFILE", "ci"))
 
+# What is printed for a terminal is as wide here as anywhere.
+os.environ["COLUMNS"] = "100"
+
 # A shell lets what it starts in the background ignore interrupts; tests send some, and wait for what they do.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
