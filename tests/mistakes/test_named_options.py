@@ -51,12 +51,12 @@ def strings(module: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def messages() -> tuple[tuple[str, str], ...]:
-    """Strings of the package that are sentences, with their place."""
+    """Strings of the package that are sentences, and no markup, with their place."""
     return tuple(
         (f"{module.relative_to(PACKAGE)}:{line}", text)
         for module in sorted(PACKAGE.rglob("*.py"))
         for line, text in strings(module)
-        if " " in text
+        if " " in text and not text.startswith("<")
     )
 
 
