@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
     from ucpformat.comparison import Comparison, Difference, TensorDifference, diff
     from ucpformat.conversion.convert import ConversionReport, convert
     from ucpformat.distributed.save_options import SaveReport
+    from ucpformat.drawing.shards import Drawing, draw
     from ucpformat.errors import (
         ImportRefusedError,
         IntegrityError,
@@ -68,6 +69,7 @@ __all__ = [
     "Compressor",
     "ConversionReport",
     "Difference",
+    "Drawing",
     "Examination",
     "Flatten",
     "ImageSource",
@@ -106,6 +108,7 @@ __all__ = [
     "attach",
     "convert",
     "diff",
+    "draw",
     "examine",
     "extract",
     "image_source",
@@ -133,6 +136,7 @@ _HOMES: typing.Final = {
     "Compressor": "model.compressor",
     "ConversionReport": "conversion.convert",
     "Difference": "comparison",
+    "Drawing": "drawing.shards",
     "Examination": "validation",
     "Flatten": "geometry",
     "ImageSource": "image_files",
@@ -171,6 +175,7 @@ _HOMES: typing.Final = {
     "attach": "process_images",
     "convert": "conversion.convert",
     "diff": "comparison",
+    "draw": "drawing.shards",
     "examine": "validation",
     "extract": "process_images",
     "image_source": "image_files",

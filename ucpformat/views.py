@@ -19,6 +19,7 @@ from ucpformat.storage.reading.indexing import select
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from ucpformat.drawing.shards import Drawing
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
@@ -191,6 +192,23 @@ class SlotView:
         True
         """
         return self._stored.slot.place
+
+    def shards(self) -> Drawing:
+        """Draw which ranks of the job that saved the slot held what of it; no data is read.
+
+        Raises UCP-E-LAYOUT where the job did not say; `draw` shows it under any layout.
+
+        >>> view.shards()
+        Traceback (most recent call last):
+        ...
+        ucpformat.errors.LayoutError: UCP-E-LAYOUT at fc.weight/value: ...
+        """
+        from ucpformat.drawing.shards import draw
+
+        if self.layout is None:
+            message = "nothing says which ranks held it: draw it under a layout, with ucp.draw(layout, shape)"
+            raise error("UCP-E-LAYOUT", message, at=self._stored.label)
+        return draw(self.layout, self.shape, self.place)
 
     @property
     def annotations(self) -> Mapping[str, JsonValue]:

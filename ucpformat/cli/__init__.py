@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "ls": ("runs", "List the checkpoints of a run."),
     "plan": ("plan", "Say who moves what, and how much, between two layouts."),
     "repair": ("repair", "Restore what is damaged or missing from others."),
+    "shards": ("shards", "Draw which ranks hold what of a tensor."),
     "validate": ("validate", "Say every problem of checkpoints."),
 }
 """The module of each command, which is loaded for that command alone, and what the list of commands says of it."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from ucpformat.drawing.picture import lines_of, picture_of
 from ucpformat.errors import error
-from ucpformat.planning import Explanation, about, draw, explain, picture_of, rank_words, shape_words
+from ucpformat.planning import Explanation, about, explain, rank_words, shape_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,10 +91,12 @@ def _explained(explanation: Explanation) -> Iterator[str]:
     if len(explanation.regions) > _REGIONS_SHOWN:
         yield f"  and {len(explanation.regions) - _REGIONS_SHOWN} more parts; --format json lists all"
     picture = picture_of(lowering, explanation.regions)
-    if picture is not None:
+    if picture is not None and lowering.shape:
+        if len(lowering.shape) > 2:
+            yield f"dims {' and '.join(map(str, picture.dims))} are shown, at index 0 of the others"
         if not picture.is_exact:
             yield "scaled down: each cell shows who holds its first element"
-        yield from draw(picture)
+        yield from lines_of(picture)
 
 
 def _held(region: Region) -> str:

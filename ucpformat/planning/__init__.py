@@ -6,7 +6,6 @@ Nothing here reads data: documents and chunk tables alone.
 from ucpformat.planning.detail import RankDetail, SlotPart, rank_detail
 from ucpformat.planning.explain import Explanation, StepTaken, explain, rank_words, shape_words
 from ucpformat.planning.pairing import Kind, Pairing, Route, Unplanned, about, pair
-from ucpformat.planning.picture import Picture, draw, picture_of
 from ucpformat.planning.side import Side, SlotName, arrangement_side, checkpoint_side, patterns_side
 from ucpformat.planning.survey import Flow, RankTotals, Survey, survey
 
@@ -15,7 +14,6 @@ __all__ = [
     "Flow",
     "Kind",
     "Pairing",
-    "Picture",
     "RankDetail",
     "RankTotals",
     "Route",
@@ -28,11 +26,9 @@ __all__ = [
     "about",
     "arrangement_side",
     "checkpoint_side",
-    "draw",
     "explain",
     "pair",
     "patterns_side",
-    "picture_of",
     "rank_detail",
     "rank_words",
     "shape_words",

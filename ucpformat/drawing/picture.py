@@ -1,8 +1,8 @@
-"""A small picture of who holds what of a one- or two-dimensional tensor: bands of cells with ranks in them."""
+"""A small picture of who holds what of a tensor: bands of cells with ranks in them (SPEC section 13)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ from ucpformat.geometry import Box, BoxIndex, row_major_strides
 if TYPE_CHECKING:
     from ucpformat.geometry import Lowering, Region
 
-__all__ = ["Picture", "draw", "picture_of"]
+__all__ = ["Paint", "Picture", "label_of", "lines_of", "picture_of"]
 
 MAX_ROWS: Final = 16
 MAX_COLUMNS: Final = 8
@@ -21,55 +21,79 @@ _LABEL_RANKS: Final = 3
 _CORNERS: Final = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
 
+Paint = Callable[[tuple[int, ...], str], str]
+"""Returns the text of a cell in a colour for the ranks that hold it."""
+
+
+def _plain(_: tuple[int, ...], text: str) -> str:
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """Cells of a grid over a tensor, each with the ranks that hold its first element.
 
-    ``rows`` and ``columns`` are where bands begin, and the extent at the end; a one-dimensional tensor has one
-    row. Where ``is_exact``, all elements of a cell have the same holders; else the picture is scaled down, and
-    says nothing of what lies between first elements.
+    ``rows`` and ``columns`` are where bands begin, and the extent at the end; ``dims`` are the dims that they divide,
+    one or two, and a scalar has none. A tensor of one dim has one row. Of the other dims, index 0 is shown. Where
+    ``is_exact``, all elements of a cell have the same holders; else the picture is scaled down, and says nothing of
+    what lies between first elements.
     """
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     holders: tuple[tuple[tuple[int, ...], ...], ...]
     is_exact: bool
+    dims: tuple[int, ...]
 
 
 def picture_of(lowering: Lowering, regions: Sequence[Region]) -> Picture | None:
-    """Return the picture of a tensor, or None where it has no elements, or not one or two dims."""
+    """Return the picture of a tensor, or None where it has no elements.
+
+    Of a tensor with more than two dims, it shows two along which ranks hold different parts, where there are two.
+    """
     shape = lowering.shape
-    if len(shape) not in (1, 2) or 0 in shape:
+    if 0 in shape:
         return None
     boxes, ranks = _held(lowering, regions)
     index = BoxIndex(boxes)
     strides, view_strides = row_major_strides(shape), row_major_strides(lowering.view)
     edges = _edges(lowering, boxes)
+    dims = _drawn(len(shape), edges)
     found = [
         _bands(
-            extent, None if edges is None else edges[dim], MAX_ROWS if dim < len(shape) - 1 else MAX_COLUMNS
+            shape[dim], None if edges is None else edges[dim], MAX_COLUMNS if dim == dims[-1] else MAX_ROWS
         )
-        for dim, extent in enumerate(shape)
+        for dim in dims
     ]
-    bands = [cuts for cuts, _ in found]
-    is_exact = all(exact for _, exact in found)
-    rows = bands[0] if len(bands) == 2 else (0, 1)
+    hidden = [dim for dim, extent in enumerate(shape) if dim not in dims and extent > 1]
+    is_exact = all(exact for _, exact in found) and (
+        not hidden or (edges is not None and all(len(edges[dim]) == 2 for dim in hidden))
+    )
+    bands = [(0, 1), (0, 1), *(cuts for cuts, _ in found)][-2:]
+    shown = [strides[dim] for dim in dims]
     first = [
-        (row, column) if len(shape) == 2 else (column,) for row in rows[:-1] for column in bands[-1][:-1]
+        sum(map(int.__mul__, (row, column)[2 - len(dims) :], shown))
+        for row in bands[0][:-1]
+        for column in bands[1][:-1]
     ]
 
-    def holders(cell: tuple[int, ...]) -> tuple[int, ...]:
-        flat = sum(map(int.__mul__, cell, strides))
+    def holders(flat: int) -> tuple[int, ...]:
         seen = tuple(
             flat // stride % extent for stride, extent in zip(view_strides, lowering.view, strict=True)
         )
         found = index.overlapping(Box(seen, (1,) * len(seen)))
         return tuple(sorted({rank for place in found for rank in ranks[place]}))
 
-    labels = [holders(cell) for cell in first]
-    width = len(bands[-1]) - 1
+    labels = [holders(flat) for flat in first]
+    width = len(bands[1]) - 1
     grid = tuple(tuple(labels[start : start + width]) for start in range(0, len(labels), width))
-    return Picture(rows, bands[-1], grid, is_exact)
+    return Picture(bands[0], bands[1], grid, is_exact, dims)
+
+
+def _drawn(ndim: int, edges: Sequence[set[int]] | None) -> tuple[int, ...]:
+    """Return the dims to show, ascending: those that are cut before others, of which the first."""
+    order = sorted(range(ndim), key=lambda dim: edges is not None and len(edges[dim]) == 2)
+    return tuple(sorted(order[:2]))
 
 
 def _held(lowering: Lowering, regions: Iterable[Region]) -> tuple[list[Box], list[tuple[int, ...]]]:
@@ -102,9 +126,12 @@ def _edges(lowering: Lowering, boxes: Iterable[Box]) -> list[set[int]] | None:
     return found
 
 
-def draw(picture: Picture) -> Iterator[str]:
-    """Return the lines of a picture: lines part cells with other holders; bands are named at the edges."""
-    labels = [[_label(ranks) for ranks in row] for row in picture.holders]
+def lines_of(picture: Picture, paint: Paint = _plain) -> Iterator[str]:
+    """Yield the lines of a picture: lines part cells with other holders; bands are named at the edges.
+
+    ``paint`` colours the text of a cell by its holders, without changing its width.
+    """
+    labels = [[label_of(ranks) for ranks in row] for row in picture.holders]
     heads = [str(start) for start in picture.columns[:-1]]
     widths = [max(len(head), *(len(row[column]) for row in labels)) + 2 for column, head in enumerate(heads)]
     sides = [str(start) for start in picture.rows[:-1]] if len(picture.rows) > 2 else [""]
@@ -115,21 +142,24 @@ def draw(picture: Picture) -> Iterator[str]:
     ).rstrip()
     for row, side in enumerate(sides):
         yield f"{'':{margin}} {_rule(picture.holders, row, widths)}".rstrip()
-        yield f"{side:>{margin}} {_cells(picture.holders[row], labels[row], widths)}"
+        yield f"{side:>{margin}} {_cells(picture.holders[row], labels[row], widths, paint)}"
     yield f"{'':{margin}} {_rule(picture.holders, len(sides), widths)}".rstrip()
 
 
-def _label(ranks: tuple[int, ...]) -> str:
+def label_of(ranks: tuple[int, ...]) -> str:
+    """Return the ranks, or the first and how many others there are: ``0,1``, ``0 +3``."""
     if len(ranks) <= _LABEL_RANKS:
         return ",".join(map(str, ranks))
     return f"{ranks[0]} +{len(ranks) - 1}"
 
 
-def _cells(holders: Sequence[tuple[int, ...]], labels: Sequence[str], widths: Sequence[int]) -> str:
+def _cells(
+    holders: Sequence[tuple[int, ...]], labels: Sequence[str], widths: Sequence[int], paint: Paint
+) -> str:
     text = ""
     for column, (label, width) in enumerate(zip(labels, widths, strict=True)):
         text += "│" if column == 0 or holders[column] != holders[column - 1] else " "
-        text += label.center(width)
+        text += paint(holders[column], label.center(width))
     return text + "│"
 
 
