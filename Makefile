@@ -50,7 +50,7 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 	UCP_HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n 2 --timeout 0 tests/geometry tests/storage/test_arithmetic.py
 	UCP_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 -m "not wheel" tests \
 		--ignore tests/geometry --ignore tests/storage/test_arithmetic.py
-	if command -v node > /dev/null; then UCP_SEARCH=long node --test conformance/drivers/node/test; fi
+	if command -v node > /dev/null; then UCP_SEARCH=long node --test js/test conformance/drivers/node/test; fi
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation

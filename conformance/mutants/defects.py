@@ -46,7 +46,9 @@ class Implementation:
 
 IMPLEMENTATIONS: Final = {
     "python": Implementation("python", ("ucpformat", "schema/draft", "conformance/drivers/python"), (".py",)),
-    "node": Implementation("node", ("conformance/drivers/node",), (".mjs", ".json")),
+    "node": Implementation(
+        "node", ("js/lib", "js/node", "js/package.json", "conformance/drivers/node"), (".mjs",)
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, ROOT
 from tests.documentation.markdown import run_by
 
 NODE = CONFORMANCE / "drivers" / "node"
+PACKAGE = ROOT / "js"
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")
 
@@ -40,15 +42,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_its_own_tests_pass() -> None:
     done = subprocess.run(
-        ["node", "--test", NODE / "test"], capture_output=True, text=True, check=False, cwd=NODE
+        ["node", "--test", PACKAGE / "test", NODE / "test"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
-    (block,) = run_by("tests/conformance/test_node.py", "conformance/drivers/node/README.md")
+    (block,) = run_by("tests/conformance/test_node.py", "js/README.md")
     (tmp_path / "node_modules").mkdir()
-    (tmp_path / "node_modules" / "ucp-node").symlink_to(NODE)
+    (tmp_path / "node_modules" / "ucpformat").symlink_to(PACKAGE)
     (tmp_path / "program.mjs").write_text(block.text)
     ucp.save(tmp_path / "step-1000.ucp", {"tok_embeddings.weight": np.ones((3, 2), np.float32)})
     done = subprocess.run(["node", "program.mjs"], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -56,18 +58,40 @@ def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
 
 
 def test_its_schemas_are_the_published_ones() -> None:
-    mine = {path.name: path.read_bytes() for path in (NODE / "schema").iterdir()}
-    assert mine == {name: (ROOT / "schema" / "draft" / name).read_bytes() for name in mine}
+    """``UCP_REWRITE_DOCS=1`` makes the module anew from `schema/draft`."""
+    module = PACKAGE / "lib" / "schemas.mjs"
+    names = ("atom", "defs", "envelope", "index", "layout", "packs", "root", "state", "value")
+    members = "".join(
+        f"  '{name}.schema.json':\n{(ROOT / 'schema' / 'draft' / f'{name}.schema.json').read_text().rstrip()},\n"
+        for name in names
+    )
+    wanted = (
+        "/**\n * The schemas that the reader applies, as published: tests/conformance/test_node.py makes this file.\n"
+        f" */\n\nexport default {{\n{members}}};\n"
+    )
+    if os.environ.get("UCP_REWRITE_DOCS"):
+        module.write_text(wanted, encoding="utf-8")
+    assert module.read_text(encoding="utf-8") == wanted
+
+
+def imports_of(*folders: Path) -> set[str]:
+    return {
+        line.rpartition("from ")[2].strip("';")
+        for folder in folders
+        for path in folder.rglob("*.mjs")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith(("import ", "export {", "export * ", "} from ")) and " from " in line
+    }
 
 
 def test_it_depends_on_no_package() -> None:
-    imports = {
-        line.rpartition("from ")[2].strip("';")
-        for path in NODE.rglob("*.mjs")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith(("import ", "} from ")) and " from " in line
-    }
-    assert {name for name in imports if not name.startswith(("node:", "./", "../"))} == set()
+    imports = imports_of(PACKAGE, NODE)
+    assert {name for name in imports if not name.startswith(("node:", "./", "../", "#platform"))} == set()
+
+
+def test_its_core_and_what_browsers_run_import_nothing_of_node() -> None:
+    imports = imports_of(PACKAGE / "lib", PACKAGE / "browser")
+    assert {name for name in imports if name.startswith("node:") or "/node/" in name} == set()
 
 
 # The fault shows in about one example of a hundred; the search ends with the first that it finds.
@@ -76,9 +100,10 @@ ENOUGH = 3000
 
 def faulty_node(folder: Path) -> str:
     """Node's driver, copied, with the `ceil` of splits rounding down."""
-    copy = folder / "node"
+    shutil.copytree(PACKAGE, folder / "js")
+    copy = folder / "conformance" / "drivers" / "node"
     shutil.copytree(NODE, copy)
-    file = copy / "lib" / "spans.mjs"
+    file = folder / "js" / "lib" / "spans.mjs"
     text = file.read_text(encoding="utf-8")
     assert text.count("const c = ceilDiv(extent, size);") == 1
     file.write_text(text.replace("const c = ceilDiv(extent, size);", "const c = floorDiv(extent, size);"))

@@ -124,6 +124,7 @@ def pages() -> tuple[Page, ...]:
         "docs/**/*.md",
         "benchmarks/*.md",
         "conformance/**/*.md",
+        "js/*.md",
     )
     found = {path.relative_to(ROOT).as_posix() for glob in globs for path in ROOT.glob(glob)}
     return tuple(page(name) for name in sorted(found))

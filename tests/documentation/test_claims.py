@@ -58,7 +58,7 @@ def test_links_and_anchors_lead_somewhere() -> None:
     assert broken == []
 
 
-ROOTS = "tests|docs|benchmarks|conformance|examples|schema|ucpformat|requirements"
+ROOTS = "tests|docs|benchmarks|conformance|examples|js|schema|ucpformat|requirements"
 _PATH = re.compile(rf"(?:{ROOTS})/[\w./-]*[\w/]")
 
 

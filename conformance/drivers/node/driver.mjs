@@ -9,22 +9,21 @@ import {createInterface} from 'node:readline';
 import {
   closeSync, ftruncateSync, openSync, readFileSync, writeFileSync, writeSync,
 } from 'node:fs';
-import {Unsupported, UcpError} from './lib/errors.mjs';
-import {parse, plain} from './lib/json.mjs';
-import {DTYPES} from './lib/dtypes.mjs';
-import {requireRestored} from './lib/images.mjs';
-import {product} from './lib/boxes.mjs';
-import {Checkpoint} from './lib/checkpoint.mjs';
-import {readBox, readerOf, readLocals} from './lib/read.mjs';
+import {Unsupported, UcpError} from '../../../js/lib/errors.mjs';
+import {parse, plain} from '../../../js/lib/json.mjs';
+import {DTYPES} from '../../../js/lib/dtypes.mjs';
+import {requireRestored} from '../../../js/lib/images.mjs';
+import {product} from '../../../js/lib/boxes.mjs';
+import {readBox, readerOf, readLocals} from '../../../js/lib/read.mjs';
 import {
-  fileSource, localsSource, lower, rewrite, validate, write,
-} from './lib/index.mjs';
+  fileSource, localsSource, lower, open, rewrite, validate, write,
+} from '../../../js/node/index.mjs';
 
 const REQUEST_DEPTH = 512;
 
 /** Runs a function on an open checkpoint. */
 function withCheckpoint(path, use) {
-  const checkpoint = new Checkpoint(path);
+  const checkpoint = open(path);
   try {
     return use(checkpoint);
   } finally {
@@ -83,7 +82,7 @@ function imageInput(image) {
 const methods = {
   hello: () => ({
     protocol: 1,
-    implementation: {name: 'ucp-node', version: '0.1.0', language: 'JavaScript'},
+    implementation: {name: 'ucpformat-js', version: '0.1.0', language: 'JavaScript'},
     roles: ['validator', 'reader', 'writer', 'rewriter'],
     format_versions: [0],
     storages: ['plain', 'packed'],

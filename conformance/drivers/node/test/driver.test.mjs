@@ -5,7 +5,7 @@ import {readFileSync, writeFileSync} from 'node:fs';
 import {join} from 'node:path';
 import {createInterface} from 'node:readline';
 import {test} from 'node:test';
-import {temporary} from './helpers.mjs';
+import {temporary} from '../../../../js/test/helpers.mjs';
 
 test('the driver speaks the protocol', async (t) => {
   const directory = temporary(t);

@@ -1,0 +1,137 @@
+/**
+ * Stores of a browser's worker: HTTP with ranges, and the files of a dropped directory.
+ */
+
+import {UcpError} from '../lib/errors.mjs';
+
+/** The length of an object that the server does not tell. */
+const UNKNOWN = -1;
+
+/** Bytes that the first request for an object asks for: most documents are shorter. */
+const FIRST_READ = 65536;
+
+/**
+ * Objects below a URL, by synchronous range requests, which workers alone can make.
+ * Nothing outside this URL is requested.
+ */
+export class HttpStore {
+  /** @type {Map<string, {length: number, first: Uint8Array}>} by key */
+  #objects = new Map();
+  /** What was fetched: requests, and bytes of their bodies. */
+  fetched = {requests: 0, bytes: 0};
+
+  /** @param {string | URL} url of the checkpoint's directory, with a slash at its end */
+  constructor(url) {
+    this.url = new URL(url);
+    if (!this.url.pathname.endsWith('/')) this.url.pathname += '/';
+  }
+
+  /**
+   * Asks for bytes [start, stop) of an object.
+   * @returns {{bytes: Uint8Array, length: number}} what came, perhaps less, and the object's length
+   */
+  #request(key, start, stop) {
+    const request = new XMLHttpRequest();
+    request.open('GET', new URL(key.split('/').map(encodeURIComponent).join('/'), this.url), false);
+    request.responseType = 'arraybuffer';
+    request.setRequestHeader('Range', `bytes=${start}-${stop - 1}`);
+    try {
+      request.send();
+    } catch {
+      throw new UcpError('UCP-E-STORE', key, 'the server cannot be reached, or does not allow this page to read from it');
+    }
+    const bytes = new Uint8Array(request.response ?? new ArrayBuffer(0));
+    this.fetched.requests += 1;
+    this.fetched.bytes += bytes.length;
+    const total = Number(/\/(\d+)$/.exec(request.getResponseHeader('Content-Range') ?? '')?.[1] ?? UNKNOWN);
+    if (request.status === 404 || request.status === 410) throw new UcpError('UCP-E-MISSING', key, 'the server has no such object');
+    if (request.status === 416 && total === 0) return {bytes: new Uint8Array(0), length: 0};
+    if (request.status === 206 && total >= 0) return {bytes, length: total};
+    if (request.status === 200 && bytes.length <= stop) return {bytes: bytes.subarray(start), length: bytes.length};
+    const detail = request.status === 200 ? 'the server does not answer range requests' : `the server says ${request.status}`;
+    throw new UcpError('UCP-E-STORE', key, detail);
+  }
+
+  #object(key) {
+    if (!this.#objects.has(key)) {
+      const {bytes, length} = this.#request(key, 0, FIRST_READ);
+      this.#objects.set(key, {length, first: bytes});
+    }
+    return this.#objects.get(key);
+  }
+
+  /** The length of an object in bytes; UCP-E-MISSING if there is none. */
+  lengthOf(key) {
+    return this.#object(key).length;
+  }
+
+  /**
+   * Reads a range of an object.
+   * @throws {UcpError} UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE
+   */
+  read(key, offset, length) {
+    let object = this.#objects.get(key);
+    if (object && offset + length > object.length) this.#ends(key, object.length, offset + length);
+    if (object && offset + length <= object.first.length) return object.first.subarray(offset, offset + length);
+    if (length === 0) return new Uint8Array(0);
+    const answer = this.#request(key, offset, offset + length);
+    object ??= {length: answer.length, first: new Uint8Array(0)};
+    this.#objects.set(key, object);
+    if (offset + length > answer.length) this.#ends(key, answer.length, offset + length);
+    if (answer.bytes.length !== length) throw new UcpError('UCP-E-STORE', key, 'the server answers with another range');
+    return answer.bytes;
+  }
+
+  #ends(key, length, wanted) {
+    throw new UcpError('UCP-E-LENGTH', key, `ends at ${length}, before ${wanted}`);
+  }
+
+  /** Nobody can list over HTTP: what nothing refers to stays unknown. */
+  list() {
+    return [];
+  }
+
+  close() {
+    this.#objects.clear();
+  }
+}
+
+/** Files of a directory that a person has chosen or dropped. */
+export class FilesStore {
+  fetched = {requests: 0, bytes: 0};
+
+  /** @param {Map<string, Blob>} files by key */
+  constructor(files) {
+    this.files = files;
+  }
+
+  #file(key) {
+    const file = this.files.get(key);
+    if (!file) throw new UcpError('UCP-E-MISSING', key, 'the directory has no such file');
+    return file;
+  }
+
+  /** The length of an object in bytes; UCP-E-MISSING if there is none. */
+  lengthOf(key) {
+    return this.#file(key).size;
+  }
+
+  /** Reads a range of an object; UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE. */
+  read(key, offset, length) {
+    const file = this.#file(key);
+    if (offset + length > file.size) throw new UcpError('UCP-E-LENGTH', key, `ends at ${file.size}, before ${offset + length}`);
+    this.fetched.requests += 1;
+    this.fetched.bytes += length;
+    try {
+      return new Uint8Array(new FileReaderSync().readAsArrayBuffer(file.slice(offset, offset + length)));
+    } catch (error) {
+      throw new UcpError('UCP-E-STORE', key, `the browser says ${error.name}`);
+    }
+  }
+
+  * list() {
+    yield* this.files.keys();
+  }
+
+  close() {}
+}

@@ -1,0 +1,26 @@
+/**
+ * The library for Node: the core on directories, and what only Node can: {@link write}, {@link rewrite}.
+ */
+
+import * as core from '../lib/index.mjs';
+import {DirectoryStore} from './store.mjs';
+
+export {
+  UcpError, lower, read, readLocals,
+} from '../lib/index.mjs';
+export {bufferSource, fileSource, localsSource} from './sources.mjs';
+export {write} from './write.mjs';
+export {rewrite} from './rewrite.mjs';
+
+/**
+ * Opens a checkpoint (SPEC section 17.1).
+ * @param {string} path
+ */
+export const open = (path) => core.open(new DirectoryStore(path));
+
+/**
+ * Validates a checkpoint (SPEC section 18).
+ * @param {string} path
+ * @param {'structure' | 'semantics' | 'integrity'} [level]
+ */
+export const validate = (path, level) => core.validate(new DirectoryStore(path), level);
