@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -115,16 +116,13 @@ def _rebuild(kind: type[UcpError], code: str, message: str, at: str, path: str) 
     return kind(code, message, at=at, path=path)
 
 
-class naming:  # noqa: N801 - used as a function, and a class because it surrounds every read
+class naming(AbstractContextManager["naming"]):  # noqa: N801 - used as a function, and a class because it surrounds every read
     """Give ``path`` to the errors that are raised within, unless they have one: the innermost knows best."""
 
     __slots__ = ("_path",)
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (302, 48),
-    "save, two ranks": (452, 64),
-    "open and slice": (205, 31),
-    "validate": (196, 37),
-    "convert safetensors to ucp": (307, 54),
+    "save, one process": (300, 48),
+    "save, two ranks": (448, 64),
+    "open and slice": (197, 31),
+    "validate": (189, 36),
+    "convert safetensors to ucp": (305, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

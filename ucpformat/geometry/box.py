@@ -126,7 +126,7 @@ class Box:
         Raises UCP-E-SHAPE where a coordinate would be negative.
         """
         self._same_ndim(origin)
-        return self.translate(tuple(-first for first in origin.offset))
+        return Box(tuple(map(int.__sub__, self.offset, origin.offset)), self.shape)
 
     def translate(self, by: tuple[int, ...]) -> Box:
         """Return this box moved by ``by`` elements per dim; UCP-E-SHAPE where that makes it negative."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ucpformat.errors import Problem, error
 from ucpformat.jsonio import pointer
@@ -82,17 +82,16 @@ class Envelope:
 
         Raises ``UCP-E-SCHEMA`` for what an extension object says.
         """
-        found: dict[str, JsonValue] = value  # type: ignore[assignment]  # check_envelope has seen to the types
-        extensions = object_(found["extensions"], pointer(at, "extensions"))
+        found: dict[str, Any] = value  # type: ignore[assignment]  # check_envelope has seen to the types
         return cls(
-            found["format_version"],  # type: ignore[arg-type]
-            tuple(found["read_features"]),  # type: ignore[arg-type]
-            tuple(found["write_features"]),  # type: ignore[arg-type]
+            found["format_version"],
+            tuple(found["read_features"]),
+            tuple(found["write_features"]),
             {
                 name: Extension.from_json(extension, at=pointer(at, "extensions", name))
-                for name, extension in extensions.items()
+                for name, extension in found["extensions"].items()
             },
-            object_(found["annotations"], pointer(at, "annotations")),
+            found["annotations"],
         )
 
     def to_json(self) -> dict[str, JsonValue]:

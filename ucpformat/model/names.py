@@ -84,7 +84,7 @@ def check_component(text: str, at: str) -> None:
 
     Raises UCP-E-KEY: not 1 to 200 of ``A-Z a-z 0-9 . _ -``, or starts with ``.`` or ``__``, or ends in ``.``.
     """
-    if not is_component(text):
+    if not _COMPONENT.fullmatch(text):
         raise error(
             "UCP-E-KEY",
             f"{text[:80]!r} is not a key component: 1 to {MAX_COMPONENT_BYTES} of A-Z a-z 0-9 . _ -, "
@@ -98,8 +98,10 @@ def check_key(text: str, at: str) -> None:
 
     Raises UCP-E-KEY: a component is not one.
     """
-    for component in text.split("/"):
-        check_component(component, at)
+    components = text.split("/")
+    if not are_components(components):
+        for component in components:
+            check_component(component, at)
 
 
 def check_name(text: str, at: str) -> None:

@@ -171,7 +171,7 @@ class SoundAtoms(Sequence[Atom]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Atom, ...]: ...
     def __getitem__(self, index: int | slice) -> Atom | tuple[Atom, ...]:
-        positions = range(len(self))[index]
+        positions = range(len(self.columns.atoms))[index]
         if isinstance(positions, range):
             return tuple(self.columns.atom(position, self._first_slots[position]) for position in positions)
         return self.columns.atom(positions, self._first_slots[positions])
@@ -188,9 +188,6 @@ class _Objects:
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
         self.members = {*chain.from_iterable(values)}
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def all(self, member: str) -> list[Any]:
         """Return the values of a member that all have; raises ``KeyError``."""
@@ -218,7 +215,7 @@ def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
         if not _slots_are_sound(slots, dtypes, shapes, layouts, contents):
             return None
         names = atoms.all("name")
-        numbers = range(len(slots))
+        numbers = range(len(dtypes))
         # The slots of a model repeat few types and shapes.
         columns = PartColumns(
             names,

@@ -88,7 +88,12 @@ def in_parallel(tasks: Iterable[Callable[[], None]], executor: Executor, workers
     Tasks may be made as they are taken. Nobody begins another once one has failed, and then, or when all are done, this
     returns: what the first in order to fail has raised is raised here.
     """
-    _Turns(tasks, executor, workers).run()
+    turns = _Turns(tasks, executor, workers)
+    turns.work()
+    # Who has not begun, where others keep the executor busy, finds nothing to do.
+    wait([helper for helper in turns.helpers if not helper.cancel()])
+    if turns.failures:
+        raise min(turns.failures, key=itemgetter(0))[1]
 
 
 class ForkedLock:
@@ -164,17 +169,11 @@ class _Turns:
         self._lock = threading.Lock()
         self._numbered = enumerate(tasks)
         self._upcoming = next(self._numbered, None)
-        self._helpers: list[Future[None]] = []
-        self._failures: list[tuple[int, BaseException]] = []
+        self.helpers: list[Future[None]] = []
+        self.failures: list[tuple[int, BaseException]] = []
 
-    def run(self) -> None:
-        self._work()
-        # Who has not begun, where others keep the executor busy, finds nothing to do.
-        wait([helper for helper in self._helpers if not helper.cancel()])
-        if self._failures:
-            raise min(self._failures, key=itemgetter(0))[1]
-
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Take and do one task after another, by more threads while there are more tasks."""
         number = 0
         try:
             while (taken := self._take()) is not None:
@@ -182,13 +181,13 @@ class _Turns:
                 task()
         except BaseException as failure:
             with self._lock:
-                self._failures.append((number, failure))
+                self.failures.append((number, failure))
 
     def _take(self) -> tuple[int, Callable[[], None]] | None:
         with self._lock:
-            taken = None if self._failures else self._upcoming
+            taken = None if self.failures else self._upcoming
             if taken is not None:
                 self._upcoming = next(self._numbered, None)
-                if self._upcoming is not None and len(self._helpers) < self._workers - 1:
-                    self._helpers.append(self._executor.submit(self._work))
+                if self._upcoming is not None and len(self.helpers) < self._workers - 1:
+                    self.helpers.append(self._executor.submit(self.work))
             return taken

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ucpformat.errors import UcpError, error
 from ucpformat.jsonio import loads
 from ucpformat.model.envelope import check_version
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import check_key
-from ucpformat.model.references import DocumentRef
-from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY
+from ucpformat.model.references import DocumentRef, PackList
+from ucpformat.model.root import MAX_DOCUMENT_BYTES, ROOT_KEY, Root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.values import decode
-from ucpformat.schema import problems
 from ucpformat.storage.reading.documents import read_document, read_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from ucpformat.errors import Problem
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.stores.store import Store
     from ucpformat.validation.findings import Findings
@@ -30,10 +27,11 @@ __all__ = ["Documents"]
 class Documents:
     """Reads the root and what it refers to, applies the schemas, and remembers which documents are sound.
 
-    ``envelope`` is the root document once its envelope and version are sound, ``root`` the same once it meets its
-    schema; each is None before. ``values`` holds the documents that meet the schema by which they are referred to, by
-    that and their key; ``parts`` and ``states`` hold, by key, those index parts and state documents among them that
-    have no problems of their own either. ``nbytes`` is how long the documents are that were read.
+    ``envelope`` is the root document once its envelope and version are sound, ``root`` what is read from it once it
+    meets its schema, with ``problems`` of its content. ``values`` holds the documents that meet the schema by which
+    they are referred to, by that and their key; ``packs`` are the pack lists among them, and ``parts`` and ``states``
+    hold, by key, those index parts and state documents among them that have no problems of their own. ``nbytes`` is
+    how long the documents are that were read.
     """
 
     def __init__(self, store: Store, findings: Findings) -> None:
@@ -43,8 +41,10 @@ class Documents:
         """What was read of each document, as a reference to it should say."""
         self.root_data: bytes = b""
         self.envelope: dict[str, JsonValue] | None = None
-        self.root: dict[str, JsonValue] | None = None
+        self.root: Root | None = None
+        self.problems: tuple[Problem, ...] = ()
         self.values: dict[tuple[str, str], JsonValue] = {}
+        self.packs: dict[str, PackList] = {}
         self.parts: dict[str, IndexPart] = {}
         self.states: dict[str, StateDocument] = {}
         self.nbytes = 0
@@ -55,24 +55,17 @@ class Documents:
         self.root_data = read_root(self._store)
         self.nbytes += len(self.root_data)
         value = loads(self.root_data, at=ROOT_KEY)
-        root = self.envelope = check_version(value, at=ROOT_KEY)
-        found = list(problems("root", value, ROOT_KEY))
-        self._findings.extend(found)
-        if found:
+        self.envelope = check_version(value, at=ROOT_KEY)
+        try:
+            self.root, self.problems = Root.structure(value, at=ROOT_KEY)
+        except UcpError as refusal:
+            self._findings.extend(_broken("root", value, ROOT_KEY) or [refusal.problem()])
             return
-        self.root = root
-        for schema, reference in self._references(root):
-            with self._findings.collecting():
-                self._read_document(schema, reference)
-
-    @staticmethod
-    def _references(root: dict[str, JsonValue]) -> Iterator[tuple[str, DocumentRef]]:
-        """Yield JSON documents that the root refers to, each with the name of its schema."""
-        for member in ("packs", "state"):
-            if member in root:
-                yield member, DocumentRef.from_json(root[member], at=f"{ROOT_KEY}#/{member}")
-        for number, part in enumerate(cast("list[dict[str, JsonValue]]", root["parts"])):
-            yield "index", DocumentRef.from_json(part["index"], at=f"{ROOT_KEY}#/parts/{number}/index")
+        for place, reference in self.root.references():
+            schema = place.rpartition("/")[2]
+            if schema != "table":
+                with self._findings.collecting():
+                    self._read_document(schema, reference)
 
     def _read_document(self, schema: str, reference: DocumentRef) -> None:
         check_key(reference.key, ROOT_KEY)
@@ -85,17 +78,16 @@ class Documents:
         data = self._store.read(reference.key, 0, size)
         self._stored[reference.key] = DocumentRef.to(reference.key, data)
         value = loads(data, at=reference.key)
-        # What the strict parser accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred
-        # times as long: it is asked where there is something to say.
-        is_sound = False
-        with suppress(UcpError):
+        found: list[Problem] = []
+        try:
             if schema == "index":
                 self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
-                is_sound = True
             elif schema == "state":
                 self.states[reference.key] = _sound_state(value, at=reference.key)
-                is_sound = True
-        found = [] if is_sound else list(problems(schema, value, reference.key))
+            else:
+                self.packs[reference.key] = PackList.structure(value, at=reference.key)
+        except UcpError:
+            found = _broken(schema, value, reference.key)
         self._findings.extend(found)
         if not found:
             self.values[schema, reference.key] = value
@@ -111,6 +103,16 @@ class Documents:
         if outcome.has_refused:
             self._findings.damage.documents[reference.key] = None
         return (schema, reference.key) in self.values
+
+
+def _broken(schema: str, value: JsonValue, at: str) -> list[Problem]:
+    """Return what the schema has against a document that its strict parser refuses.
+
+    What that accepts meets the schema (tests/schema/test_equivalence.py), which takes a hundred times as long.
+    """
+    from ucpformat.schema import problems
+
+    return list(problems(schema, value, at))
 
 
 def _sound_state(value: JsonValue, *, at: str) -> StateDocument:

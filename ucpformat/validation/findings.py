@@ -5,8 +5,9 @@ Damage is places in objects: what is lost by it, and what a repair has to bring 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ucpformat.errors import Problem, UcpError
 from ucpformat.storage.stores.repetition import is_not_repeated
@@ -68,13 +69,10 @@ class Findings:
         return _Collecting(self)
 
 
-class _Collecting:
+class _Collecting(AbstractContextManager["_Collecting", bool]):
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self.has_refused = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -18,7 +18,7 @@ from ucpformat.model.envelope import (
 )
 from ucpformat.model.fields import relocated
 from ucpformat.model.index_part import IndexPart
-from ucpformat.model.references import Pack, PackList
+from ucpformat.model.references import Pack
 from ucpformat.model.root import MAX_TABLE_BYTES, ROOT_KEY, Root, root_digest
 from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import StateDocument
@@ -80,19 +80,17 @@ def check_semantics(
 
     ``layout_work`` is that of `validate`.
     """
-    value = documents.root
+    root = documents.root
     if documents.envelope is not None:
         _negotiate(documents.envelope, findings)
-    if value is None:
+    if root is None or documents.envelope is None:
         return None
     with findings.collecting():
-        digest = str(value["digest"])
-        if root_digest(documents.root_data, digest) != digest:
+        if root_digest(documents.root_data, root.digest) != root.digest:
             message = "the root document is damaged: its bytes do not match the root digest that it records"
             findings.add(Problem("UCP-E-DIGEST", pointer(ROOT_KEY, "digest"), message))
-    root, problems = Root.structure(value, at=ROOT_KEY)
-    findings.extend(problems)
-    checked = CheckedCheckpoint(root, len(value["layouts"]))  # type: ignore[arg-type]
+    findings.extend(documents.problems)
+    checked = CheckedCheckpoint(root, len(cast("list[JsonValue]", documents.envelope["layouts"])))
     checked.indexes = documents.parts
     _read_state(documents, findings, checked)
     if _read_packs(documents, findings, checked):
@@ -142,7 +140,7 @@ def _read_packs(documents: Documents, findings: Findings, checked: CheckedCheckp
     if not documents.check("packs", reference):
         checked.complete = False
         return False
-    packs = PackList.structure(documents.values["packs", reference.key], at=reference.key)
+    packs = documents.packs[reference.key]
     problems = list(packs.problems(at=reference.key))
     findings.extend(problems)
     if problems:
