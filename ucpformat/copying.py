@@ -28,7 +28,7 @@ from ucpformat.validation import validate_store
 if TYPE_CHECKING:
     from ucpformat.storage.stores.store import Durability, Store
 
-__all__ = ["Copied", "copy_checkpoint", "copy_with"]
+__all__ = ["Copied", "copy_checkpoint", "copy_with", "reached_objects"]
 
 _AT_ONCE: Final = 4
 """Objects under way: a large one holds a piece of 16 MiB, a small one all of itself."""
@@ -94,7 +94,7 @@ def copy_with(
     `copy_checkpoint`.
     """
     with naming(checkpoint.path):
-        keys = [key for key in _reached(checkpoint) if key not in without]
+        keys = [key for key in reached_objects(checkpoint) if key not in without]
         expect(2 * sum(stored.nbytes for stored in checkpoint.slots()))
     with naming(target):
         store = open_target(target, durability=durability)
@@ -219,7 +219,7 @@ class _Unpublished:
         return getattr(self._store, name)
 
 
-def _reached(checkpoint: Checkpoint) -> Iterator[str]:
+def reached_objects(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield keys of all objects that the root document reaches, but its own."""
     yield from (reference.key for _, reference in checkpoint.root.references())
     yield from (reference.key for _, reference in checkpoint.state.objects())

@@ -32,8 +32,10 @@ _COMMANDS: Final = {
     "ls": ("runs", "List the checkpoints of a run."),
     "plan": ("plan", "Say who moves what, and how much, between two layouts."),
     "repair": ("repair", "Restore what is damaged or missing from others."),
+    "serve": ("view", "Serve a page that shows a checkpoint or a run, to this machine."),
     "shards": ("shards", "Draw which ranks hold what of a tensor."),
     "validate": ("validate", "Say every problem of checkpoints."),
+    "view": ("view", "Write one HTML page that shows a checkpoint."),
 }
 """The module of each command, which is loaded for that command alone, and what the list of commands says of it."""
 

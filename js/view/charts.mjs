@@ -1,0 +1,165 @@
+/**
+ * Pictures: heat map, histogram, layout, map of bytes.
+ */
+
+import {extents, h, human, short, svg, visible} from './dom.mjs';
+
+/** Blue below zero, red above, grey at zero; yellow where a mean is not a number. */
+function colour(value, most) {
+  if (Number.isNaN(value)) return [255, 200, 0];
+  const t = most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0;
+  const fade = Math.round(235 * (1 - Math.abs(t)));
+  return t < 0 ? [fade, fade, 235] : [235, fade, fade];
+}
+
+/** A canvas with a cell for each mean, and its scale. */
+export function heatMap({
+  rows, columns, height, width, cells, isWhole,
+}) {
+  if (width === 0) return h('p', {class: 'quiet'}, 'No elements.');
+  const finite = cells.filter(Number.isFinite);
+  const most = finite.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
+  const zoom = Math.max(1, Math.floor(384 / Math.max(width, height)));
+  const canvas = h('canvas', {
+    width, height, role: 'img', 'aria-label': `means of ${height} by ${width} cells, from ${short(-most)} to ${short(most)}`,
+  });
+  canvas.style.width = `${width * zoom}px`;
+  canvas.style.height = `${height * Math.max(zoom, isWhole ? 1 : 12)}px`;
+  const context = canvas.getContext('2d');
+  const image = context.createImageData(width, height);
+  cells.forEach((value, i) => image.data.set([...colour(value, most), 255], 4 * i));
+  context.putImageData(image, 0, 0);
+  return h('figure', {}, canvas, h('figcaption', {class: 'quiet'},
+    `${rows.toLocaleString('en')} × ${columns.toLocaleString('en')} as ${height} × ${width} cells, blue ${short(-most)}, red ${short(most)}`
+    + `${isWhole ? '' : '; some rows of each band are read'}`));
+}
+
+/** Bars by powers of two, negative numbers to the left. */
+export function histogram({
+  positive, negative, zeros,
+}) {
+  const bars = [
+    ...[...negative].reverse().map(([power, count]) => ({label: `−2^${power}`, count, kind: 'negative'})),
+    ...(zeros > 0 ? [{label: '0', count: zeros, kind: 'zero'}] : []),
+    ...positive.map(([power, count]) => ({label: `2^${power}`, count, kind: 'positive'})),
+  ];
+  if (bars.length === 0) return h('p', {class: 'quiet'}, 'No finite elements.');
+  const most = Math.max(...bars.map(({count}) => count));
+  const step = Math.max(2, Math.min(24, 600 / bars.length));
+  const every = Math.ceil(48 / step);
+  return svg('svg', {
+    width: bars.length * step + 20, height: 140, role: 'img', 'aria-label': 'histogram of magnitudes',
+  }, bars.flatMap(({label, count}, i) => {
+    const height = Math.max(1, (110 * count) / most);
+    return [
+      svg('rect', {
+        x: i * step, y: 112 - height, width: step - 1, height, fill: 'var(--bar)',
+      }, svg('title', {}, `${label}: ${count.toLocaleString('en')}`)),
+      ...(i % every === 0 ? [svg('text', {x: i * step, y: 128}, label)] : []),
+    ];
+  }));
+}
+
+const hue = (i) => `hsl(${(i * 137.5) % 360} 55% 55%)`;
+
+/** What of a box shows in a drawing of two dimensions: the last two. */
+const flat = (list, fallback) => [list.at(-2) ?? fallback, list.at(-1) ?? fallback];
+
+/**
+ * A drawing of who holds what, with a slider over ranks.
+ * @param {{axes: object[], steps: string[], shape: number[], count: number, holders: object[]}} layout
+ */
+export function layoutDrawing({
+  axes, steps, shape, count, holders,
+}) {
+  const [rows, columns] = flat(shape, 1).map((extent) => Math.max(extent, 1));
+  const scale = 360 / Math.max(rows, columns);
+  const size = {width: Math.max(columns * scale, 24), height: Math.max(rows * scale, 24)};
+  const unit = [size.height / rows, size.width / columns];
+  const rectangle = ({offset, shape: extent}, attributes) => {
+    const [y, x] = flat(offset, 0);
+    const [height, width] = flat(extent, 1);
+    return svg('rect', {
+      x: x * unit[1], y: y * unit[0], width: Math.max(width * unit[1], 0.5), height: Math.max(height * unit[0], 0.5), ...attributes,
+    });
+  };
+  // Boxes that several ranks hold are drawn once, in the colour of the first.
+  const drawn = new Map();
+  holders.forEach(({boxes}, rank) => boxes.forEach((box) => {
+    const id = `${box.offset} ${box.shape}`;
+    if (!drawn.has(id)) drawn.set(id, {box, ranks: []});
+    drawn.get(id).ranks.push(rank);
+  }));
+  const base = [...drawn.values()].map(({box, ranks}) => rectangle(box, {
+    fill: hue(ranks[0]), stroke: 'var(--back)', 'stroke-width': 0.5, opacity: 0.45,
+  }));
+  const front = svg('g');
+  const picture = svg('svg', {
+    width: size.width, height: size.height, viewBox: `0 0 ${size.width} ${size.height}`, role: 'img', 'aria-label': 'who holds what',
+  }, rectangle({offset: shape.map(() => 0), shape}, {fill: 'none', stroke: 'var(--line)'}), ...base, front);
+  const told = h('output');
+  const show = (rank) => {
+    const {coordinate, shape: local, boxes} = holders[rank];
+    front.replaceChildren(...boxes.map((box) => rectangle(box, {fill: hue(rank), stroke: 'var(--text)', 'stroke-width': 1.5})));
+    const where = axes.map(({name}, i) => `${name} ${coordinate[i]}`).join(', ');
+    told.textContent = visible(`rank ${rank} (${where}): ${local === null ? 'nothing' : extents(local)}, ${boxes.length} ${boxes.length === 1 ? 'box' : 'boxes'}`);
+  };
+  if (holders.length === 0) return h('p', {class: 'quiet'}, 'This layout has too many pieces to draw.');
+  const slider = h('input', {
+    type: 'range', min: 0, max: holders.length - 1, value: 0, 'aria-label': 'rank', oninput: () => show(Number(slider.value)),
+  });
+  show(0);
+  const mesh = axes.map(({name, size: extent, sizes}) => `${name} ${extent ?? sizes.join('+')}`).join(' × ');
+  return h('figure', {}, picture, h('figcaption', {}, slider, ' ', told), h('p', {class: 'quiet'}, `over ${mesh}: ${steps.join(' ') || 'replicated'}`
+    + `${holders.length < count ? `; the first ${holders.length} of ${count} ranks are drawn` : ''}${shape.length > 2 ? '; the last two dimensions are shown' : ''}`));
+}
+
+/** Rectangles that fill a rectangle by weight: halves of the weight, across the longer side. */
+function divided(items, box, out) {
+  if (items.length === 0) return;
+  if (items.length === 1) {
+    out.push({...box, item: items[0]});
+    return;
+  }
+  const total = items.reduce((sum, {bytes}) => sum + bytes, 0);
+  let left = 0;
+  let cut = 0;
+  while (cut < items.length - 1 && (cut === 0 || left + items[cut].bytes <= total / 2)) {
+    left += items[cut].bytes;
+    cut += 1;
+  }
+  const share = total > 0 ? left / total : 0;
+  const wide = box.width >= box.height;
+  const first = wide ? {...box, width: box.width * share} : {...box, height: box.height * share};
+  const second = wide ? {...box, x: box.x + first.width, width: box.width - first.width}
+    : {...box, y: box.y + first.height, height: box.height - first.height};
+  divided(items.slice(0, cut), first, out);
+  divided(items.slice(cut), second, out);
+}
+
+/**
+ * A map of a module's children by bytes.
+ * @param {import('./tree.mjs').Module} module
+ * @param {(child: import('./tree.mjs').Module) => void} open
+ */
+export function bytesMap(module, open) {
+  const items = [...module.children.values()].filter(({bytes}) => bytes > 0).sort((a, b) => b.bytes - a.bytes).slice(0, 400);
+  const boxes = [];
+  divided(items, {
+    x: 0, y: 0, width: 640, height: 440,
+  }, boxes);
+  return svg('svg', {
+    width: 640, height: 440, viewBox: '0 0 640 440', role: 'group', 'aria-label': 'map of bytes',
+  }, boxes.map(({
+    x, y, width, height, item,
+  }, i) => {
+    const label = `${item.label} ${human(item.bytes)}`;
+    const act = () => open(item);
+    return svg('g', {
+      tabindex: 0, role: 'button', 'aria-label': visible(label), onclick: act, onkeydown: ({key}) => (key === 'Enter' ? act() : null),
+    }, svg('rect', {
+      x, y, width: Math.max(width - 1, 0.3), height: Math.max(height - 1, 0.3), fill: hue(i), opacity: 0.6,
+    }, svg('title', {}, label)),
+    width > 7 * 8 && height > 16 ? svg('text', {x: x + 4, y: y + 14}, label.slice(0, Math.floor(width / 7))) : null);
+  }));
+}

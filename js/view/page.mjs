@@ -1,0 +1,291 @@
+/**
+ * The page: opens checkpoints, lists their tensors, and shows one of them.
+ */
+
+import {bytesMap} from './charts.mjs';
+import {Client} from './client.mjs';
+import {extents, h, human, shortened} from './dom.mjs';
+import {checkpointAmong, chosenFiles, droppedFiles} from './files.mjs';
+import {VirtualList} from './list.mjs';
+import {showTensor} from './tensor.mjs';
+import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
+
+const MAX_LABEL = 160;
+const $ = (id) => document.getElementById(id);
+
+/** @typedef {{label: string, source: object, statistics?: Record<string, Record<string, object>>}} Choice */
+
+class Page {
+  /** @type {Map<string, object>} atoms by name, of the side that is shown and of the one it is compared with */
+  atoms = {a: new Map(), b: null};
+  open = new Set();
+
+  /** @param {Worker} worker */
+  constructor(worker, choices) {
+    this.client = new Client(worker);
+    this.client.onfetched = ({requests, bytes}) => {
+      $('fetched').textContent = `${requests.toLocaleString('en')} reads, ${human(bytes)}`;
+      $('fetched').dataset.bytes = bytes;
+    };
+    this.choices = choices;
+    this.list = new VirtualList($('list'), {
+      make: (row) => this.#row(row),
+      open: ({module}) => this.show(module.atom),
+      fold: ({module}, isOpen) => this.fold(module.name, isOpen),
+    });
+    for (const id of ['search', 'flat', 'by-size', 'changed']) $(id).addEventListener('input', () => this.relist());
+    for (const button of document.querySelectorAll('nav button')) button.addEventListener('click', () => this.view(button.dataset.view));
+    $('side-a').addEventListener('change', () => this.start());
+    $('side-b').addEventListener('change', () => this.start());
+    $('directory').addEventListener('change', () => this.add(chosenFiles($('directory'))));
+    document.addEventListener('keydown', (event) => {
+      if (event.key !== '/' || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
+      event.preventDefault();
+      $('search').focus();
+    });
+    $('search').addEventListener('keydown', ({key}) => { if (key === 'ArrowDown' || key === 'Enter') $('list').focus(); });
+    document.addEventListener('dragover', (event) => {
+      event.preventDefault();
+      document.body.classList.add('drop');
+    });
+    document.addEventListener('dragleave', () => document.body.classList.remove('drop'));
+    document.addEventListener('drop', async (event) => {
+      event.preventDefault();
+      document.body.classList.remove('drop');
+      await this.add(await droppedFiles(event.dataTransfer));
+    });
+  }
+
+  /** Adds the checkpoint among files and shows it. */
+  async add(files) {
+    const found = checkpointAmong(files);
+    if (!found) {
+      this.refuse('There is no ucp.json in that directory.');
+      return;
+    }
+    this.choices.push({label: found.label, source: {files: found.files}});
+    this.fillChoices(this.choices.length - 1, null);
+    await this.start();
+  }
+
+  fillChoices(a, b) {
+    const options = (chosen) => this.choices.map(({label}, i) => h('option', {value: i, selected: i === chosen}, label));
+    $('side-a').replaceChildren(...options(a));
+    $('side-b').replaceChildren(h('option', {value: ''}, 'nothing'), ...options(b));
+    $('choice').hidden = this.choices.length < 2;
+  }
+
+  refuse(text) {
+    $('refusal').textContent = text;
+    $('refusal').hidden = text === '';
+  }
+
+  /** Opens the sides that are chosen. */
+  async start() {
+    this.refuse('');
+    const a = this.choices[Number($('side-a').value)];
+    const b = $('side-b').value === '' ? null : this.choices[Number($('side-b').value)];
+    if (!a) {
+      $('facts').textContent = 'Drop the directory of a checkpoint on this page, or open it.';
+      return;
+    }
+    this.shown = a;
+    $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
+    this.atoms = {a: new Map(), b: null};
+    this.open = new Set();
+    try {
+      this.root = await this.client.ask('open', {side: 'a', source: a.source});
+      this.facts(a.label);
+      await this.read('a', this.root.parts);
+      if (b) {
+        this.atoms.b = new Map();
+        const {parts} = await this.client.ask('open', {side: 'b', source: b.source});
+        await this.read('b', parts);
+      }
+    } catch (error) {
+      this.refuse(error.message);
+    }
+    $('changed-only').hidden = !this.atoms.b;
+    this.openTop();
+    this.relist();
+    performance.mark('ready');
+    document.body.dataset.ready = String(this.atoms.a.size);
+  }
+
+  /** Reads the index parts of a side, and lists what is there after each. */
+  async read(side, parts) {
+    const answers = Array.from({length: parts}, (_, part) => this.client.ask('part', {side, part}));
+    for (const answer of answers) answer.catch(() => {}); // the first that is refused ends the reading below
+    for (const answer of answers) {
+      for (const atom of await answer) {
+        this.atoms[side].set(atom.name, {...atom, bytes: atom.slots.reduce((sum, {bytes}) => sum + bytes, 0)});
+      }
+      if (side === 'a' && answer === answers[0]) this.relist();
+    }
+  }
+
+  facts(label) {
+    const {root} = this;
+    document.title = label;
+    $('title').textContent = shortened(label, MAX_LABEL);
+    const producer = root.producer && JSON.parse(root.producer);
+    $('facts').textContent = [
+      root.step === null ? 'no step' : `step ${root.step}`,
+      producer && `by ${producer.name} ${producer.version}`,
+      `${root.atoms.toLocaleString('en')} atoms`, `storage ${root.storage}`,
+      ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes.join('+')}`).join(' × ')}`),
+      ...root.readFeatures.map((name) => `needs ${name}`), root.digest,
+    ].filter(Boolean).join('; ');
+  }
+
+  /** Opens modules from the top while the rows fit on a screen. */
+  openTop() {
+    const tree = treeOf(this.atoms.a.values());
+    for (let more = true; more;) {
+      const rows = rowsOf(tree, this.open, bySize);
+      const next = rows.find((row) => row.open === false && rows.length + row.module.children.size <= 24);
+      more = next !== undefined;
+      if (more) this.open.add(next.module.name);
+    }
+  }
+
+  changeOf(name) {
+    return this.atoms.b ? change(this.atoms.a.get(name), this.atoms.b.get(name)) : 'same';
+  }
+
+  /** Atoms that the search and the comparison leave. */
+  #chosen() {
+    const test = globTest($('search').value);
+    const all = new Map([...this.atoms.b ?? [], ...this.atoms.a]);
+    const chosen = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
+    return $('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name) !== 'same') : chosen;
+  }
+
+  /** Lists what the tools above the list say. */
+  relist() {
+    const atoms = this.#chosen();
+    const order = $('by-size').checked ? bySize : byName;
+    const total = atoms.reduce((sum, {bytes}) => sum + bytes, 0);
+    if ($('flat').checked || $('search').value !== '') {
+      const rows = atoms.map((atom) => ({
+        level: 0, label: atom.name, open: null, share: total > 0 ? atom.bytes / total : 0, module: {atom, bytes: atom.bytes, label: atom.name, name: atom.name},
+      }));
+      this.list.rows = rows.sort((x, y) => order(x.module, y.module));
+    } else {
+      this.list.rows = rowsOf(treeOf(atoms), this.open, order);
+    }
+    $('count').textContent = `${atoms.length.toLocaleString('en')} atoms, ${human(total)}`;
+  }
+
+  fold(name, isOpen) {
+    if (isOpen) this.open.add(name);
+    else this.open.delete(name);
+    this.relist();
+  }
+
+  #row({
+    level, label, open, share, module,
+  }) {
+    const {atom} = module;
+    const state = atom ? this.changeOf(atom.name) : 'same';
+    const value = atom?.slots.find(({name}) => name === 'value') ?? atom?.slots[0];
+    const bar = h('div', {class: 'bar'});
+    bar.style.width = `${100 * share}%`;
+    const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
+      open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
+      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${state}`}`) : null);
+    name.style.paddingLeft = `${level}em`;
+    return h('div', {
+      class: `row ${state}`, role: 'treeitem', 'aria-level': level + 1, 'aria-expanded': open === null ? null : String(open),
+    }, name, h('span', {class: 'size'}, human(module.bytes)), h('span', {}, bar));
+  }
+
+  show(atom) {
+    const known = this.shown.statistics?.[atom.name] ?? {};
+    if (!this.atoms.a.has(atom.name)) {
+      $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
+      return;
+    }
+    showTensor($('tensor'), this.client, atom, 'value', known);
+  }
+
+  /** Shows one of the views beside the tensor. */
+  view(name) {
+    for (const button of document.querySelectorAll('nav button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
+    for (const id of ['tensors', 'map', 'state', 'problems']) $(id).hidden = id !== name;
+    if (name === 'map') this.map([treeOf(this.#chosen())]);
+    if (name === 'state') this.state();
+    if (name === 'problems') this.problems('semantics');
+  }
+
+  /** @param {object[]} path modules from the top to the one that is shown */
+  map(path) {
+    const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
+    const into = (module) => (module.atom ? this.show(module.atom) : this.map([...path, module]));
+    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(path.at(-1).bytes)), bytesMap(path.at(-1), into));
+  }
+
+  async state() {
+    try {
+      const {
+        values, optimizers, blobs, images,
+      } = await this.client.ask('state', {side: 'a'});
+      const table = (rows) => h('div', {class: 'scroll'}, h('table', {}, h('tbody', {}, rows.map(([name, value]) => h('tr', {},
+        h('th', {class: 'text', scope: 'row'}, name), h('td', {class: 'text'}, shortened(value, 2000)))))));
+      $('state').replaceChildren(
+        h('h2', {}, 'values'), table(values),
+        ...optimizers.flatMap(([name, groups]) => [h('h2', {}, `optimizer ${name}`), ...groups.map((group) => h('div', {}, h('p', {class: 'quiet'}, `${group.atoms} atoms`), table(group.options)))]),
+        h('h2', {}, 'blobs'), table(blobs.map(({name, mediaType, length}) => [name, `${mediaType}, ${human(length)}`])),
+        h('h2', {}, 'process images'), table(images.map((name) => [name, ''])));
+    } catch (error) {
+      $('state').replaceChildren(h('p', {class: 'error', role: 'alert'}, error.message));
+    }
+  }
+
+  async problems(level) {
+    $('problems').replaceChildren(h('p', {class: 'quiet'}, 'checking…'));
+    const more = h('button', {type: 'button', onclick: () => this.problems('integrity')}, 'check every byte');
+    try {
+      const found = await this.client.ask('problems', {side: 'a', level});
+      $('problems').replaceChildren(
+        h('p', {}, found.length === 0 ? `No problem at level ${level}. ` : `${found.length} problems at level ${level}. `, level === 'integrity' ? null : more),
+        h('table', {}, h('tbody', {}, found.slice(0, 1000).map(({code, at, detail}) => h('tr', {}, [code, at, detail].map((text) => h('td', {class: 'text'}, text)))))));
+    } catch (error) {
+      $('problems').replaceChildren(h('p', {class: 'error', role: 'alert'}, error.message));
+    }
+  }
+}
+
+/** What the page is to show: from itself, from the server beside it, or from its address. */
+async function configuration() {
+  const asked = new URLSearchParams(location.search).getAll('checkpoint');
+  if (asked.length > 0) {
+    const checkpoints = asked.map((url) => ({label: url, source: {url: new URL(url, location.href).href}}));
+    return {checkpoints, compared: asked.length > 1 ? 1 : null};
+  }
+  const carried = $('configuration');
+  const found = carried ? JSON.parse(carried.textContent) : await (await fetch('configuration.json')).json();
+  const checkpoints = found.checkpoints.map((choice) => (choice.source.url === undefined ? choice
+    : {...choice, source: {url: new URL(choice.source.url, location.href).href}}));
+  return {checkpoints, compared: found.compared};
+}
+
+function makeWorker() {
+  const text = $('worker');
+  if (!text) return new Worker('worker.js');
+  return new Worker(URL.createObjectURL(new Blob([JSON.parse(text.textContent)], {type: 'text/javascript'})));
+}
+
+async function main() {
+  const page = new Page(makeWorker(), []);
+  try {
+    const {checkpoints, compared} = await configuration();
+    page.choices = checkpoints;
+    page.fillChoices(0, compared);
+  } catch (error) {
+    page.refuse(`What to show cannot be read: ${error.message}`);
+  }
+  await page.start();
+}
+
+main();

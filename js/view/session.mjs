@@ -1,0 +1,226 @@
+/**
+ * What the page asks about checkpoints; runs in a worker, on any store.
+ */
+
+import {lowerToLogical} from '../lib/pieces.mjs';
+import {coordinatesOf, countCoordinates} from '../lib/mesh.mjs';
+import {Checkpoint} from '../lib/checkpoint.mjs';
+import {product} from '../lib/boxes.mjs';
+import {toNumbers, toTexts} from '../lib/elements.mjs';
+import {UcpError} from '../lib/errors.mjs';
+import {stringify} from '../lib/json.mjs';
+import {readBox, readerOf} from '../lib/read.mjs';
+import {validate} from '../lib/validate.mjs';
+import {Summary} from './summary.mjs';
+
+/** Bytes that a heat map reads unless all of the tensor is asked for. */
+const SAMPLE_BYTES = 8 << 20;
+const MAX_CELLS = 4096;
+const MAX_PIECES = 20_000;
+const MAX_PLACES = 200;
+const MAP_SIZE = 256;
+
+const jsonOf = (value) => (value === undefined || value === null ? null : stringify(value));
+
+/** A slot as the page lists it. */
+const slotRow = (slot) => ({
+  name: slot.name,
+  dtype: slot.dtype.name,
+  shape: slot.shape,
+  layout: slot.layout,
+  bytes: product(slot.shape) * slot.dtype.size,
+  content: slot.content,
+});
+
+/** Columns of the matrix that a vector is shown as. */
+const FOLDED = 1024;
+/** Bytes that are read at a time for a heat map. */
+const STEP_BYTES = 4 << 20;
+
+/** A tensor as a matrix: all dimensions but the last are rows, and a vector is folded. */
+function matrixOf(shape) {
+  if (shape.length > 1) return {columns: shape.at(-1), rows: product(shape.slice(0, -1))};
+  const count = product(shape);
+  const columns = Math.min(count, FOLDED);
+  return {columns, rows: Math.ceil(count / columns)};
+}
+
+/**
+ * A box with rows of the matrix from `row` on, at most `most`, and how many rows it has.
+ * @returns {{box: import('../lib/boxes.mjs').Box, taken: number}}
+ */
+function boxOfRows(shape, {columns}, row, most) {
+  if (shape.length === 0) return {box: {offset: [], shape: []}, taken: 1};
+  if (shape.length === 1) {
+    const offset = row * columns;
+    return {box: {offset: [offset], shape: [Math.min(most * columns, shape[0] - offset)]}, taken: most};
+  }
+  const index = [];
+  let rest = row;
+  for (const extent of shape.slice(0, -1).reverse()) {
+    index.unshift(rest % extent);
+    rest = Math.floor(rest / extent);
+  }
+  // Rows that follow each other in the dimension before the last are one box.
+  const taken = Math.min(most, shape.at(-2) - index.at(-1));
+  return {box: {offset: [...index, 0], shape: [...index.slice(0, -1).map(() => 1), taken, columns]}, taken};
+}
+
+/** One open checkpoint and the answers to questions about it. */
+export class Session {
+  /** @param {import('../lib/stores.mjs').Store} store */
+  constructor(store) {
+    this.store = store;
+    this.checkpoint = new Checkpoint(store);
+  }
+
+  /** What is known from the root document alone. */
+  get root() {
+    const {root} = this.checkpoint;
+    return {
+      digest: root.document.get('digest'),
+      step: root.step,
+      producer: jsonOf(root.document.get('producer')),
+      storage: root.storage,
+      chunkBytes: root.chunkBytes,
+      readFeatures: root.readFeatures,
+      meshes: root.meshes,
+      layouts: root.layouts,
+      parts: root.parts.length,
+      atoms: root.parts.reduce((sum, part) => sum + part.atoms, 0),
+      annotations: jsonOf(root.document.get('annotations')),
+    };
+  }
+
+  /** The atoms of a part with their slots. */
+  part(i) {
+    return this.checkpoint.atomsOfPart(i).map((atom) => ({
+      name: atom.name, aliases: atom.aliases, slots: atom.slots.map(slotRow),
+    }));
+  }
+
+  /** Values and optimizers of the state document, as JSON texts, and its blobs. */
+  state() {
+    const {state} = this.checkpoint;
+    return {
+      values: [...state?.get('values') ?? []].map(([name, value]) => [name, jsonOf(value)]),
+      optimizers: [...state?.get('optimizers') ?? []].map(([name, optimizer]) => [
+        name, optimizer.get('groups').map((group) => ({
+          atoms: group.get('atoms').length,
+          options: [...group.get('options')].map(([option, value]) => [option, jsonOf(value)]),
+        }))]),
+      blobs: [...state?.get('blobs') ?? []].map(([name, blob]) => ({
+        name, mediaType: blob.get('media_type'), length: blob.get('object').get('length'),
+      })),
+      images: [...state?.get('images')?.keys() ?? []],
+    };
+  }
+
+  /** Elements of a box as texts, in row-major order. */
+  window({atom, slot, offset, shape}) {
+    if (product(shape) > MAX_CELLS) throw new UcpError('UCP-E-LIMIT', '', `a window of more than ${MAX_CELLS} elements`);
+    const {slot: found} = this.checkpoint.slot(atom, slot);
+    const {bytes} = readBox(this.checkpoint, atom, slot, {offset, shape});
+    return {shape, texts: toTexts(bytes, found.dtype)};
+  }
+
+  /** Count, range, mean and a histogram of all elements; reads the slot once, chunk by chunk. */
+  statistics({atom, slot}) {
+    const reader = readerOf(this.checkpoint, atom, slot);
+    const summary = new Summary();
+    for (const {bytes, length} of reader.sequence()) {
+      if (bytes) summary.add(toNumbers(bytes, reader.slot.dtype));
+      else summary.addZeros((length / reader.slot.dtype.size) * (reader.slot.dtype.name.startsWith('complex') ? 2 : 1));
+    }
+    return summary.result();
+  }
+
+  /**
+   * A heat map: the tensor as a matrix, in cells of which each shows the mean of what was read of it.
+   * Of a tensor above 8 MiB it reads as many rows of each band as fit into a block of 1 MiB, and says so.
+   */
+  heatMap({atom, slot, whole = false}) {
+    const {slot: {shape, dtype}} = this.checkpoint.slot(atom, slot);
+    const count = product(shape);
+    if (count === 0) {
+      return {
+        rows: 0, columns: 0, height: 0, width: 0, cells: new Float64Array(0), isWhole: true,
+      };
+    }
+    const matrix = matrixOf(shape);
+    const {rows, columns} = matrix;
+    const width = Math.min(columns, MAP_SIZE);
+    const isWhole = whole || count * dtype.size <= SAMPLE_BYTES;
+    const height = Math.min(rows, isWhole ? MAP_SIZE : SAMPLE_BYTES >> 20);
+    const perBand = isWhole ? Infinity : Math.max(1, Math.floor((1 << 20) / (columns * dtype.size)));
+    const perStep = Math.max(1, Math.floor(STEP_BYTES / (columns * dtype.size)));
+    const twice = dtype.name.startsWith('complex') ? 2 : 1;
+    const sums = new Float64Array(height * width);
+    const counts = new Float64Array(height * width);
+    for (let band = 0; band < height; band += 1) {
+      const first = Math.floor((band * rows) / height);
+      const stop = Math.min(Math.floor(((band + 1) * rows) / height), first + perBand);
+      for (let row = first; row < stop;) {
+        const {box, taken} = boxOfRows(shape, matrix, row, Math.min(stop - row, perStep));
+        const numbers = toNumbers(readBox(this.checkpoint, atom, slot, box).bytes, dtype);
+        for (let i = 0; i < numbers.length; i += twice) {
+          const cell = band * width + Math.floor((((i / twice) % columns) * width) / columns);
+          sums[cell] += numbers[i];
+          counts[cell] += 1;
+        }
+        row += taken;
+      }
+    }
+    const cells = sums.map((sum, i) => (counts[i] > 0 ? sum / counts[i] : NaN));
+    return {
+      rows, columns, height, width, cells, isWhole,
+    };
+  }
+
+  /** Which coordinates of the mesh hold which boxes of a slot; null where nothing says so. */
+  layout({atom, slot}) {
+    const {slot: found} = this.checkpoint.slot(atom, slot);
+    const layout = this.checkpoint.layoutOf(found);
+    if (layout === null) return null;
+    const {mesh, steps} = layout;
+    const count = countCoordinates(mesh);
+    const holders = [];
+    let pieces = 0;
+    for (const coordinate of coordinatesOf(mesh)) {
+      const local = lowerToLogical(mesh, steps, found.shape, coordinate, found.place);
+      pieces += local.pieces.length;
+      if (pieces > MAX_PIECES) break;
+      holders.push({
+        coordinate,
+        shape: local.shape,
+        boxes: local.pieces.map(({offset, shape}) => ({offset, shape})),
+      });
+    }
+    return {
+      axes: mesh.axes, steps: steps.map((step) => JSON.stringify(step)), shape: found.shape, count, holders,
+    };
+  }
+
+  /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments. */
+  places({atom, slot}) {
+    const reader = readerOf(this.checkpoint, atom, slot);
+    const {table} = reader;
+    const places = [];
+    let segments = 0;
+    for (let index = 0; index < reader.slot.grid.total; index += 1) {
+      const [first, stop] = reader.segmentsOf(index);
+      segments += stop - first;
+      for (let segment = first; segment < stop && places.length < MAX_PLACES; segment += 1) {
+        places.push({
+          chunk: index, key: reader.containerKey(index, segment), offset: table.offsets[segment], length: table.lengths[segment],
+        });
+      }
+    }
+    return {chunks: reader.slot.grid.total, chunkShape: reader.slot.grid.chunk, segments, places};
+  }
+
+  /** Problems of the checkpoint; level integrity reads every byte. */
+  problems({level}) {
+    return validate(this.store, level);
+  }
+}

@@ -1,0 +1,124 @@
+/**
+ * The tree of a model by bytes, and its rows; no part of a page.
+ */
+
+/** @typedef {{name: string, label: string, bytes: number, atom: object | null, children: Map<string, Module>}} Module */
+
+const newModule = (name, label) => ({
+  name, label, bytes: 0, atom: null, children: new Map(), state: null,
+});
+
+/** Parts of a name: each ends behind a dot or a slash. */
+const partsOf = (name) => name.match(/[^./]*[./]|[^./]+$/g) ?? [name];
+
+/**
+ * The tree of atoms.
+ * @param {Iterable<{name: string, bytes: number}>} atoms
+ * @returns {Module}
+ */
+export function treeOf(atoms) {
+  const top = newModule('', '');
+  for (const atom of atoms) {
+    let module = top;
+    module.bytes += atom.bytes;
+    let name = '';
+    const parts = partsOf(atom.name);
+    parts.forEach((part, i) => {
+      name += part;
+      // An atom is a leaf even where others are below its name.
+      const key = i === parts.length - 1 ? `=${part}` : part;
+      if (!module.children.has(key)) module.children.set(key, newModule(name, part));
+      module = module.children.get(key);
+      module.bytes += atom.bytes;
+    });
+    module.atom = atom;
+  }
+  return top;
+}
+
+const COLLATOR = new Intl.Collator('en', {numeric: true});
+
+/** Orders of modules. */
+export const byName = (a, b) => COLLATOR.compare(a.label, b.label);
+export const bySize = (a, b) => b.bytes - a.bytes || byName(a, b);
+
+/**
+ * Rows of the open part of a tree, from the top on.
+ * @param {Module} top
+ * @param {Set<string>} open names of modules that are open
+ * @returns {{level: number, module: Module, open: boolean | null, share: number}[]} open: null of leaves
+ */
+export function rowsOf(top, open, order) {
+  const rows = [];
+  const visit = (parent, level) => {
+    for (let child of [...parent.children.values()].sort(order)) {
+      let {label} = child;
+      // Modules with one child are shown in one row with it.
+      while (!child.atom && child.children.size === 1) {
+        [child] = child.children.values();
+        label += child.label;
+      }
+      const isOpen = child.atom ? null : open.has(child.name);
+      rows.push({
+        level, module: child, label, open: isOpen, share: top.bytes > 0 ? child.bytes / top.bytes : 0,
+      });
+      if (isOpen) visit(child, level + 1);
+    }
+  };
+  visit(top, 0);
+  return rows;
+}
+
+/** A test of names by a glob: `*` and `?` as in shells, and without either a part of the name. */
+export function globTest(glob) {
+  if (glob === '') return () => true;
+  if (!/[*?]/.test(glob)) return (name) => name.includes(glob);
+  // Run of stars alike: the test takes time linear in both lengths.
+  const pattern = [...glob.replace(/\*+/g, '*')];
+  return (name) => {
+    const text = [...name];
+    let star = -1;
+    let mark = 0;
+    let p = 0;
+    let t = 0;
+    while (t < text.length) {
+      if (p < pattern.length && pattern[p] === '*') {
+        star = p;
+        mark = t;
+        p += 1;
+      } else if (p < pattern.length && (pattern[p] === '?' || pattern[p] === text[t])) {
+        p += 1;
+        t += 1;
+      } else if (star >= 0) {
+        p = star + 1;
+        mark += 1;
+        t = mark;
+      } else return false;
+    }
+    while (pattern[p] === '*') p += 1;
+    return p === pattern.length;
+  };
+}
+
+/**
+ * What became of slots between two checkpoints, by their content digests.
+ * @param {{slots: {name: string, content: string | null}[]} | undefined} mine
+ * @param {{slots: {name: string, content: string | null}[]} | undefined} other
+ * @returns {'same' | 'changed' | 'added' | 'removed' | 'unknown'}
+ */
+export function change(mine, other) {
+  if (!mine) return 'removed';
+  if (!other) return 'added';
+  const contents = new Map(other.slots.map(({name, content, dtype, shape}) => [name, [content, dtype, shape.join()]]));
+  if (mine.slots.length !== other.slots.length) return 'changed';
+  let result = 'same';
+  for (const {
+    name, content, dtype, shape,
+  } of mine.slots) {
+    const found = contents.get(name);
+    if (!found || found[1] !== dtype || found[2] !== shape.join()) return 'changed';
+    if (content === null || found[0] === null) result = 'unknown';
+    else if (content !== found[0]) return 'changed';
+  }
+  return result;
+}

@@ -1,0 +1,46 @@
+/**
+ * The worker of the page: opens stores and answers questions, one after the other.
+ *
+ * A message is `{id, method, params}`; the answer is `{id, result}` or `{id, error}`, with what was fetched so far.
+ */
+
+import {EmbeddedStore} from '../browser/embedded.mjs';
+import {FilesStore, HttpStore} from '../browser/stores.mjs';
+import {UcpError} from '../lib/errors.mjs';
+import {Session} from './session.mjs';
+
+/** @type {Map<string, Session>} by the name that the page gives it */
+const sessions = new Map();
+
+function storeOf({url, files, objects}) {
+  if (url !== undefined) return new HttpStore(url);
+  return files ? new FilesStore(new Map(files)) : new EmbeddedStore(objects);
+}
+
+const METHODS = {
+  open(params) {
+    sessions.delete(params.side);
+    const session = new Session(storeOf(params.source));
+    sessions.set(params.side, session);
+    return session.root;
+  },
+};
+for (const method of ['part', 'state', 'window', 'statistics', 'heatMap', 'layout', 'places', 'problems']) {
+  METHODS[method] = (params) => {
+    const session = sessions.get(params.side);
+    if (!session) throw new UcpError('UCP-E-NOT-FOUND', '', 'no checkpoint is open');
+    return session[method](method === 'part' ? params.part : params);
+  };
+}
+
+self.onmessage = ({data: {id, method, params}}) => {
+  const answer = {id};
+  try {
+    answer.result = METHODS[method](params);
+  } catch (error) {
+    const {code = null, at = '', detail = String(error?.message ?? error)} = error ?? {};
+    answer.error = {code: typeof code === 'string' ? code : null, at, detail};
+  }
+  answer.fetched = sessions.get(params.side)?.store.fetched ?? null;
+  self.postMessage(answer);
+};

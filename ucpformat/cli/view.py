@@ -1,0 +1,109 @@
+"""``ucp view`` and ``ucp serve``: checkpoints in a browser."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ucpformat.cli.report import progress_bar
+from ucpformat.drawing.text import human_bytes, printable
+from ucpformat.errors import error, naming
+from ucpformat.inspection.statistics import statistics
+from ucpformat.manager.run_directory import open_run
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.reader import open_checkpoint
+from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
+from ucpformat.storage.stores.urls import open_store
+from ucpformat.viewing.page import carried, single_page
+from ucpformat.viewing.server import PageServer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ucpformat.inspection.statistics import SlotStatistics
+    from ucpformat.reader import Checkpoint
+
+__all__ = ["serve", "view"]
+
+
+@click.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.argument("other", metavar="OTHER", required=False)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write.",
+)
+@click.option(
+    "--stats",
+    "with_statistics",
+    is_flag=True,
+    help="Read all tensors of CHECKPOINT: the page has statistics.",
+)
+def view(checkpoint: str, other: str | None, target: Path, with_statistics: bool) -> None:
+    """Write one HTML page that shows CHECKPOINT, without values, and what differs in OTHER.
+
+    The page carries documents, not tensors: drop the directory of the checkpoint on it to see values.
+    """
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_checkpoint(checkpoint))
+        shown = [carried(opened, checkpoint, _statistics(opened) if with_statistics else None)]
+        if other is not None:
+            shown.append(carried(stack.enter_context(open_checkpoint(other)), other))
+        text = single_page(shown, compared=None if other is None else 1)
+    target.write_text(text, encoding="utf-8")
+    click.echo(printable(f"{target}: {human_bytes(target.stat().st_size)}"))
+
+
+def _statistics(opened: Checkpoint) -> dict[tuple[str, str], SlotStatistics]:
+    slots = {(name, slot): found for name, atom in opened.items() for slot, found in atom.items()}
+    with progress_bar("reading", lambda: sum(slot.nbytes for slot in slots.values())) as progress:
+        return dict(zip(slots, statistics(list(slots.values()), progress=progress), strict=True))
+
+
+@click.command()
+@click.argument("path", metavar="PATH")
+@click.argument("other", metavar="OTHER", required=False)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port; by default, one that is free."
+)
+def serve(path: str, other: str | None, port: int) -> None:
+    """Serve a page that shows PATH, a checkpoint or a run, to browsers on this machine, until it is interrupted.
+
+    OTHER is a checkpoint with which it is compared. Nothing but what the root documents reach is served.
+    """
+    with ExitStack() as stack:
+        names = [*_checkpoints(path), *([] if other is None else [other])]
+        checkpoints = [(name, stack.enter_context(open_checkpoint(name))) for name in names]
+        server = stack.enter_context(
+            PageServer(checkpoints, port=port, compared=None if other is None else len(names) - 1)
+        )
+        signal.signal(signal.SIGTERM, _stop)
+        click.echo(server.url)
+        server.serve_forever()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _checkpoints(path: str) -> list[str]:
+    """Return the checkpoint, or those of a run, the newest first."""
+    with naming(path):
+        store = open_store(path)
+        try:
+            if store.size(ROOT_KEY) is not None:
+                return [path]
+        finally:
+            store.close()
+        directory = open_run(path)
+        if not directory.steps():
+            raise error("UCP-E-NOT-FOUND", not_a_checkpoint(path), at=path)
+        return [directory.path(step) for step in reversed(directory.steps())]

@@ -1,0 +1,159 @@
+"""The server of the page: on this machine alone, below a secret path, with the objects that root documents reach.
+
+Who else is logged in on the machine can connect to its ports, and any page in the browser can send requests there: the
+secret in the path, and the check of the header ``Host``, keep both out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from ucpformat.copying import reached_objects
+from ucpformat.errors import UcpError
+from ucpformat.model.root import ROOT_KEY
+from ucpformat.viewing.page import policy, served_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ucpformat.reader import Checkpoint
+
+__all__ = ["PageServer"]
+
+LOOPBACK: Final = "127.0.0.1"
+_RANGE: Final = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
+_MOST: Final = 64 << 20
+"""Bytes that one answer has at most; a range that is longer gets its first."""
+_POLICY: Final = policy("'self'", "'self'", "'self'") + "; frame-ancestors 'none'"
+
+
+@dataclass
+class _Served:
+    checkpoint: Checkpoint
+    label: str
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Return the keys that may be had; found when an object is first asked for, since that reads documents."""
+        return frozenset((ROOT_KEY, *reached_objects(self.checkpoint)))
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page and checkpoints on a port of 127.0.0.1; ``url`` is where."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, checkpoints: Sequence[tuple[str, Checkpoint]], *, port: int = 0, compared: int | None = None
+    ) -> None:
+        self.served = tuple(_Served(checkpoint, label) for label, checkpoint in checkpoints)
+        self.parts = served_parts()
+        listed = [
+            {"label": one.label, "source": {"url": f"checkpoints/{number}/"}}
+            for number, one in enumerate(self.served)
+        ]
+        configuration = json.dumps({"checkpoints": listed, "compared": compared}).encode()
+        self.parts["configuration.json"] = ("application/json", configuration)
+        self.secret = secrets.token_urlsafe(16)
+        super().__init__((LOOPBACK, port), _Handler)
+        self.hosts = frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+
+    @property
+    def url(self) -> str:
+        """Where the page is, with its secret."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    server_version = "ucp"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(has_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(has_body=False)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        """Log nothing: paths hold the secret."""
+
+    def _answer(self, *, has_body: bool) -> None:
+        path = unquote(self.path.partition("?")[0])
+        base = f"/{self.server.secret}/"
+        if self.headers.get("Host") not in self.server.hosts or not path.startswith(base):
+            self._send(HTTPStatus.NOT_FOUND)
+            return
+        name = path.removeprefix(base)
+        if name in self.server.parts:
+            kind, data = self.server.parts[name]
+            self._send(HTTPStatus.OK, data if has_body else b"", {"Content-Type": kind}, length=len(data))
+            return
+        found = re.fullmatch(r"checkpoints/(\d{1,9})/(.+)", name, re.DOTALL)
+        number = int(found[1]) if found else -1
+        if found is None or number >= len(self.server.served):
+            self._send(HTTPStatus.NOT_FOUND)
+            return
+        served, key = self.server.served[number], found[2]
+        try:
+            # The root document is there before anything else is known: a page says what is wrong with the rest.
+            size = served.checkpoint.store.size(key) if key == ROOT_KEY or key in served.keys else None
+        except (UcpError, OSError):
+            size = None
+        if size is None:
+            self._send(HTTPStatus.NOT_FOUND)
+        else:
+            self._send_object(served.checkpoint, key, size, has_body=has_body)
+
+    def _send_object(self, checkpoint: Checkpoint, key: str, size: int, *, has_body: bool) -> None:
+        wanted = _RANGE.fullmatch(self.headers.get("Range") or "bytes=0-")
+        start = int(wanted[1]) if wanted else 0
+        if wanted is None or (start >= size and (size or self.headers.get("Range"))):
+            self._send(
+                HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers={"Content-Range": f"bytes */{size}"}
+            )
+            return
+        stop = min(size, int(wanted[2]) + 1 if wanted[2] else size)
+        is_part = self.headers.get("Range") is not None
+        if is_part:
+            stop = min(stop, start + _MOST)
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
+        if is_part:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
+        self._send_head(status, headers, max(0, stop - start))
+        for at in range(start, stop if has_body else start, _MOST):
+            self.wfile.write(checkpoint.store.read(key, at, min(stop, at + _MOST)))
+
+    def _send(
+        self,
+        status: HTTPStatus,
+        data: bytes = b"",
+        headers: dict[str, str] | None = None,
+        length: int | None = None,
+    ) -> None:
+        self._send_head(status, headers or {}, len(data) if length is None else length)
+        self.wfile.write(data)
+
+    def _send_head(self, status: HTTPStatus, headers: dict[str, str], length: int) -> None:
+        self.send_response(status)
+        common = {
+            "Content-Security-Policy": _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+            "Content-Length": str(length),
+        }
+        for name, value in (common | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
