@@ -44,6 +44,9 @@ if typing.TYPE_CHECKING:
     from ucpformat.reader import Checkpoint
     from ucpformat.reader import open_checkpoint as open  # noqa: A004 - as `tarfile.open` and `zarr.open`
     from ucpformat.repairing import Repair, Restored, repair
+    from ucpformat.replay.compressors import TopK
+    from ucpformat.replay.recovering import Recovery, recover
+    from ucpformat.replay.update_log import UpdateLog
     from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, async_save
     from ucpformat.state_dict.per_rank import PerRank
     from ucpformat.state_dict.redistribution import redistribute
@@ -90,6 +93,7 @@ __all__ = [
     "PipelineStage",
     "Problem",
     "ProcessImage",
+    "Recovery",
     "Repair",
     "Restored",
     "SaveReport",
@@ -100,10 +104,12 @@ __all__ = [
     "Survey",
     "TensorDifference",
     "TensorLayout",
+    "TopK",
     "UcpError",
     "UcpStorageReader",
     "UcpStorageWriter",
     "UnsupportedError",
+    "UpdateLog",
     "async_save",
     "attach",
     "convert",
@@ -115,6 +121,7 @@ __all__ = [
     "inspect",
     "load",
     "open",
+    "recover",
     "redistribute",
     "repair",
     "save",
@@ -157,6 +164,7 @@ _HOMES: typing.Final = {
     "PipelineStage": "model.pipeline",
     "Problem": "errors",
     "ProcessImage": "model.process_image",
+    "Recovery": "replay.recovering",
     "Repair": "repairing",
     "Restored": "repairing",
     "SaveReport": "distributed.save_options",
@@ -166,11 +174,13 @@ _HOMES: typing.Final = {
     "StoreError": "errors",
     "Survey": "validation",
     "TensorDifference": "comparison",
+    "TopK": "replay.compressors",
     "TensorLayout": "state_dict.tensors.local_tensors",
     "UcpError": "errors",
     "UcpStorageReader": "integrations.torch_dcp",
     "UcpStorageWriter": "integrations.torch_dcp",
     "UnsupportedError": "errors",
+    "UpdateLog": "replay.update_log",
     "async_save": "state_dict.async_save",
     "attach": "process_images",
     "convert": "conversion.convert",
@@ -182,6 +192,7 @@ _HOMES: typing.Final = {
     "inspect": "inspection.description",
     "load": "state_dict.save_load",
     "open": "reader",
+    "recover": "replay.recovering",
     "redistribute": "state_dict.redistribution",
     "repair": "repairing",
     "save": "state_dict.save_load",

@@ -108,7 +108,7 @@ class Declared:
         self,
         storage: Storage,
         chunk_bytes: int,
-        step: int | None,
+        progress: Progress,
         annotations: Mapping[str, JsonValue],
         extensions: Mapping[str, Extension],
     ) -> Root:
@@ -129,10 +129,10 @@ class Declared:
             layouts=tuple(self.layouts),
             packs=_UNWRITTEN if storage == "packed" else None,
             producer=Producer("ucpformat", _version()),
-            progress=Progress(step) if step is not None else None,
+            progress=progress if progress != Progress() else None,
         )
         # A reader would refuse nothing but what callers give; all else is checked where it is made.
-        if annotations or extensions or self.layouts or step is not None:
+        if annotations or extensions or self.layouts or progress != Progress():
             known = parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
             root = replace(root, envelope=known.envelope)  # whatever callers do to what they gave
         return root

@@ -270,6 +270,10 @@ REGISTRY: Final[dict[str, _Entry]] = {
     ),
     "UCP-E-PICKLE": _Entry(ImportRefusedError, "a pickle asks for code that is not on the allow-list"),
     "UCP-E-OBJECT": _Entry(ImportRefusedError, "an object cannot be expressed as a tagged value"),
+    "UCP-E-LOG": _Entry(
+        InvalidCheckpointError, "an update log contradicts itself, or what is replayed from it"
+    ),
+    "UCP-E-FENCED": _Entry(StoreError, "another start of the job has gone on from the update log"),
     "UCP-E-RANK": _Entry(StoreError, "another process of the job failed, or is gone"),
     "UCP-W-UNCHECKED": _Entry(InvalidCheckpointError, "what would take too long to check was not checked"),
     "UCP-W-UNREFERENCED": _Entry(StoreError, "an object lies in the store that the root does not reach"),

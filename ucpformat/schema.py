@@ -171,7 +171,14 @@ def _code(name: str, path: tuple[int | str, ...]) -> str:
         return "UCP-E-FORMAT"
     in_values = path[:1] == ("values",) and len(path) > 1
     in_options = path[:1] == ("optimizers",) and len(path) > 5 and path[4] == "options"
-    if name == "value" or (name == "state" and (in_values or in_options)):
+    if name == "update-log-batch":
+        behind = path[2:] if path[:1] == ("steps",) else path
+        in_values = in_values or (behind[:1] == ("options",) and len(behind) > 2)
+    if (
+        name == "value"
+        or (name in ("state", "update-log-batch") and in_values)
+        or (name == "state" and in_options)
+    ):
         return "UCP-E-VALUE"
     return "UCP-E-SCHEMA"
 

@@ -23,7 +23,9 @@ from ucpformat.model.root import (
     MAX_DOCUMENT_BYTES,
     MAX_TABLE_BYTES,
     MIN_CHUNK_BYTES,
+    LogPosition,
     Part,
+    Progress,
     Root,
     Storage,
 )
@@ -90,6 +92,7 @@ class CheckpointWriter:
         storage: Storage = "packed",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         step: int | None = None,
+        log: LogPosition | None = None,
         annotations: Mapping[str, JsonValue] | None = None,
         extensions: Mapping[str, Extension] | None = None,
         attempt: str | None = None,
@@ -108,10 +111,8 @@ class CheckpointWriter:
         self._pipeline: Pipeline | None = None
         self._images: dict[str, ProcessImage] = {}
         self._expected: dict[tuple[str, str], str] = {}
-        for what, value, known in (
-            ("storage", storage, get_args(Storage)),
-            ("durability", durability, get_args(Durability)),
-        ):
+        options = ("storage", storage, get_args(Storage)), ("durability", durability, get_args(Durability))
+        for what, value, known in options:
             if value not in known:
                 raise error("UCP-E-MISMATCH", f"{what}= is one of {', '.join(known)}, not {value!r}")
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
@@ -120,7 +121,8 @@ class CheckpointWriter:
         with paused:
             self._atoms = Declared(atoms)
             places = self._atoms.places(chunk_bytes)
-        self._root = self._atoms.root(storage, chunk_bytes, step, annotations or {}, extensions or {})
+        done = Progress(step, log)
+        self._root = self._atoms.root(storage, chunk_bytes, done, annotations or {}, extensions or {})
         self._store = open_target(path, durability=durability) if prepared is None else prepared
         with ExitStack() as undone:
             shared = None
@@ -140,10 +142,9 @@ class CheckpointWriter:
             )
             undone.pop_all()
         self._packs: list[Pack] | None = None
-        self._own_packs = 0
         self._admitted: list[tuple[StoredColumns, list[int]]] = []  # with the numbers of their packs
         self._committed = False
-        self._data_bytes = self._shared_bytes = 0
+        self._own_packs = self._data_bytes = self._shared_bytes = 0
         self._has_row_sets = False
         self._document_bytes = 0
         self.stored: StoredBytes | None = None
@@ -396,8 +397,7 @@ class CheckpointWriter:
         self._shared_packs = [number for number, pack in enumerate(packs) if pack.shared]
         written = self._settlement()
         for first in range(0, len(specs), _ATOMS_PER_PART):
-            some = specs[first : first + _ATOMS_PER_PART]
-            parts.append(self._part(len(parts), some, written))
+            parts.append(self._part(len(parts), specs[first : first + _ATOMS_PER_PART], written))
         optional = self.state_annotations, self._pipeline, self._images
         state = StateDocument(self._values, self._optimizers, self._blobs, *optional)
         if self._pipeline is not None:

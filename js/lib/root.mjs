@@ -36,6 +36,7 @@ export const DEFINED_FEATURES = new Set([
  * @property {'plain' | 'packed'} storage
  * @property {number} chunkBytes
  * @property {number | null} step
+ * @property {Map<string, unknown> | null} log position in an update log
  * @property {import('./mesh.mjs').Mesh[]} meshes
  * @property {{mesh: number, steps: import('./layout.mjs').Step[]}[]} layouts
  * @property {Reference | null} packs
@@ -103,6 +104,7 @@ function toRoot(document) {
     writeFeatures: document.get('write_features'),
     chunkBytes: document.get('chunk_bytes'),
     step: document.get('progress')?.get('step') ?? null,
+    log: document.get('progress')?.get('log') ?? null,
   };
 }
 

@@ -88,6 +88,12 @@ export default {
       "pattern": "^crc32c-tree:[0-9a-f]{64}$",
       "maxLength": 76
     },
+    "log": {
+      "description": "The id of an update log, as `digest` without a newline.",
+      "type": "string",
+      "pattern": "^[0-9a-f]{32}$",
+      "maxLength": 32
+    },
     "key": {"description": "Store key; its form is UCP-E-KEY's business.", "type": "string"},
     "name": {"description": "Name of an atom; its form is UCP-E-NAME's business.", "type": "string"},
     "shape": {
@@ -553,7 +559,19 @@ export default {
     },
     "progress": {
       "type": "object",
-      "properties": {"step": {"$ref": "defs.schema.json#/$defs/count"}},
+      "properties": {
+        "step": {"$ref": "defs.schema.json#/$defs/count"},
+        "log": {
+          "description": "The update log and its epoch that the state belongs to (SPEC-UPDATE-LOGS section 4).",
+          "type": "object",
+          "required": ["id", "epoch"],
+          "properties": {
+            "id": {"$ref": "defs.schema.json#/$defs/log"},
+            "epoch": {"$ref": "defs.schema.json#/$defs/count"}
+          },
+          "additionalProperties": false
+        }
+      },
       "additionalProperties": false
     },
     "storage": {"enum": ["plain", "packed"]},

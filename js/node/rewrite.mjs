@@ -41,6 +41,7 @@ export function rewrite(from, path, storage) {
       storage,
       chunkBytes: root.chunkBytes,
       step: root.step,
+      log: root.log,
       atoms: source.atoms.map((atom) => ({
         name: atom.name,
         key: atom.key,

@@ -55,6 +55,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {'plain' | 'packed'} storage
  * @property {number} chunkBytes
  * @property {number | null} [step]
+ * @property {Map<string, unknown> | null} [log] position in an update log, as the root document has it
  * @property {AtomInput[]} atoms
  * @property {Map} [values] tagged values
  * @property {Map} [optimizers] as in the state document
@@ -169,6 +170,12 @@ function prepare(input) {
   }
   checkBuffers(parts, layouts);
   return {parts, layouts};
+}
+
+/** The progress of a root document; undefined where there is none. */
+function progressOf({step, log}) {
+  if (!Number.isInteger(step) && !log) return undefined;
+  return object({step: Number.isInteger(step) ? step : undefined, log: log ?? undefined});
 }
 
 /** The state document, or null where there is nothing to say; blobs refer to their keys. */
@@ -304,7 +311,7 @@ export function write(input) {
     extensions: input.extensions ?? new Map(),
     annotations: input.annotations ?? new Map(),
     producer: fromPlain(PRODUCER),
-    progress: Number.isInteger(input.step) ? fromPlain({step: input.step}) : undefined,
+    progress: progressOf(input),
     storage: input.storage,
     chunk_bytes: input.chunkBytes,
     meshes: fromPlain(layouts.meshes),

@@ -15,6 +15,8 @@ from ucpformat.model.references import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
 from ucpformat.patterns import AtomMapDocument, Patterns
+from ucpformat.update_log.batch import BatchHeader
+from ucpformat.update_log.documents import Epoch, LogDocument
 
 _PARSERS: Final[dict[str, Any]] = {
     "arrangement": Arrangement.from_json,
@@ -26,6 +28,9 @@ _PARSERS: Final[dict[str, Any]] = {
     "patterns": Patterns.from_json,
     "root": Root.from_json,
     "state": StateDocument.from_json,
+    "update-log": LogDocument.structure,
+    "update-log-batch": BatchHeader.from_json,
+    "update-log-epoch": Epoch.structure,
 }
 
 

@@ -22,6 +22,8 @@ from ucpformat.model.references import PackList
 from ucpformat.model.root import Root
 from ucpformat.model.state import StateDocument
 from ucpformat.patterns import AtomMapDocument, Patterns
+from ucpformat.update_log.batch import BatchHeader
+from ucpformat.update_log.documents import Epoch, LogDocument
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
 
@@ -50,6 +52,9 @@ PARSERS: dict[str, Callable[..., object]] = {
     "patterns": structure_alone(Patterns.from_json),
     "root": Root.structure,
     "state": StateDocument.structure,
+    "update-log": LogDocument.structure,
+    "update-log-batch": BatchHeader.from_json,
+    "update-log-epoch": Epoch.structure,
 }
 WHOLE: dict[str, Any] = {
     "arrangement": Arrangement,

@@ -12,7 +12,7 @@ REQUIREMENT = re.compile(r"\*\*\[(UCP-[DRWVS]-[0-9]{3})\]\*\* (.+)")
 _NAMED = re.compile(r"UCP-([DRWVS])-([0-9]{3})(?: to UCP-\1-([0-9]{3}))?")
 
 
-BESIDE = ("SPEC-PATTERNS.md", "SPEC-ATOM-MAPS.md", "SPEC-ARRANGEMENTS.md")
+BESIDE = ("SPEC-PATTERNS.md", "SPEC-ATOM-MAPS.md", "SPEC-UPDATE-LOGS.md", "SPEC-ARRANGEMENTS.md")
 """The documents that section 14 of SPEC.md names."""
 DOCUMENTS = ("SPEC.md", *BESIDE)
 

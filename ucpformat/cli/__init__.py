@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "gc": ("runs", "Remove debris from a run, and checkpoints that nobody keeps."),
     "inspect": ("inspect", "Show what a checkpoint holds."),
     "formats": ("formats", "List the formats that can be read and written."),
+    "log": ("update_log", "Say what the update log of a run has."),
     "ls": ("runs", "List the checkpoints of a run."),
     "plan": ("plan", "Say who moves what, and how much, between two layouts."),
     "repair": ("repair", "Restore what is damaged or missing from others."),

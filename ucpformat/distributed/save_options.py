@@ -16,6 +16,7 @@ from ucpformat.writer import DEFAULT_CHUNK_BYTES
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
+    from ucpformat.model.root import LogPosition
     from ucpformat.storage.stores.store import Durability
     from ucpformat.storage.writing.stored_columns import StoredBytes
 
@@ -47,12 +48,14 @@ class SaveOptions:
     ``annotations`` are those of the root document. ``replicas`` says what is done about copies of plain tensors that
     differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
     at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.increments.base`).
-    ``pipeline`` says what is in flight. ``base_digest`` is the root digest of the base (`based`).
+    ``pipeline`` says what is in flight, ``log`` which update log goes on from the state.
+    ``base_digest`` is the root digest of the base (`based`).
     """
 
     storage: Storage = "packed"
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     step: int | None = None
+    log: LogPosition | None = None
     workers: int | None = None
     durability: Durability = "fsync"
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)

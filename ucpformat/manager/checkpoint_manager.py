@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
-    from ucpformat.model.root import Storage
+    from ucpformat.model.root import LogPosition, Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["CheckpointManager"]
@@ -169,6 +169,7 @@ class CheckpointManager:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         compressor: Compression | None = None,
         pipeline: Pipeline | None = None,
+        log: LogPosition | None = None,
     ) -> AsyncSave:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 
@@ -177,7 +178,8 @@ class CheckpointManager:
         of `keep_best`, or none where there was no evaluation; such a checkpoint is not among the best.
         A step that this manager has itself saved or restored, or found damaged, is replaced: the earlier checkpoint
         stays until the new one is committed. So is one that was there when an earlier step was asked for by `restore`,
-        and any committed one with ``replace``, which is an error without.
+        and any committed one with ``replace``, which is an error without. ``log`` is the update log that goes on from
+        the state, as `UpdateLog` gives it.
 
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
@@ -222,6 +224,7 @@ class CheckpointManager:
                 chunk_bytes=chunk_bytes,
                 compressor=compressor,
                 pipeline=pipeline,
+                log=log,
                 step=step,
                 annotations=annotations,
                 base=base,
@@ -233,6 +236,7 @@ class CheckpointManager:
                 storage,
                 chunk_bytes,
                 step,
+                log,
                 annotations=annotations,
                 replicas=replicas,
                 base=base,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -28,11 +29,13 @@ __all__ = [
     "MAX_TABLE_BYTES",
     "MIN_CHUNK_BYTES",
     "ROOT_KEY",
+    "LogPosition",
     "Part",
     "Producer",
     "Progress",
     "Root",
     "Storage",
+    "log_id",
     "parse_root",
     "root_digest",
 ]
@@ -49,6 +52,7 @@ _STORAGES: Final = ("plain", "packed")
 _NONE: Final[frozenset[str]] = frozenset()
 _UNSEALED: Final = "sha256:" + "0" * 64
 _ROOT_REQUIRED: Final = ENVELOPE_MEMBERS | {"digest", "storage", "chunk_bytes", "meshes", "layouts", "parts"}
+_LOG_ID: Final = re.compile(r"[0-9a-f]{32}")
 _ROOT_OPTIONAL: Final = frozenset({"producer", "progress", "packs", "state"})
 
 
@@ -72,21 +76,52 @@ class Producer:
         return {"name": self.name, "version": self.version}
 
 
+def log_id(value: JsonValue, at: str) -> str:
+    """Return a value as the id of an update log; raises ``UCP-E-SCHEMA``."""
+    text = string(value, at)
+    if _LOG_ID.fullmatch(text) is None:
+        raise error("UCP-E-SCHEMA", f"the id of a log is 32 hexadecimal digits, not {text!r}", at=at)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The update log and its epoch that a state belongs to (SPEC-UPDATE-LOGS section 4); the step is the progress."""
+
+    id: str
+    epoch: int
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, at: str) -> LogPosition:
+        """Read the position; raises ``UCP-E-SCHEMA``."""
+        found = members(value, frozenset({"id", "epoch"}), _NONE, at)
+        return cls(log_id(found["id"], pointer(at, "id")), integer(found["epoch"], pointer(at, "epoch")))
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object that `from_json` reads."""
+        return {"id": self.id, "epoch": self.epoch}
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far training had come: ``step`` optimizer steps, None where the writer did not know."""
+    """How far training had come: ``step`` optimizer steps, None where the writer did not know, and the update log."""
 
     step: int | None = None
+    log: LogPosition | None = None
 
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> Progress:
         """Read a progress object; raises ``UCP-E-SCHEMA``."""
-        found = members(value, _NONE, frozenset({"step"}), at)
-        return cls(integer(found["step"], pointer(at, "step")) if "step" in found else None)
+        found = members(value, _NONE, frozenset({"step", "log"}), at)
+        return cls(
+            integer(found["step"], pointer(at, "step")) if "step" in found else None,
+            LogPosition.from_json(found["log"], at=pointer(at, "log")) if "log" in found else None,
+        )
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object that `from_json` reads."""
-        return {} if self.step is None else {"step": self.step}
+        value: dict[str, JsonValue] = {} if self.step is None else {"step": self.step}
+        return value if self.log is None else {**value, "log": self.log.to_json()}
 
 
 @dataclass(frozen=True, slots=True)

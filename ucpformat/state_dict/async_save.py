@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
-    from ucpformat.model.root import Storage
+    from ucpformat.model.root import LogPosition, Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
@@ -87,6 +87,7 @@ class AsyncSaver:
         annotations: Mapping[str, JsonValue] | None = None,
         replicas: Replicas = "compare",
         pipeline: Pipeline | None = None,
+        log: LogPosition | None = None,
         base: str | os.PathLike[str] | None = None,
         changed: Mapping[str, Any] | None = None,
         when_busy: WhenBusy = "wait",
@@ -117,6 +118,7 @@ class AsyncSaver:
             storage,
             chunk_bytes,
             step,
+            log,
             annotations=annotations or {},
             replicas=replicas,
             base=None if base is None else os.fspath(base),

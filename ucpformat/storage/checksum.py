@@ -36,6 +36,7 @@ __all__ = [
     "block_values",
     "checksum_run",
     "combine",
+    "crc32c",
     "differing_blocks",
     "followed",
     "packed",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import Lost
     from ucpformat.image_files import ImageSource
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.root import LogPosition
 
 __all__ = ["Job", "ReadBox", "SlotSource"]
 
@@ -57,6 +58,7 @@ class Job:
     blobs: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
     images: Mapping[str, ImageSource] = field(default_factory=dict)
     step: int | None = None
+    log: LogPosition | None = None
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     annotations: Mapping[str, JsonValue] = field(default_factory=dict)
     extensions: Mapping[str, Extension] = field(default_factory=dict)

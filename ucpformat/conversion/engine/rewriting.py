@@ -59,6 +59,7 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
         },
         images={name: _image(checkpoint, image) for name, image in checkpoint.images.items()},
         step=None if progress is None else progress.step,
+        log=None if progress is None else progress.log,
         chunk_bytes=checkpoint.root.chunk_bytes,
         annotations=envelope.annotations,
         extensions={name: e for name, e in envelope.extensions.items() if e.safe_to_copy},

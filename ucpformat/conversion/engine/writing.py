@@ -125,6 +125,7 @@ class Engine:
             storage=order.storage,
             chunk_bytes=self._job.chunk_bytes,
             step=self._job.step,
+            log=self._job.log,
             annotations=self._job.annotations,
             extensions=self._job.extensions,
             # Documents are each process's own, also where two go on with one attempt.

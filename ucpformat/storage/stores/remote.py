@@ -245,8 +245,7 @@ class RemoteStore:
 
     def _begin(self) -> list[str]:
         found = self._require_no_other()
-        with writing(self._url):
-            self._puts.require(self._full(f"index/{self._name}.probe"), self._url)
+        self.require_exclusive()
         self._seen = time.time()
         return found
 
@@ -290,6 +289,15 @@ class RemoteStore:
         now = time.time()
         self._was_silent = self._was_silent or now - self._seen > _SILENCE
         self._seen = now
+
+    def require_exclusive(self) -> None:
+        """Find out whether the medium creates objects exclusively; once for each bucket.
+
+        Raises:
+            StoreError: ``UCP-E-STORE`` where it does not.
+        """
+        with writing(self._url):
+            self._puts.require(self._full(f"index/{uuid.uuid4().hex}.probe"), self._url)
 
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole new object, exclusively."""

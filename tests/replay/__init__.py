@@ -1,0 +1,1 @@
+"""Logging the updates of a training job, and recovering from them."""

@@ -1,0 +1,1 @@
+"""Update logs: documents, batches, chains and branches."""

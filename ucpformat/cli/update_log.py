@@ -1,0 +1,145 @@
+"""``ucp log``: what the update log of a run has, what is wrong with it, and where a recovery would end."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ucpformat.cli.report import format_option, table
+from ucpformat.drawing.text import human_bytes, printable
+from ucpformat.errors import UcpError, naming
+from ucpformat.replay.plan import log_url, plan_recovery
+from ucpformat.storage.stores.urls import name_of, open_store
+from ucpformat.update_log.durability import extent_of
+from ucpformat.update_log.place import LOG_KEY, SUFFIX, batch_key
+from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.validation import log_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.replay.plan import RecoveryPlan
+
+__all__ = ["log"]
+
+_RIGHT = frozenset({"from", "to", "ranks", "batches", "bytes", "a step"})
+
+
+@click.command()
+@click.argument("run")
+@format_option
+@click.pass_context
+def log(context: click.Context, run: str, output: str) -> None:
+    """Say what the update log of RUN has, and where a recovery would begin and end; RUN may be the log itself.
+
+    Every byte of the log that counts is looked at. The exit code is 1 if anything is wrong with it; what a crash has
+    cut off at its end is a warning.
+    """
+    is_log = name_of(run.rstrip("/")).endswith(SUFFIX) or _has_log(run)
+    url = run if is_log else log_url(run)
+    with naming(run):
+        with StoredLog(url) as stored:
+            found = list(_epochs(stored))
+            identity = stored.document.id
+        problems = log_problems(url)
+        plan = None if is_log else _plan(run)
+    is_valid = all(problem.severity == "warning" for problem in problems)
+    if output == "json":
+        report = {
+            "id": identity,
+            "epochs": found,
+            "problems": [problem.to_json() for problem in problems],
+            "recovery": None if plan is None else _recovery(plan),
+        }
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(identity, found)
+        for problem in problems:
+            click.echo(
+                f"{problem.severity}: {problem.code} at {printable(problem.at)}: {printable(problem.message)}"
+            )
+        if plan is not None:
+            click.echo(_told(plan))
+    if not is_valid:
+        context.exit(1)
+
+
+def _has_log(run: str) -> bool:
+    store = open_store(run)
+    try:
+        return store.size(LOG_KEY) is not None
+    finally:
+        store.close()
+
+
+def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
+    extent = extent_of(stored)
+    counted = {} if extent is None else {one.stored.epoch.epoch: one.stop_step for one in extent.branch}
+    for number in stored.keys.epochs:
+        try:
+            epoch = stored.epoch(number).epoch
+        except UcpError:
+            continue
+        keys = [key for key in stored.keys.batches if key.epoch == number]
+        nbytes = sum(stored.store.size(batch_key(key)) or 0 for key in keys)
+        first = min((stored.chain(number, rank).first_step for rank in range(epoch.ranks)), default=0)
+        durable = min(stored.chain(number, rank).stop_step for rank in range(epoch.ranks))
+        stop = counted.get(number)
+        yield {
+            "epoch": number,
+            "first_step": max(first, epoch.first_step),
+            "stop_step": durable if stop is None else min(durable, stop),
+            "ranks": epoch.ranks,
+            "batches": len(keys),
+            "bytes": nbytes,
+            "steps_written": durable - first,
+            "optimizer": epoch.optimizer,
+            "exactness": epoch.exactness,
+            "counts": number in counted,
+        }
+
+
+def _plan(run: str) -> RecoveryPlan | None:
+    try:
+        return plan_recovery(run)
+    except UcpError:
+        return None
+
+
+def _recovery(plan: RecoveryPlan) -> dict[str, Any] | None:
+    if not plan.candidates:
+        return None
+    first = plan.candidates[0]
+    return {"checkpoint": first.path, "checkpoint_step": first.step, "step": max(first.step, plan.stop_step)}
+
+
+def _print(identity: str, epochs: list[dict[str, Any]]) -> None:
+    click.echo(f"log {identity}")
+    rows = [
+        [
+            str(one["epoch"]),
+            str(one["first_step"]),
+            str(one["stop_step"]),
+            str(one["ranks"]),
+            str(one["batches"]),
+            human_bytes(one["bytes"]),
+            human_bytes(one["bytes"] // one["steps_written"]) if one["steps_written"] else "",
+            printable(one["optimizer"]),
+            one["exactness"] if one["counts"] else "given up",
+        ]
+        for one in epochs
+    ]
+    headings = ["epoch", "from", "to", "ranks", "batches", "bytes", "a step", "optimizer", "exactness"]
+    for line in table(headings, rows, right=_RIGHT):
+        click.echo(line)
+
+
+def _told(plan: RecoveryPlan) -> str:
+    found = _recovery(plan)
+    if found is None:
+        return "there is no checkpoint to begin with"
+    steps = found["step"] - found["checkpoint_step"]
+    name = name_of(found["checkpoint"])
+    return f"a recovery loads {name}, makes {steps} steps again, and ends at step {found['step']}"

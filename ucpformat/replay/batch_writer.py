@@ -1,0 +1,110 @@
+"""Writing batches of a log in the background, one after another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ucpformat.errors import error
+from ucpformat.update_log.drafts import batch_bytes
+from ucpformat.update_log.place import BatchKey, batch_key, epoch_key
+
+if TYPE_CHECKING:
+    from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.drafts import BatchDraft
+    from ucpformat.update_log.place import LogPlace
+
+__all__ = ["BatchWriter"]
+
+
+class BatchWriter:
+    """Writes the batches of one rank in a thread of its own; whoever gives it more than it may hold waits.
+
+    Call `put` for each batch in order, `drain` to wait for all of them, and `close` at the end. An error of the thread
+    is raised by the next call of any of these, and nothing is written after it.
+    """
+
+    def __init__(self, place: LogPlace, epoch: Epoch, digest: str, rank: int, *, most_bytes: int) -> None:
+        self._place = place
+        self._epoch = epoch
+        self._previous = digest
+        self._rank = rank
+        self._most_bytes = most_bytes
+        self._queue: deque[BatchDraft] = deque()
+        self._pending = 0
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self.durable_step = epoch.first_step
+        self.written_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="ucp-update-log", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: BatchDraft) -> None:
+        """Hand a batch over; waits while more than the bound is under way."""
+        nbytes = batch.nbytes
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or not self._pending or self._pending + nbytes <= self._most_bytes
+            )
+            self._raise()
+            self._queue.append(batch)
+            self._pending += nbytes
+            self._changed.notify_all()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return not self._pending or self._pending + nbytes <= self._most_bytes
+
+    def drain(self) -> None:
+        """Return when every batch is durable."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not (self._queue or self._pending))
+            self._raise()
+
+    def close(self) -> None:
+        """End the thread when every batch is durable."""
+        try:
+            self.drain()
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if not self._queue:
+                    return
+                batch = self._queue[0]
+            try:
+                nbytes = self._write(batch)
+            except BaseException as failure:
+                with self._changed:
+                    self._failure = failure
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._queue.popleft()
+                self._pending -= batch.nbytes
+                self.written_bytes += nbytes
+                self.durable_step = batch.first_step + len(batch.steps)
+                self._changed.notify_all()
+
+    def _write(self, batch: BatchDraft) -> int:
+        # SPEC UCP-W-039: somebody else may have gone on from this log, and taken this process for dead.
+        if self._place.store.size(epoch_key(self._epoch.epoch + 1)) is not None:
+            message = (
+                f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
+            )
+            raise error("UCP-E-FENCED", message, at=self._place.url)
+        buffers, digest = batch_bytes(batch, self._epoch, self._rank, self._previous)
+        self._place.create(batch_key(BatchKey(self._epoch.epoch, self._rank, batch.first_step)), buffers)
+        self._previous = digest
+        return sum(one.nbytes for one in buffers)

@@ -1,0 +1,129 @@
+"""Copying what an optimizer is about to apply, and buffers that have changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.errors import error
+from ucpformat.replay.tracked import flat_elements, local_of, piece_view
+from ucpformat.update_log.drafts import Captured, StepDraft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch.optim import Optimizer
+
+    from ucpformat.replay.compressors import GradientCompressor
+    from ucpformat.replay.tracked import Tracked, TrackedState
+    from ucpformat.update_log.documents import Epoch
+
+__all__ = ["Capture", "Owned"]
+
+Owned = dict[tuple[int, tuple[int, ...], tuple[int, ...]], int]
+"""Pieces that a rank logs: their numbers by tensor, offset and shape."""
+
+
+class Capture:
+    """Copies the gradients of a step, as the hook of an optimizer, while it is on; ``draft`` has what was copied."""
+
+    def __init__(
+        self, state: TrackedState, epoch: Epoch, rank: int, compressor: GradientCompressor | None
+    ) -> None:
+        self._state = state
+        self._compressor = compressor
+        self.owned: Owned = {
+            (piece.tensor, piece.offset, piece.shape): number
+            for number, piece in enumerate(epoch.pieces)
+            if piece.rank == rank
+        }
+        self._seen: dict[int, bytes] = {}
+        self.is_on = False
+        self.draft: StepDraft | None = None
+        self.buffers(None)
+
+    def step(self, step: Callable[[], object]) -> StepDraft:
+        """Have the optimizer make a step by a call; returns what it had, or that it was skipped."""
+        self.draft = None
+        self.is_on = True
+        try:
+            step()
+        finally:
+            self.is_on = False
+        found = self.draft or StepDraft(skipped=True)
+        self.draft = None
+        self.buffers(found)
+        found.captured.sort(key=lambda one: one.piece)
+        return found
+
+    def before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> None:
+        """Compress and copy gradients; called by the optimizer before it makes a step."""
+        del optimizer
+        if not self.is_on:
+            return  # torch makes a step to have states of a fresh optimizer
+        if any(one is not None for one in arguments[1:]) or options.get("closure") is not None:
+            raise error("UCP-E-MISMATCH", "a step with a closure cannot be logged; call backward() yourself")
+        draft = StepDraft()
+        for number, one in enumerate(self._state.tensors):
+            gradient = one.tensor.grad if one.role == "gradient" else None
+            if gradient is None:
+                continue
+            if gradient.is_sparse and not gradient.is_coalesced():
+                # What the optimizer gets is what is logged: rows that occur twice are added once and for all.
+                gradient = one.tensor.grad = gradient.coalesce()
+            local = local_of(gradient)
+            places = None
+            if self._compressor is not None and not local.is_sparse:
+                if not local.is_contiguous():
+                    message = "a gradient that is not contiguous cannot be compressed in place"
+                    raise error("UCP-E-MISMATCH", message, at=one.atom)
+                places = self._compressor.compress(local)
+            self._gradient(draft, number, one, local, places)
+        self.draft = draft
+
+    def _gradient(
+        self, draft: StepDraft, number: int, one: Tracked, local: torch.Tensor, places: torch.Tensor | None
+    ) -> None:
+        """Copy what this rank logs of a gradient."""
+        owned = [(self.owned.get((number, piece.box.offset, piece.box.shape)), piece) for piece in one.pieces]
+        if all(piece is None for piece, _ in owned):
+            return
+        if local.is_sparse:
+            self._rows(draft, one, local, owned[0][0])
+            return
+        if places is not None and one.is_whole and owned[0][0] is not None:
+            values = flat_elements(local.view(-1)[places], one.atom).copy()
+            draft.captured.append(Captured(owned[0][0], values, places.to("cpu").numpy()))
+            return
+        elements = flat_elements(local, one.atom)
+        for index, piece in owned:
+            if index is not None:
+                view = piece_view(elements, piece.local, piece.box)
+                draft.captured.append(Captured(index, view.copy()))
+
+    def _rows(self, draft: StepDraft, one: Tracked, local: torch.Tensor, piece: int | None) -> None:
+        if piece is None or not one.is_whole or local.sparse_dim() != 1:
+            message = "a sparse gradient is logged of a whole tensor alone, by its rows; make it dense"
+            raise error("UCP-E-MISMATCH", message, at=one.atom)
+        values = flat_elements(local.values(), one.atom).reshape(tuple(local.values().shape)).copy()
+        rows = local.indices()[0].to("cpu").numpy().copy()
+        draft.captured.append(Captured(piece, values, rows, are_rows=True))
+
+    def buffers(self, draft: StepDraft | None) -> None:
+        """Copy buffers that have changed since they were last looked at; without a draft, look only."""
+        for number, one in enumerate(self._state.tensors):
+            if one.role != "value":
+                continue
+            elements = flat_elements(local_of(one.tensor), one.atom)
+            for piece in one.pieces:
+                index = self.owned.get((number, piece.box.offset, piece.box.shape))
+                if index is None:
+                    continue
+                values = piece_view(elements, piece.local, piece.box).copy()
+                data = values.tobytes()
+                if self._seen.get(index) != data:
+                    self._seen[index] = data
+                    if draft is not None:
+                        draft.captured.append(Captured(index, values))

@@ -1,0 +1,54 @@
+"""Compressors of gradients: what they leave is what the optimizer gets, and what a log has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ucpformat.errors import error
+
+__all__ = ["GradientCompressor", "TopK"]
+
+
+class GradientCompressor(Protocol):
+    """Changes a gradient in place before the optimizer's step: `UpdateLog` calls it once for each gradient and step."""
+
+    def compress(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Change a local gradient in place.
+
+        Returns:
+            The places of all elements that are not zero, 1-D and ascending, in row-major order; None where the log is
+            to look for them.
+        """
+        ...
+
+
+class TopK:
+    """Keeps the elements of a gradient that are greatest by magnitude, a ``density`` of them, and makes the rest zero.
+
+    This changes training. Nothing is carried over to the next step (no error feedback).
+
+    >>> gradient = torch.tensor([0.1, -3.0, 0.2, 1.0])
+    >>> ucp.TopK(0.5).compress(gradient).tolist(), gradient.tolist()
+    ([1, 3], [0.0, -3.0, 0.0, 1.0])
+    """
+
+    def __init__(self, density: float) -> None:
+        if not 0 < density <= 1:
+            raise error("UCP-E-MISMATCH", f"a density lies in (0, 1], not {density!r}", at="density")
+        self.density = density
+
+    def compress(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Make all elements zero but those that are kept; returns the places of these.
+
+        >>> ucp.TopK(0.01).compress(torch.ones(200)).numel()
+        2
+        """
+        flat = gradient.view(-1)
+        count = max(1, int(self.density * flat.numel())) if flat.numel() else 0
+        places = torch.topk(flat.abs(), count, sorted=False).indices.sort().values
+        kept = flat[places]
+        flat.zero_()
+        flat[places] = kept
+        return places

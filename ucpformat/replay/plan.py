@@ -1,0 +1,125 @@
+"""Which checkpoint a recovery begins with, and at which step of the log it ends; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from ucpformat.errors import Problem, UcpError, error
+from ucpformat.manager.run_directory import open_run
+from ucpformat.reader import open_checkpoint
+from ucpformat.storage.stores.urls import local_path
+from ucpformat.update_log.durability import extent_of, require_on_branch
+from ucpformat.update_log.reading import StoredLog
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from ucpformat.update_log.reading import Stretch
+
+__all__ = ["LOG_NAME", "STATELESS", "Candidate", "RecoveryPlan", "log_url", "plan_recovery"]
+
+LOG_NAME: Final = "updates.ucplog"
+STATELESS: Final = "stateless"
+"""The value of a checkpoint that names parameters whose optimizer states are none, though slots of zeros are there."""
+
+
+def log_url(run: str | os.PathLike[str]) -> str:
+    """Return where the log of a run lies."""
+    path = local_path(run)
+    return f"{(str(run) if path is None else path).rstrip('/')}/{LOG_NAME}"
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that a recovery may begin with."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """Checkpoints to begin with, the newest first, and the step to end with; ``faults`` say what was passed over."""
+
+    candidates: list[Candidate]
+    stop_step: int
+    faults: list[Problem]
+
+    def to_bytes(self) -> bytes:
+        """Return the plan as other ranks get it."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what `to_bytes` was given."""
+        found = json.loads(data)
+        candidates = [Candidate(*one) for one in found["candidates"]]
+        return cls(candidates, found["stop_step"], [Problem(**one) for one in found["faults"]])
+
+
+def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> RecoveryPlan:
+    """Look at the checkpoints of a run, and at every byte of its log that counts.
+
+    Raises:
+        UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from.
+    """
+    url = log_url(run)
+    directory = open_run(run)
+    steps = directory.steps()[::-1]
+    if not steps:
+        return RecoveryPlan([], 0, [])
+    try:
+        log = StoredLog(url)
+    except UcpError as problem:
+        if problem.code != "UCP-E-NOT-FOUND":
+            raise
+        # Checkpoints alone: the newest good one.
+        candidates = [Candidate(step, directory.path(step)) for step in steps]
+        return RecoveryPlan(candidates, 0, [])
+    with log:
+        extent = extent_of(log)
+        if extent is None:
+            message = "the log has no epoch, and the run has checkpoints: its epochs were removed"
+            raise error("UCP-E-LOG", message, at=url)
+        if extent.lost and not allow_loss:
+            first = extent.faults[0]
+            message = (
+                f"durable steps lie behind it; recover(allow_loss=True) ends at step {extent.stop_step}: "
+            )
+            raise error("UCP-E-LOG", message + first.message, at=first.at)
+        candidates = []
+        faults = [*extent.faults]
+        for step in steps:
+            path = directory.path(step)
+            try:
+                with open_checkpoint(path) as checkpoint:
+                    progress = checkpoint.root.progress
+                position = None if progress is None else progress.log
+                if position is None or position.id != log.document.id:
+                    raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
+                require_on_branch(extent.branch, position.epoch, step, path)
+                _require_steps(log, extent.branch, position.epoch, step, extent.stop_step)
+            except UcpError as problem:
+                faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
+                continue
+            candidates.append(Candidate(step, path))
+        if not candidates:
+            raise error(
+                "UCP-E-LOG", f"no checkpoint can be gone on from: {faults[-1].message}", at=faults[-1].at
+            )
+        return RecoveryPlan(candidates, extent.stop_step, faults)
+
+
+def _require_steps(log: StoredLog, branch: Sequence[Stretch], epoch: int, step: int, stop: int) -> None:
+    """Refuse a checkpoint behind which steps were removed."""
+    at = step
+    for stored, cut in branch:
+        number = stored.epoch.epoch
+        if number < epoch or (cut is not None and cut <= at) or at >= stop:
+            continue
+        for rank in range(stored.epoch.ranks):
+            if log.chain(number, rank).first_step > at:
+                raise error("UCP-E-LOG", f"steps from {at} on were removed from the log", at=log.url)
+        at = cut if cut is not None else stop

@@ -1,0 +1,276 @@
+"""`recover`: the newest durable step of a run, from a checkpoint and the log behind it (SPEC-UPDATE-LOGS 4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ucpformat.distributed.group import agreed, decided
+from ucpformat.errors import Problem, UcpError, error
+from ucpformat.manager.collection import is_damage
+from ucpformat.reader import open_checkpoint
+from ucpformat.replay.exactness import require_replayable
+from ucpformat.replay.own_values import give_back
+from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
+from ucpformat.replay.replaying import LiveJob, Replay, SumsDifferError
+from ucpformat.replay.tracked import tracked_state
+from ucpformat.state_dict.save_load import load
+from ucpformat.state_dict.torch_group import group_of
+from ucpformat.update_log.reading import StoredLog
+
+if TYPE_CHECKING:
+    import os
+
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from ucpformat.distributed.group import Group
+    from ucpformat.replay.plan import Candidate
+    from ucpformat.replay.tracked import TrackedState
+    from ucpformat.state_dict.reading import LoadReport
+    from ucpformat.update_log.documents import Exactness
+
+__all__ = ["Recovery", "recover"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `recover` did.
+
+    Attributes:
+        step: the step of the state.
+        checkpoint_step: that of the checkpoint that it began with; None where there was none.
+        exactness: ``bitwise`` where the state has the very bits that training had, ``tolerance`` or ``lossy`` else.
+        checked: how many sums of the state that the log has were compared with it, and found equal.
+        faults: batches that are missing, torn or damaged, and checkpoints that were passed over.
+        values: the rank's own values that no object has taken.
+        log, epoch, epoch_digest, next_epoch: what `UpdateLog` goes on from.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> ucp.recover("nothing", model, torch.optim.SGD(model.parameters())).step
+    0
+    """
+
+    step: int = 0
+    checkpoint_step: int | None = None
+    exactness: Exactness = "bitwise"
+    checked: int = 0
+    faults: tuple[Problem, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    log: str | None = None
+    epoch: int | None = None
+    epoch_digest: str = ""
+    next_epoch: int = 0
+
+
+def recover(
+    run: str | os.PathLike[str],
+    model: Module,
+    optimizer: Optimizer,
+    *,
+    state: Mapping[str, Any] | None = None,
+    rng: bool = True,
+    allow_loss: bool = False,
+    group: object = None,
+) -> Recovery:
+    """Bring a model and its optimizer to the newest durable step of a run that `UpdateLog` has logged.
+
+    The newest good checkpoint is loaded, and the optimizer makes the steps behind it again, with the gradients and the
+    options that the log has. Every rank of ``group`` calls this, under whatever parallelism, with the objects whose
+    states the log kept as ``state``. Where the run has no checkpoint, nothing is changed.
+
+    Where durable steps lie behind a batch that is missing or damaged, that is an error, unless ``allow_loss``: the
+    state is then that before the first such batch. What a crash has cut off at the end is no loss: it was not durable.
+
+    Returns:
+        The step, how exact it is, and what `UpdateLog` takes as ``after``.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH`` for other parameters, groups, or another optimizer than the log has; ``UCP-E-LOG``
+            for durable steps that would be lost; what `load` raises.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> recovery = ucp.recover("run", model, optimizer)
+    >>> with ucp.UpdateLog("run", model, optimizer, after=recovery) as log:
+    ...     for _ in range(log.steps, 5):
+    ...         model(torch.ones(1, 4)).sum().backward()
+    ...         log.step()
+    >>> ucp.recover("run", model, optimizer).step
+    5
+    """
+    require_replayable(optimizer)
+    together = group_of(group)
+    url = log_url(run)
+    found = decided(together, lambda: plan_recovery(run, allow_loss=allow_loss).to_bytes())
+    plan = RecoveryPlan.from_bytes(found)
+    if not plan.candidates:
+        return _without_checkpoint(url, together)
+    job = _Job(url, model, optimizer, dict(state or {}), rng, together)
+    job.require_same(plan.candidates[0].step)
+    stop = plan.stop_step
+    faults = plan.faults
+    for candidate in plan.candidates:
+        while True:
+            fault = job.load(candidate)
+            if fault is not None:
+                faults.append(Problem(fault.code, candidate.path, f"passed over: {fault.message}"))
+                break
+            try:
+                return job.replay(candidate, max(stop, candidate.step), tuple(faults))
+            except SumsDifferError as differ:
+                message = f"step {differ.step} has not the state of training: {differ}; went back to step {differ.good}"
+                faults.append(Problem("UCP-E-LOG", url, message))
+                stop = differ.good
+    raise error("UCP-E-NOT-FOUND", "no checkpoint of this run could be loaded", at=str(run))
+
+
+def _without_checkpoint(url: str, group: Group) -> Recovery:
+    """Return the recovery of a run that has no checkpoint yet, though a log may have been begun."""
+
+    def look() -> bytes:
+        try:
+            with StoredLog(url) as log:
+                return json.dumps(
+                    [log.document.id, len(log.keys.epochs) and log.keys.epochs[-1] + 1]
+                ).encode()
+        except UcpError as problem:
+            if problem.code != "UCP-E-NOT-FOUND":
+                raise
+            return b"null"
+
+    found = json.loads(decided(group, look))
+    if found is None:
+        return Recovery()
+    if found[1]:
+        # The first epoch had begun, and its first checkpoint was not committed: nothing of it counts.
+        with StoredLog(url) as log:
+            last = log.epoch(found[1] - 1)
+        return Recovery(log=found[0], epoch=last.epoch.epoch, epoch_digest=last.digest, next_epoch=found[1])
+    return Recovery(log=found[0])
+
+
+class _Job:
+    """The job that recovers, on one rank."""
+
+    def __init__(
+        self,
+        url: str,
+        model: Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        rng: bool,
+        group: Group,
+    ) -> None:
+        self._url = url
+        self._model = model
+        self._optimizer = optimizer
+        self._state = state
+        self._rng = rng
+        self._group = group
+        self._own: Mapping[str, Any] = {}
+        self._tracked: TrackedState = tracked_state(model, optimizer, group)
+        self._live = LiveJob(optimizer, self._tracked, group, list(group.ranks).index(group.rank))
+
+    def require_same(self, begin: int) -> None:
+        """Refuse model and optimizer where they are not those of the log from a step on, before anything is changed."""
+        try:
+            log = StoredLog(self._url)
+        except UcpError as problem:
+            if problem.code == "UCP-E-NOT-FOUND":
+                return
+            raise
+        with log:
+            replay = Replay(self._live, log, begin, begin)
+            for stored, cut in log.branch():
+                if cut is None or cut > begin:
+                    replay.receivers(stored.epoch)
+
+    def load(self, candidate: Candidate) -> UcpError | None:
+        """Load a checkpoint; what is wrong with it, as all ranks agree, is returned where another may do."""
+        failure: UcpError | None = None
+
+        def fill() -> bytes:
+            nonlocal failure
+            try:
+                state: dict[str, Any] = {"model": self._model, "optim": self._optimizer}
+                with open_checkpoint(candidate.path) as checkpoint:
+                    state |= dict.fromkeys({"own", STATELESS} & checkpoint.state.values.keys())
+                reports: list[LoadReport] = []
+                rule = _first_where_none if "own" in state else None
+                load(
+                    candidate.path,
+                    state,
+                    group=self._group,
+                    per_rank=rule,
+                    strict=False,
+                    report=reports.append,
+                )
+                self._own = state.get("own") or {}
+                self._settle(reports[0], set(state.get(STATELESS) or ()), candidate.path)
+            except UcpError as problem:
+                if not is_damage(problem.code):
+                    raise
+                failure = problem
+                return b"damaged"
+            return b""
+
+        said = agreed(self._group, fill)
+        if not any(said):
+            return None
+        return failure or error("UCP-E-RANK", "another rank found it damaged", at=candidate.path)
+
+    def _settle(self, report: LoadReport, stateless: set[str], path: str) -> None:
+        """Take away the states of parameters that had none: those that had never had a gradient.
+
+        Raises:
+            MismatchError: ``UCP-E-MISMATCH`` for anything else that the checkpoint has not, or has beside.
+        """
+        missing = set(report.missing)
+        for one in self._tracked.tensors:
+            mine = {name for name in missing if name.startswith(f"optim.state.{one.atom}.")}
+            missing -= mine
+            if mine or one.atom in stateless:
+                self._optimizer.state.pop(one.tensor, None)
+        unexpected = {name for name in report.unexpected if not name.startswith("optim.param_groups.")}
+        for name in sorted({*missing, *unexpected}):
+            what = (
+                "has no such entry" if name in missing else "has an entry that model and optimizer have not"
+            )
+            raise error("UCP-E-MISMATCH", f"{name}: the checkpoint {what}", at=path)
+
+    def replay(self, candidate: Candidate, stop: int, faults: tuple[Problem, ...]) -> Recovery:
+        """Replay the log from a checkpoint on, up to a step."""
+        try:
+            log = StoredLog(self._url)
+        except UcpError as problem:
+            if problem.code != "UCP-E-NOT-FOUND":
+                raise
+            left = give_back(self._own, self._state if self._own else {}, rng=self._rng)
+            return Recovery(candidate.step, candidate.step, faults=faults, values=left)
+        with log:
+            replaying = Replay(self._live, log, candidate.step, stop)
+            exactness, checked, values = replaying.run()
+            own = self._own if values is None else values
+            left = give_back(own, self._state if own else {}, rng=self._rng)
+            last = log.branch()[-1].stored
+            return Recovery(
+                stop,
+                candidate.step,
+                exactness,
+                checked,
+                faults,
+                left,
+                log.document.id,
+                last.epoch.epoch,
+                last.digest,
+                log.keys.epochs[-1] + 1,
+            )
+
+
+def _first_where_none(stored: Any, position: int, size: int) -> object:
+    """Return a rank's own values; in a job of another size those of the first rank."""
+    entries = stored.entries
+    return entries[position] if len(entries) == size else entries[0]

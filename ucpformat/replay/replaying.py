@@ -1,0 +1,228 @@
+"""Steps of a log, made again by an optimizer (SPEC-UPDATE-LOGS section 4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ucpformat.errors import error
+from ucpformat.model.values import decode
+from ucpformat.replay.exactness import profile_of
+from ucpformat.replay.gradients import Receiver
+from ucpformat.replay.own_values import decoded
+from ucpformat.replay.state_sums import state_sums
+from ucpformat.replay.tracked import by_name, group_names, optimizer_name, shared_out
+from ucpformat.state_dict.objects import WITH_TORCH
+from ucpformat.update_log.steps import entries_of, require_agreement, steps_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.optim import Optimizer
+
+    from ucpformat.distributed.group import Group
+    from ucpformat.replay.capture import Owned
+    from ucpformat.replay.tracked import TrackedState
+    from ucpformat.update_log.batch import BatchHeader, Options
+    from ucpformat.update_log.documents import Epoch, Exactness
+    from ucpformat.update_log.reading import Chain, RankStep, StoredLog
+
+__all__ = ["LiveJob", "Replay", "SumsDifferError"]
+
+_MODULUS: Final = 1 << 64
+
+
+class SumsDifferError(Exception):
+    """The state is not that of training: ``step`` is where that was seen, ``good`` the last step where it was."""
+
+    def __init__(self, step: int, good: int, what: str) -> None:
+        super().__init__(what)
+        self.step = step
+        self.good = good
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """The job whose optimizer makes the steps, on this rank; ``rank`` counts in the order of the group."""
+
+    optimizer: Optimizer
+    tracked: TrackedState
+    group: Group
+    rank: int
+
+
+class Replay:
+    """Steps ``[step, stop)`` of a log, made again by the optimizer of a job."""
+
+    def __init__(self, job: LiveJob, log: StoredLog, step: int, stop: int) -> None:
+        self._job = job
+        self._log = log
+        self._step = step
+        self._stop = stop
+        self._good = step
+        self._checked = 0
+        self._values: Mapping[str, Any] | None = None
+
+    def run(self) -> tuple[Exactness, int, Mapping[str, Any] | None]:
+        """Replay; returns the exactness, how many sums were compared, and this rank's own values."""
+        exactness: Exactness = "bitwise"
+        for stored, cut in self._log.branch():
+            stop = self._stop if cut is None else min(cut, self._stop)
+            if stop <= self._step:
+                continue
+            epoch = stored.epoch
+            exactness = _worse(exactness, self._exactness(epoch))
+            self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
+        for one in self._job.tracked.tensors:
+            one.tensor.grad = None
+        return exactness, self._checked, self._values
+
+    def _exactness(self, epoch: Epoch) -> Exactness:
+        own = profile_of(self._job.optimizer, self._job.tracked)
+        if epoch.exactness == "bitwise" and dict(epoch.profile) != own:
+            return "tolerance"
+        return epoch.exactness
+
+    def receivers(self, epoch: Epoch) -> dict[int, Receiver]:
+        """Return what receives each tensor of the epoch.
+
+        Raises:
+            MismatchError: ``UCP-E-MISMATCH`` (SPEC UCP-R-043).
+        """
+        state = self._job.tracked
+        names = by_name(state)
+        if epoch.optimizer != optimizer_name(self._job.optimizer):
+            message = f"the log is of {epoch.optimizer}, and this is {optimizer_name(self._job.optimizer)}"
+            raise error("UCP-E-MISMATCH", message, at=self._log.url)
+        logged = [[epoch.tensors[number].atom for number in group] for group in epoch.groups]
+        if logged != [list(group) for group in group_names(state)]:
+            message = "the parameter groups of the optimizer are not those of the log"
+            raise error("UCP-E-MISMATCH", message, at=self._log.url)
+        found = {}
+        for number, tensor in enumerate(epoch.tensors):
+            one = names.get(tensor.atom)
+            if one is None or one.described() != tensor:
+                has = "nothing of that name" if one is None else f"{one.dtype} {list(one.shape)} ({one.role})"
+                message = (
+                    f"the log has {tensor.dtype} {list(tensor.shape)} ({tensor.role}), and the model {has}"
+                )
+                raise error("UCP-E-MISMATCH", message, at=tensor.atom)
+            found[number] = Receiver.of(one, number, epoch)
+        missing = sorted(names.keys() - {tensor.atom for tensor in epoch.tensors})
+        if missing:
+            raise error("UCP-E-MISMATCH", "the model has a tensor that the log has not", at=missing[0])
+        return found
+
+    def _epoch(self, epoch: Epoch, stop: int, *, is_exact: bool) -> None:
+        receivers = self.receivers(epoch)
+        parameters = {n: one for n, one in receivers.items() if epoch.tensors[n].role == "gradient"}
+        buffers = [one for n, one in receivers.items() if epoch.tensors[n].role == "value"]
+        owned = self._owned()
+        ranks = [_Steps(self._log, self._log.chain(epoch.epoch, rank)) for rank in range(epoch.ranks)]
+        for one in ranks:
+            one.go_to(self._step)
+        while self._step < stop:
+            steps = [one.next() for one in ranks]
+            require_agreement(steps, epoch)
+            self._options(steps[0].record.options, steps[0].at)
+            entries = entries_of(steps, epoch)
+            if not steps[0].record.skipped:
+                for receiver in parameters.values():
+                    receiver.one.tensor.grad = receiver.take(entries)
+                self._job.optimizer.step()
+            for receiver in buffers:
+                receiver.replace(entries)
+            self._step += 1
+            ended = [one.ended for one in ranks]
+            if all(header is not None for header in ended):
+                self._end_of_batch(
+                    [header for header in ended if header is not None], epoch, owned, is_exact=is_exact
+                )
+        own = ranks[self._job.rank if epoch.ranks == len(self._job.group.ranks) else 0].ended
+        if own is not None:
+            self._options(own.options, f"batches/{epoch.epoch}")
+            self._values = decoded(own.values, f"batches/{epoch.epoch}")
+
+    def _owned(self) -> Owned:
+        """Return which boxes this rank sums, so that all ranks together sum each element once."""
+        _, pieces = shared_out(self._job.tracked, self._job.group)
+        return {
+            (piece.tensor, piece.offset, piece.shape): number
+            for number, piece in enumerate(pieces)
+            if piece.rank == self._job.rank
+        }
+
+    def _options(self, given: Options | None, at: str) -> None:
+        """Give the optimizer options, where they are not those that it has."""
+        for group, options in zip(self._job.optimizer.param_groups, given or (), strict=given is not None):
+            for name, value in options.items():
+                found = decode(value, at=f"{at}/options/{name}", restore=WITH_TORCH)
+                if isinstance(group.get(name), torch.Tensor) and isinstance(found, torch.Tensor):
+                    group[name].copy_(found)
+                else:
+                    group[name] = found
+
+    def _end_of_batch(
+        self,
+        headers: Sequence[BatchHeader],
+        epoch: Epoch,
+        owned: Owned,
+        *,
+        is_exact: bool,
+    ) -> None:
+        """Compare the sums that the log has of this state with those of the state."""
+        logged: dict[str, int] = {}
+        for header in headers:
+            for one in header.sums:
+                key = f"{epoch.tensors[one.tensor].atom}/{one.slot}"
+                logged[key] = (logged.get(key, 0) + one.sum) % _MODULUS
+        if not logged or not is_exact:
+            return
+        tracked = self._job.tracked
+        mine = {
+            f"{tracked.tensors[one.tensor].atom}/{one.slot}": one.sum
+            for one in state_sums(tracked, self._job.optimizer, owned)
+        }
+        found: dict[str, int] = {}
+        for text in self._job.group.all_gather(json.dumps(mine).encode()):
+            for key, value in json.loads(text).items():
+                found[key] = (found.get(key, 0) + value) % _MODULUS
+        for key, value in sorted(logged.items()):
+            if found.get(key) != value:
+                raise SumsDifferError(self._step, self._good, f"{key} has another sum than the log has")
+        self._good = self._step
+        self._checked += len(logged)
+
+
+class _Steps:
+    """The steps of one rank, one after another."""
+
+    def __init__(self, log: StoredLog, chain: Chain) -> None:
+        self._log = log
+        self._chain = chain
+        self._iterator: Iterator[tuple[RankStep, BatchHeader | None]] = iter(())
+        self.ended: BatchHeader | None = None
+        """The header of the batch whose last step was the last that was taken."""
+
+    def go_to(self, step: int) -> None:
+        """Go to a step, the options of which are known from then on."""
+        self._iterator = self._from(step)
+
+    def _from(self, begin: int) -> Iterator[tuple[RankStep, BatchHeader | None]]:
+        ends = {batch.header.stop_step: batch.header for batch in self._chain.batches}
+        for number, step in enumerate(steps_from(self._log, self._chain, begin), begin + 1):
+            yield step, ends.get(number)
+
+    def next(self) -> RankStep:
+        """Return the next step."""
+        step, self.ended = next(self._iterator)
+        return step
+
+
+def _worse(first: Exactness, second: Exactness) -> Exactness:
+    order: tuple[Exactness, ...] = ("bitwise", "tolerance", "lossy")
+    return max(first, second, key=order.index)

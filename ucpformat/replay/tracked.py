@@ -1,0 +1,173 @@
+"""Parameters and buffers of a module whose changes a log has, as this rank holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from ucpformat.errors import error
+from ucpformat.geometry import Box, Piece, Strided
+from ucpformat.state_dict.tensors.local_tensors import elements_of, local_tensor
+from ucpformat.update_log.documents import LoggedTensor, LogPiece
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from ucpformat.distributed.group import Group
+    from ucpformat.update_log.documents import Role
+
+__all__ = ["Tracked", "TrackedState", "local_of", "piece_view", "shared_out", "tracked_state"]
+
+_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+@dataclass(eq=False, slots=True)
+class Tracked:
+    """A parameter or a buffer: its atom's name, and which boxes of the whole tensor lie where in local memory."""
+
+    atom: str
+    role: Role
+    tensor: Any
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    def described(self) -> LoggedTensor:
+        """Return what an epoch says of it."""
+        return LoggedTensor(self.atom, self.role, self.dtype, self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds the whole tensor, as it is."""
+        return tuple(local_of(self.tensor).shape) == self.shape and len(self.pieces) == 1
+
+
+@dataclass(eq=False, slots=True)
+class TrackedState:
+    """All that a log follows: parameters in the order of the optimizer's groups, then buffers."""
+
+    tensors: list[Tracked]
+    groups: list[list[int]]
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor: the local part of a DTensor, else the tensor itself."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    return found.detach()
+
+
+def tracked_state(model: Module, optimizer: Optimizer, group: Group) -> TrackedState:
+    """Return what a log of this model and its optimizer follows.
+
+    Raises:
+        UcpError: ``UCP-E-OBJECT`` for a parameter that the model does not have, ``UCP-E-MISMATCH`` or ``UCP-E-DTYPE``
+            for a tensor that cannot be followed.
+    """
+    names = {id(one): _plain_name(name) for name, one in model.named_parameters()}
+    tensors: list[Tracked] = []
+    groups: list[list[int]] = []
+    for options in optimizer.param_groups:
+        members = []
+        for parameter in options["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                message = "the optimizer has a parameter that the model has not; give the model that has all of them"
+                raise error("UCP-E-OBJECT", message)
+            members.append(len(tensors))
+            tensors.append(_tracked(name, "gradient", parameter, group))
+        groups.append(members)
+    persistent = set(model.state_dict(keep_vars=True))
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            tensors.append(_tracked(_plain_name(name), "value", buffer, group))
+    return TrackedState(tensors, groups)
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of a parameter without those that wrappers add, as torch's state dicts have it."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
+
+
+def _tracked(name: str, role: Role, tensor: Any, group: Group) -> Tracked:
+    held = local_tensor(tensor.detach(), rank=group.rank, at=name)
+    if held is None:
+        return Tracked(name, role, tensor, "float32", tuple(tensor.shape), ())
+    found = held.local_map(group.rank)
+    pieces = () if found is None else tuple(piece for piece in found.pieces if piece.box.size)
+    return Tracked(name, role, tensor, held.dtype, held.shape, pieces)
+
+
+def piece_view(elements: NDArray[np.generic], place: Strided, box: Box) -> NDArray[np.generic]:
+    """Return the elements of a box in the dense local memory ``elements``, 1-D, without a copy."""
+    strides = [stride * elements.itemsize for stride in place.strides]
+    return np.lib.stride_tricks.as_strided(elements[place.offset :], box.shape, strides)
+
+
+def flat_elements(local: torch.Tensor, name: str) -> NDArray[np.generic]:
+    """Return the elements of a local tensor in host memory, 1-D in row-major order; a copy where they lie otherwise."""
+    host = local if local.device.type == "cpu" else local.to("cpu")
+    return elements_of(host, at=name).reshape(-1)
+
+
+def shared_out(state: TrackedState, group: Group) -> tuple[list[LoggedTensor], list[LogPiece]]:
+    """Return tensors and pieces of an epoch: each box that several ranks hold is one rank's, so that shares are even.
+
+    Ranks count in the order of the group. All ranks call this, and get the same.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH`` where ranks have other tensors.
+    """
+    mine = [
+        [
+            one.atom,
+            one.role,
+            one.dtype,
+            list(one.shape),
+            [[piece.box.offset, piece.box.shape] for piece in one.pieces],
+        ]
+        for one in state.tensors
+    ]
+    texts = group.all_gather(json.dumps(mine).encode())
+    all_ranks: list[list[Any]] = [json.loads(text) for text in texts]
+    loads = [0] * len(all_ranks)
+    tensors: list[LoggedTensor] = []
+    pieces: list[LogPiece] = []
+    for number, one in enumerate(state.tensors):
+        holders: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for rank, told in enumerate(all_ranks):
+            if len(told) != len(mine) or [told[number][0], told[number][3]] != [one.atom, list(one.shape)]:
+                raise error("UCP-E-MISMATCH", "ranks of one job have other parameters", at=one.atom)
+            for offset, shape in told[number][4]:
+                holders.setdefault((tuple(offset), tuple(shape)), []).append(rank)
+        tensors.append(one.described())
+        for (offset, shape), ranks in sorted(holders.items()):
+            # Buffers that differ from rank to rank are those of the first one, as a checkpoint has them.
+            owner = ranks[0] if one.role == "value" else min(ranks, key=lambda rank: (loads[rank], rank))
+            loads[owner] += Box(offset, shape).size
+            pieces.append(LogPiece(number, owner, offset, shape))
+    return tensors, pieces
+
+
+def optimizer_name(optimizer: Optimizer) -> str:
+    """Return what an epoch calls the optimizer."""
+    kind = type(optimizer)
+    module = "torch.optim" if kind.__module__.startswith("torch.optim.") else kind.__module__
+    return f"{module}.{kind.__qualname__}"
+
+
+def group_names(state: TrackedState) -> Sequence[Sequence[str]]:
+    """Return the names of the parameters of each group."""
+    return [[state.tensors[number].atom for number in members] for members in state.groups]
+
+
+def by_name(state: TrackedState) -> Mapping[str, Tracked]:
+    """Return what is tracked by name."""
+    return {one.atom: one for one in state.tensors}

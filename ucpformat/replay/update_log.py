@@ -1,0 +1,431 @@
+"""`UpdateLog`: every step of a training loop, durable (SPEC-UPDATE-LOGS)."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import torch
+
+from ucpformat import jsonio
+from ucpformat.distributed.group import agreed, another, decided
+from ucpformat.errors import error
+from ucpformat.manager import CheckpointManager
+from ucpformat.model.dtype import dtype
+from ucpformat.model.references import sha256_digest
+from ucpformat.model.root import LogPosition
+from ucpformat.model.values import encode
+from ucpformat.replay.batch_writer import BatchWriter
+from ucpformat.replay.capture import Capture
+from ucpformat.replay.exactness import exactness_of, profile_of, require_replayable
+from ucpformat.replay.own_values import encoded_values, own_values
+from ucpformat.replay.plan import STATELESS, log_url
+from ucpformat.replay.state_sums import state_sums
+from ucpformat.replay.tracked import (
+    optimizer_name,
+    shared_out,
+    tracked_state,
+)
+from ucpformat.state_dict.objects import extend
+from ucpformat.state_dict.per_rank import PerRank
+from ucpformat.state_dict.torch_group import group_of
+from ucpformat.update_log.documents import After, Epoch, LogDocument
+from ucpformat.update_log.drafts import BatchDraft, StepDraft
+from ucpformat.update_log.place import LOG_KEY, LogPlace, batch_key, epoch_key
+from ucpformat.update_log.reading import StoredLog
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.replay.compressors import GradientCompressor
+    from ucpformat.replay.recovering import Recovery
+    from ucpformat.update_log.batch import Sum
+
+__all__ = ["UpdateLog"]
+
+_BATCH_BYTES: Final = 1 << 18
+_MOST_STEPS: Final = 64
+_MOST_FULL_STEPS: Final = 1000
+_LEAST_FULL_BYTES: Final = 1 << 24
+_STEPPED_LATE: Final = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+"""What users step behind the optimizer; `step` has returned by then."""
+
+
+class UpdateLog:
+    """Logs what each step of an optimizer applies, beside full checkpoints, so that a job goes on from the very step.
+
+    ``run`` is a directory of checkpoints, or any URL that takes a save. Every rank of ``group`` makes the log and calls
+    `step` in place of ``optimizer.step()``; ranks share the logging of what several of them hold. Steps are written in
+    the background: ``batch`` of them together, or as many as make a quarter of a MiB. A full checkpoint of ``model``
+    and ``optimizer`` is saved at the begin, and every ``full_every`` steps, in the background; with ``"auto"`` when the
+    log has grown to the size of one. The ``keep_full`` newest stay, and the steps since the oldest of them.
+
+    ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
+    with every batch; ``rng`` says whether torch's generator on the CPU is. Both are kept as they are when `step`
+    returns; schedules of torch and scalers, which are stepped behind it, as they are at the next forward.
+    ``compressor`` changes gradients before each step (`TopK`). Every ``check_every`` steps sums of the state are kept,
+    by which a recovery proves itself. At most ``pending_bytes`` of captured steps wait to be written: `step` then waits
+    for the disk.
+
+    On a run that has a log, `recover` comes first, and ``after`` is what it returned.
+
+    Raises:
+        UcpError: ``UCP-E-EXISTS`` where the run has a log, and ``after`` is not given; ``UCP-E-FENCED`` where another
+            process has gone on from the same recovery; ``UCP-E-MISMATCH`` for an optimizer whose steps cannot be
+            replayed; what `save` raises.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> with ucp.UpdateLog("run", model, optimizer) as log:
+    ...     for _ in range(3):
+    ...         loss = model(torch.ones(1, 4)).sum()
+    ...         loss.backward()
+    ...         log.step()
+    ...         optimizer.zero_grad()
+    >>> again = torch.nn.Linear(4, 2)
+    >>> recovery = ucp.recover("run", again, torch.optim.AdamW(again.parameters()))
+    >>> recovery.step, recovery.exactness, torch.equal(again.weight, model.weight)
+    (3, 'bitwise', True)
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        model: Module,
+        optimizer: Optimizer,
+        *,
+        after: Recovery | None = None,
+        state: Mapping[str, Any] | None = None,
+        rng: bool = True,
+        compressor: GradientCompressor | None = None,
+        batch: int | Literal["auto"] = "auto",
+        full_every: int | Literal["auto"] | None = "auto",
+        keep_full: int = 2,
+        check_every: int = 200,
+        pending_bytes: int = 1 << 28,
+        group: object = None,
+    ) -> None:
+        require_replayable(optimizer)
+        for name, number in (("batch", batch), ("full_every", full_every), ("check_every", check_every)):
+            if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
+                raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
+        found = group_of(group)
+        self._group = found if found is group else another(found)
+        self._rank = list(self._group.ranks).index(self._group.rank)
+        self._model = model
+        self._optimizer = optimizer
+        self._objects = dict(state or {})
+        self._rng = rng
+        self._check_every = check_every
+        self._full_every = full_every
+        self._tracked = tracked_state(model, optimizer, self._group)
+        self._url = log_url(run)
+        self._place = LogPlace(self._url)
+        self._is_closed = False
+        self._manager = CheckpointManager(run, keep_last=keep_full, asynchronous=True, group=self._group)
+        self._step = 0 if after is None else after.step
+        self._epoch, digest = self._begin(after)
+        self._capture = Capture(self._tracked, self._epoch, self._rank, compressor)
+        whole = sum(
+            prod(one.shape) * dtype(one.dtype).item_bytes
+            for one in self._epoch.tensors
+            if one.role == "gradient"
+        )
+        self._batch = batch if batch != "auto" else max(1, min(_MOST_STEPS, _BATCH_BYTES // max(1, whole)))
+        self._full_bytes = max(3 * whole, _LEAST_FULL_BYTES)
+        self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
+        self._steps: list[StepDraft] = []
+        self._first_step = self._step
+        self._options: tuple[Mapping[str, JsonValue], ...] | None = None
+        self._last_full = self._step
+        self._bytes_at_full = 0
+        self._is_unsettled = False
+        self._sums: Sequence[Sum] = ()
+        self._late = {name: one for name, one in self._objects.items() if isinstance(one, _STEPPED_LATE)}
+        self._immediate = {name: one for name, one in self._objects.items() if name not in self._late}
+        self._values = own_values(self._immediate, rng=self._rng)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._capture.before_step),
+            model.register_forward_pre_hook(self._settle),
+        ]
+        if after is None or after.checkpoint_step != self._step or not self._goes_on(after):
+            self.full()
+
+    def _goes_on(self, after: Recovery) -> bool:
+        """Return whether the epoch has the tensors and groups of the one before it, whose checkpoint then serves."""
+        if after.epoch is None:
+            return False
+        with StoredLog(self._url) as log:
+            before = log.epoch(after.epoch).epoch
+        return (before.tensors, before.groups) == (self._epoch.tensors, self._epoch.groups)
+
+    def _begin(self, after: Recovery | None) -> tuple[Epoch, str]:
+        """Create the log, or the next epoch of it, together with all ranks; returns the epoch and its digest."""
+        tensors, pieces = shared_out(self._tracked, self._group)
+
+        def create() -> bytes:
+            place = self._place
+            number, log, before = 0, secrets.token_hex(16), None
+            if after is not None and after.log is not None:
+                number, log = after.next_epoch, after.log
+                before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
+            elif place.store.size(LOG_KEY) is not None:
+                message = (
+                    "this run has a log already; recover() from it, and give what that returns as after="
+                )
+                raise error("UCP-E-EXISTS", message, at=self._url)
+            else:
+                document = LogDocument(log)
+                place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
+            epoch = Epoch(
+                log,
+                number,
+                secrets.token_hex(16),
+                self._step,
+                before,
+                len(self._group.ranks),
+                tuple(tensors),
+                tuple(pieces),
+                tuple(map(tuple, self._tracked.groups)),
+                optimizer_name(self._optimizer),
+                profile_of(self._optimizer, self._tracked),
+                exactness_of(self._optimizer, self._tracked),
+            )
+            data = jsonio.dumps_canonical(epoch.to_json())
+            try:
+                place.create(epoch_key(number), [memoryview(data)])
+            except BaseException as reason:
+                if getattr(reason, "code", "") != "UCP-E-EXISTS":
+                    raise
+                message = (
+                    f"epoch {number} has begun: another process has gone on from this log; recover() again"
+                )
+                raise error("UCP-E-FENCED", message, at=self._url) from None
+            return data
+
+        data = decided(self._group, create)
+        return Epoch.parse(data, at=self._url), sha256_digest(data)
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done: the step of the state.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters())) as log:
+        ...     log.steps
+        0
+        """
+        return self._step
+
+    @property
+    def durable_step(self) -> int:
+        """The step up to which this rank's batches are durable.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters())) as log:
+        ...     log.durable_step
+        0
+        """
+        return self._writer.durable_step
+
+    def step(self, scaler: Any = None) -> None:
+        """Have the optimizer make its step, and log it; with a ``GradScaler`` through that, which may skip it.
+
+        Gradients are copied as they are when the optimizer gets them, clipped and unscaled.
+
+        Raises:
+            UcpError: an error of the writing of an earlier step.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters())) as log:
+        ...     model(torch.ones(1, 4)).sum().backward()
+        ...     log.step()
+        ...     log.steps
+        1
+        """
+        if self._is_closed:
+            raise error("UCP-E-MISMATCH", "the log is closed", at=self._url)
+        self._settle()
+        sizes = [len(options["params"]) for options in self._optimizer.param_groups]
+        if sizes != list(map(len, self._epoch.groups)):
+            message = (
+                "the optimizer has other parameter groups than before; begin another log, after recover()"
+            )
+            raise error("UCP-E-MISMATCH", message, at=self._url)
+        make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
+        draft = self._capture.step(make)
+        options = tuple(self._options_now())
+        if not self._steps or options != self._options:
+            draft.options = self._options = options
+        self._steps.append(draft)
+        self._step += 1
+        self._values = own_values(self._immediate, rng=self._rng)
+        self._sums = self._sums_now()
+        self._is_unsettled = True
+
+    def _settle(self, *_: object) -> None:
+        """End the last step: its batch is handed over, or a checkpoint saved, where that is due.
+
+        A schedule makes its step, and a scaler is updated, behind the optimizer's step and before the next forward.
+        """
+        if not self._is_unsettled:
+            return
+        self._is_unsettled = False
+        is_full = self._is_full_due()
+        if len(self._steps) >= self._batch or is_full:
+            self._hand_over()
+        if is_full:
+            self._save_full()
+
+    def _sums_now(self) -> Sequence[Sum]:
+        """Return sums of the state where the batch ends with this step, and it is time for some."""
+        is_end = len(self._steps) >= self._batch or self._is_full_due()
+        if not is_end or self._step // self._check_every == self._first_step // self._check_every:
+            return ()
+        return state_sums(self._tracked, self._optimizer, self._capture.owned)
+
+    def _values_now(self) -> dict[str, Any]:
+        """Return this rank's own values behind the last step."""
+        return {**self._values, **own_values(self._late, rng=False)}
+
+    def _options_now(self) -> list[Mapping[str, JsonValue]]:
+        """Return the options that the optimizer has had for the step, tagged."""
+        return [
+            {
+                name: encode(value, at=f"param_groups/{number}/{name}", extend=extend)
+                for name, value in options.items()
+                if name != "params"
+            }
+            for number, options in enumerate(self._optimizer.param_groups)
+        ]
+
+    def _hand_over(self) -> None:
+        """Give the steps that wait to the writer."""
+        if not self._steps:
+            return
+        first, last = self._first_step, self._first_step + len(self._steps)
+        values = encoded_values(self._values_now())
+        options = tuple(self._options_now())
+        changed = None if options == self._options else options
+        self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed))
+        self._steps, self._first_step = [], last
+
+    def _is_full_due(self) -> bool:
+        since = self._step - self._last_full
+        if self._full_every is None:
+            return False
+        if self._full_every != "auto":
+            return since >= self._full_every
+        # All ranks have to come to the same answer: what one of them has written, another does not know.
+        if len(self._group.ranks) > 1:
+            return since >= _MOST_FULL_STEPS
+        grown = self._writer.written_bytes - self._bytes_at_full
+        return since >= _MOST_FULL_STEPS or grown > self._full_bytes
+
+    def full(self) -> None:
+        """Save a full checkpoint of the state now, in the background, and remove steps that no recovery needs.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters()), full_every=None) as log:
+        ...     model(torch.ones(1, 4)).sum().backward()
+        ...     log.step()
+        ...     log.full()
+        >>> ucp.CheckpointManager("run").steps()
+        [0, 1]
+        """
+        self._settle()
+        self._hand_over()
+        self._save_full()
+
+    def _save_full(self) -> None:
+        values = self._values_now()
+        content: dict[str, Any] = {"model": self._model, "optim": self._optimizer}
+        if values:
+            content["own"] = PerRank(values, on_resize="keep")
+        # Torch makes states of zeros for a checkpoint of a fresh optimizer, which are not the same as none.
+        content[STATELESS] = [
+            one.atom
+            for one in self._tracked.tensors
+            if one.role == "gradient" and not self._optimizer.state.get(one.tensor)
+        ]
+        position = LogPosition(self._epoch.log, self._epoch.epoch)
+        self._manager.save(self._step, content, log=position, replace=True)
+        self._last_full, self._bytes_at_full = self._step, self._writer.written_bytes
+        decided(self._group, self._prune)
+
+    def _prune(self) -> bytes:
+        """Remove batches that end before the oldest checkpoint."""
+        place = self._place
+        oldest = min(self._manager.run.steps(), default=0)
+        keys = place.keys().batches
+        for key, behind in pairwise(keys):
+            # What ends where the next one of the same rank begins.
+            if key[:2] == behind[:2] and behind.first_step <= oldest:
+                place.remove(batch_key(key))
+        return b""
+
+    def flush(self) -> None:
+        """Return when every step that was made is durable on all ranks.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters())) as log:
+        ...     model(torch.ones(1, 4)).sum().backward()
+        ...     log.step()
+        ...     log.flush()
+        ...     log.durable_step
+        1
+        """
+
+        def write() -> bytes:
+            self._settle()
+            self._hand_over()
+            self._writer.drain()
+            return b""
+
+        agreed(self._group, write)
+
+    def close(self) -> None:
+        """Write what waits, and end; the optimizer is then as before.
+
+        Raises:
+            UcpError: what went wrong in the background.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> log = ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters()))
+        >>> log.close()
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            self._settle()
+            self._hand_over()
+            self._writer.close()
+        finally:
+            try:
+                self._manager.close()
+            finally:
+                self._place.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:
+                raise

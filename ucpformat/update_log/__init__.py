@@ -1,0 +1,1 @@
+"""Update logs: what each step of a job applied, beside its checkpoints (SPEC-UPDATE-LOGS)."""

@@ -1,0 +1,127 @@
+"""Steps that were captured, and the batches that they become (SPEC-UPDATE-LOGS section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ucpformat.model.dtype import dtype
+from ucpformat.storage.checksum import crc32c
+from ucpformat.storage.host_memory import flat_bytes
+from ucpformat.update_log.batch import BatchHeader, Entry, StepRecord, framed
+from ucpformat.update_log.forms import blocks_of, entry_bytes, packed_places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.update_log.batch import Options, Sum
+    from ucpformat.update_log.documents import Epoch
+
+__all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes"]
+
+
+@dataclass(slots=True)
+class Captured:
+    """What a step has of a piece, in memory of its own: all elements, or those at ``places``, or rows.
+
+    ``places`` ascend; with ``are_rows`` they are row numbers.
+    """
+
+    piece: int
+    values: NDArray[np.generic]
+    places: NDArray[np.int64] | None = None
+    are_rows: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.values.nbytes + (0 if self.places is None else self.places.nbytes)
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A step that was captured."""
+
+    captured: list[Captured] = field(default_factory=list)
+    options: Options | None = None
+    skipped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(one.nbytes for one in self.captured)
+
+
+@dataclass(slots=True)
+class BatchDraft:
+    """Steps that become a batch."""
+
+    first_step: int
+    steps: list[StepDraft]
+    values: Mapping[str, JsonValue]
+    sums: Sequence[Sum]
+    options: Options | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(step.nbytes for step in self.steps)
+
+
+def batch_bytes(batch: BatchDraft, epoch: Epoch, rank: int, previous: str) -> tuple[list[memoryview], str]:
+    """Return the bytes of a batch, and the digest that the next one of the rank names as ``previous``."""
+    payload: list[memoryview] = []
+    records = tuple(_record(step, epoch, payload) for step in batch.steps)
+    header = BatchHeader(
+        epoch.log,
+        epoch.epoch,
+        rank,
+        batch.first_step,
+        previous,
+        records,
+        batch.values,
+        tuple(batch.sums),
+        batch.options,
+    )
+    return framed(header, payload)
+
+
+def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRecord:
+    """Return the record of a step, whose bytes are appended to the payload."""
+    entries: list[Entry] = []
+    length = checksum = 0
+    for one in step.captured:
+        piece = epoch.pieces[one.piece]
+        tensor = epoch.tensors[piece.tensor]
+        entry, buffers = _encoded(one, piece.shape, is_value=tensor.role == "value")
+        length += entry_bytes(entry, piece.shape, dtype(tensor.dtype).item_bytes)
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
+        entries.append(entry)
+        payload += buffers
+    return StepRecord(tuple(entries), length, checksum, step.options, step.skipped)
+
+
+def _encoded(one: Captured, shape: tuple[int, ...], *, is_value: bool) -> tuple[Entry, list[memoryview]]:
+    """Return the entry of a piece, in the form that takes fewest bytes, and its bytes."""
+    values, places = one.values, one.places
+    if one.are_rows and places is not None:
+        entry = Entry(one.piece, "rows", places.size)
+        return entry, [flat_bytes(places.astype("<u4")), flat_bytes(np.ascontiguousarray(values))]
+    size = int(np.prod(shape, dtype=np.int64))
+    if places is None and not is_value:
+        bits = np.ascontiguousarray(values).reshape(-1).view(np.dtype(f"<u{min(values.itemsize, 8)}"))
+        if values.itemsize <= 8:
+            count = int(np.count_nonzero(bits))
+            if 4 * blocks_of(size) + count * (2 + values.itemsize) < values.nbytes:
+                places = np.flatnonzero(bits)
+                values = values.reshape(-1)[places]
+    if places is None:
+        return Entry(one.piece, "dense"), [flat_bytes(np.ascontiguousarray(values))]
+    counts, within = packed_places(places, size)
+    return Entry(one.piece, "sparse", places.size), [counts, within, flat_bytes(np.ascontiguousarray(values))]

@@ -1,0 +1,147 @@
+"""Where a log lies: its keys, and objects that are created whole, exclusively and durably (SPEC-UPDATE-LOGS 1)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ucpformat.errors import error
+from ucpformat.storage.stores.local_io import (
+    CREATE_FLAGS,
+    make_parents,
+    opened,
+    rename_exclusively,
+    sync,
+    translated,
+    write_all,
+)
+from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.urls import local_path, open_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["LOG_KEY", "SUFFIX", "BatchKey", "LogKeys", "LogPlace", "batch_key", "epoch_key", "sorted_keys"]
+
+LOG_KEY: Final = "log.json"
+SUFFIX: Final = ".ucplog"
+_NUMBER: Final = r"(0|[1-9][0-9]{0,15})"
+_EPOCH: Final = re.compile(rf"epochs/{_NUMBER}\.json")
+_BATCH: Final = re.compile(rf"batches/{_NUMBER}/{_NUMBER}/{_NUMBER}\.batch")
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL})
+
+
+class BatchKey(NamedTuple):
+    """What the key of a batch says."""
+
+    epoch: int
+    rank: int
+    first_step: int
+
+
+class LogKeys(NamedTuple):
+    """What lies in a log: numbers of epochs, and batches; both sorted."""
+
+    epochs: list[int]
+    batches: list[BatchKey]
+
+
+def epoch_key(epoch: int) -> str:
+    """Return the key of an epoch document."""
+    return f"epochs/{epoch}.json"
+
+
+def batch_key(key: BatchKey) -> str:
+    """Return the key of a batch."""
+    return f"batches/{key.epoch}/{key.rank}/{key.first_step}.batch"
+
+
+def sorted_keys(keys: Iterable[str]) -> LogKeys:
+    """Return what the keys in the directory of a log say; others are ignored (SPEC UCP-R-038)."""
+    epochs: list[int] = []
+    batches: list[BatchKey] = []
+    for key in keys:
+        if (found := _EPOCH.fullmatch(key)) is not None:
+            epochs.append(int(found[1]))
+        elif (found := _BATCH.fullmatch(key)) is not None:
+            batches.append(BatchKey(*map(int, found.groups())))
+    return LogKeys(sorted(epochs), sorted(batches))
+
+
+class LogPlace:
+    """The directory of a log, or its prefix in an object store, to read and to write."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store = open_target(url)
+        path = local_path(url)
+        self._directory = None if path is None else Path(path).absolute()
+
+    def close(self) -> None:
+        """Release file handles."""
+        self.store.close()
+
+    def keys(self) -> LogKeys:
+        """Return what lies in the log now."""
+        return sorted_keys(self.store.keys())
+
+    def create(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write an object, which appears whole and is durable when this returns (SPEC UCP-W-036).
+
+        Raises:
+            StoreError: ``UCP-E-EXISTS`` where there is one; ``UCP-E-STORE`` where the medium fails, or creates nothing
+                exclusively.
+        """
+        if self._directory is None:
+            if isinstance(self.store, RemoteStore):
+                self.store.require_exclusive()
+            self.store.create(key, buffers)
+            return
+        path = self._directory / key
+        with translated(key):
+            make_parents(path, is_durable=True)
+            staged = path.with_name(f".{uuid.uuid4().hex}")
+            descriptor = opened(staged, CREATE_FLAGS)
+            try:
+                try:
+                    write_all(descriptor, buffers, 0)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                _give_name(staged, path)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(staged)
+            sync(path.parent)
+
+    def remove(self, key: str) -> None:
+        """Remove an object; silent where it is gone."""
+        if self._directory is None:
+            self.store.remove(key)
+            return
+        with translated(key), suppress(FileNotFoundError):
+            os.unlink(self._directory / key)
+
+
+def _give_name(staged: Path, path: Path) -> None:
+    """Give a file its name, unless there is one of that name; raises FileExistsError then."""
+    try:
+        os.link(staged, path)
+    except OSError as reason:
+        if reason.errno not in _NO_LINKS:
+            raise
+        directory = opened(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            rename_exclusively(staged.name, path.name, directory)
+        except OSError as why:
+            if why.errno not in (errno.ENOSYS, errno.EINVAL):
+                raise
+            message = "this file system gives no name to one of several writers; put the run on another one"
+            raise error("UCP-E-STORE", message, at=str(path)) from why
+        finally:
+            os.close(directory)

@@ -1,0 +1,258 @@
+"""Reading a log: which of its steps count, and their bytes (SPEC-UPDATE-LOGS section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from ucpformat.errors import Problem, UcpError, error
+from ucpformat.jsonio import MAX_BYTES
+from ucpformat.model.dtype import dtype
+from ucpformat.model.references import sha256_digest
+from ucpformat.storage.checksum import crc32c
+from ucpformat.storage.stores.urls import open_store
+from ucpformat.update_log.batch import PREFIX_BYTES, parse_header, read_prefix
+from ucpformat.update_log.documents import Epoch, LogDocument
+from ucpformat.update_log.forms import entry_bytes
+from ucpformat.update_log.place import LOG_KEY, BatchKey, batch_key, epoch_key, sorted_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.storage.stores.store import Store
+    from ucpformat.update_log.batch import BatchHeader, StepRecord
+
+__all__ = ["Chain", "RankStep", "StoredBatch", "StoredEpoch", "StoredLog", "Stretch"]
+
+
+class StoredEpoch(NamedTuple):
+    """An epoch, and the digest of its document."""
+
+    epoch: Epoch
+    digest: str
+
+
+class StoredBatch(NamedTuple):
+    """A batch that was found whole; ``start`` is where its payload begins, ``digest`` that of its header."""
+
+    key: str
+    header: BatchHeader
+    digest: str
+    start: int
+
+
+class RankStep(NamedTuple):
+    """What one rank has logged of a step: its record, and the bytes of its entries."""
+
+    rank: int
+    record: StepRecord
+    data: memoryview
+    at: str
+
+    def with_options(self, options: tuple[Mapping[str, JsonValue], ...]) -> RankStep:
+        """Return the step with options that it has from a step before."""
+        return self._replace(record=replace(self.record, options=options))
+
+
+@dataclass(slots=True)
+class Chain:
+    """The batches of a rank in an epoch that count, in order; ``fault`` says what ends them, if anything does.
+
+    ``is_torn`` says that this is a batch that is not whole; ``behind`` are the first steps of batches behind it.
+    """
+
+    first_step: int
+    batches: list[StoredBatch] = field(default_factory=list)
+    fault: Problem | None = None
+    is_torn: bool = False
+    behind: list[int] = field(default_factory=list)
+
+    @property
+    def stop_step(self) -> int:
+        """The step behind the last one that counts."""
+        return self.batches[-1].header.stop_step if self.batches else self.first_step
+
+    def ends(self) -> set[int]:
+        """Return the steps at which a recovery could end, as far as this rank goes."""
+        return {self.first_step, *(batch.header.stop_step for batch in self.batches)}
+
+
+class Stretch(NamedTuple):
+    """Steps ``[first_step, stop_step)`` of an epoch of the branch; the last one has no stop yet."""
+
+    stored: StoredEpoch
+    stop_step: int | None
+
+
+class StoredLog:
+    """A log that lies at a path or URL. A context manager.
+
+    Raises:
+        UcpError: ``UCP-E-NOT-FOUND`` where there is none; ``UCP-E-LOG``, and what documents raise (SPEC UCP-R-022).
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store: Store = open_store(url)
+        try:
+            data = self._document(LOG_KEY)
+            if data is None:
+                message = "there is no log here; a log is a directory with a log.json"
+                raise error("UCP-E-NOT-FOUND", message, at=url)
+            self.document = LogDocument.parse(data, at=LOG_KEY)
+            self.keys = sorted_keys(self.store.keys())
+        except BaseException:
+            self.store.close()
+            raise
+        self._epochs: dict[int, StoredEpoch] = {}
+        self._chains: dict[tuple[int, int], Chain] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release file handles."""
+        self.store.close()
+
+    def _document(self, key: str) -> bytes | None:
+        size = self.store.size(key)
+        if size is None:
+            return None
+        if size > MAX_BYTES:
+            raise error("UCP-E-LIMIT", f"the document has {size} bytes, more than {MAX_BYTES}", at=key)
+        return self.store.read(key, 0, size)
+
+    def epoch(self, number: int) -> StoredEpoch:
+        """Return an epoch.
+
+        Raises:
+            UcpError: ``UCP-E-MISSING`` where there is none, ``UCP-E-LOG`` for one of another log or number, and what
+                documents raise.
+        """
+        if number not in self._epochs:
+            key = epoch_key(number)
+            data = self._document(key)
+            if data is None:
+                raise error("UCP-E-MISSING", f"epoch {number} of the log is gone", at=key)
+            epoch = Epoch.parse(data, at=key)
+            if epoch.log != self.document.id:
+                raise error("UCP-E-LOG", "this is an epoch of another log", at=f"{key}#/log")
+            if epoch.epoch != number:
+                raise error("UCP-E-LOG", f"this is the document of epoch {epoch.epoch}", at=f"{key}#/epoch")
+            self._epochs[number] = StoredEpoch(epoch, sha256_digest(data))
+        return self._epochs[number]
+
+    def branch(self) -> list[Stretch]:
+        """Return the epochs whose steps count, the earliest first; none of a log without epochs.
+
+        Raises:
+            UcpError: as `epoch`, and ``UCP-E-LOG`` where one does not go on from another as it says.
+        """
+        found: list[Stretch] = []
+        number, stop = self.keys.epochs[-1] if self.keys.epochs else None, None
+        while number is not None:
+            stored = self.epoch(number)
+            found.append(Stretch(stored, stop))
+            after, stop = stored.epoch.after, stored.epoch.first_step
+            if after is not None:
+                before = self.epoch(after.epoch)
+                if before.digest != after.digest:
+                    message = f"epoch {after.epoch} is not the one that it went on from"
+                    raise error("UCP-E-LOG", message, at=f"{epoch_key(number)}#/after/digest")
+                if before.epoch.first_step > stop:
+                    message = f"epoch {after.epoch} begins behind it, with step {before.epoch.first_step}"
+                    raise error("UCP-E-LOG", message, at=f"{epoch_key(number)}#/first_step")
+            number = None if after is None else after.epoch
+        return found[::-1]
+
+    def chain(self, number: int, rank: int) -> Chain:
+        """Return the batches of a rank in an epoch that count, every byte of which was looked at; raises as `epoch`."""
+        known = self._chains.get((number, rank))
+        if known is not None:
+            return known
+        stored = self.epoch(number)
+        there = {key.first_step for key in self.keys.batches if key[:2] == (number, rank)}
+        # Batches before the oldest checkpoint are removed: the first that is there begins the chain.
+        begin = min(there, default=stored.epoch.first_step)
+        chain = Chain(begin)
+        previous = stored.digest if begin == stored.epoch.first_step else None
+        while chain.stop_step in there:
+            key = BatchKey(number, rank, chain.stop_step)
+            try:
+                batch = self._batch(key, stored.epoch, previous)
+            except UcpError as refusal:
+                chain.fault = refusal.problem()
+                break
+            if batch is None:
+                chain.is_torn = True
+                chain.fault = Problem("UCP-E-LOG", batch_key(key), "the batch is shorter than it says")
+                break
+            chain.batches.append(batch)
+            previous = batch.digest
+        chain.behind = sorted(step for step in there if step > chain.stop_step)
+        if chain.behind and chain.fault is None:
+            at = batch_key(BatchKey(number, rank, chain.stop_step))
+            chain.fault = Problem("UCP-E-LOG", at, "the batch is missing, and there are others behind it")
+        self._chains[number, rank] = chain
+        return chain
+
+    def _batch(self, key: BatchKey, epoch: Epoch, previous: str | None) -> StoredBatch | None:
+        """Return a batch all of whose bytes were checked, None where it is torn; raises what is wrong with it."""
+        name = batch_key(key)
+        size = self.store.size(name) or 0
+        prefix = read_prefix(self.store.read(name, 0, min(size, PREFIX_BYTES)), at=name)
+        if prefix is None:
+            return None
+        if prefix.header_bytes > MAX_BYTES:
+            message = f"the header has {prefix.header_bytes} bytes, more than {MAX_BYTES}"
+            raise error("UCP-E-LIMIT", message, at=name)
+        start = PREFIX_BYTES + prefix.header_bytes
+        if size < start:
+            return None
+        header = parse_header(self.store.read(name, PREFIX_BYTES, start), prefix, at=name)
+        if (header.epoch, header.rank, header.first_step) != key:
+            raise error("UCP-E-LOG", "the batch is not the one that its key says", at=name)
+        for problem in header.problems(epoch, name):
+            raise error(problem.code, problem.message, at=problem.at)
+        if previous is not None and header.previous != previous:
+            message = "the batch goes on from another one than that before it"
+            raise error("UCP-E-LOG", message, at=f"{name}#/previous")
+        for number, step in enumerate(header.steps):
+            _require_length(step, epoch, f"{name}#/steps/{number}/length")
+        if size < start + header.payload_bytes:
+            return None
+        if size > start + header.payload_bytes:
+            raise error("UCP-E-LOG", "the batch is longer than its steps", at=name)
+        batch = StoredBatch(name, header, prefix.digest, start)
+        for _ in self.steps_of(batch):
+            pass
+        return batch
+
+    def steps_of(self, batch: StoredBatch) -> Iterator[RankStep]:
+        """Yield the steps of a batch with their bytes.
+
+        Raises:
+            UcpError: ``UCP-E-CHECKSUM``, and what reading raises.
+        """
+        start = batch.start
+        for number, record in enumerate(batch.header.steps):
+            data = memoryview(self.store.read(batch.key, start, start + record.length))
+            start += record.length
+            at = f"{batch.key}#/steps/{number}"
+            if crc32c(data) != record.checksum:
+                message = "the bytes of the step do not match their checksum"
+                raise error("UCP-E-CHECKSUM", message, at=at)
+            yield RankStep(batch.header.rank, record, data, at)
+
+
+def _require_length(step: StepRecord, epoch: Epoch, at: str) -> None:
+    length = 0
+    for entry in step.entries:
+        piece = epoch.pieces[entry.piece]
+        length += entry_bytes(entry, piece.shape, dtype(epoch.tensors[piece.tensor].dtype).item_bytes)
+    if length != step.length:
+        raise error("UCP-E-LOG", f"its entries have {length} bytes, and it says {step.length}", at=at)
