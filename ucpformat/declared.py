@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,11 +15,13 @@ from ucpformat.model.atom import Atom, Slot, slot_problems
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
 from ucpformat.model.fields import raise_first, relocated
-from ucpformat.model.index_part import IndexPart
+from ucpformat.model.index_part import IndexPart, atom_text, part_text, slot_text
 from ucpformat.model.names import assign_keys
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Producer, Progress, Root, Storage, parse_root
 from ucpformat.model.spread import SpreadSlot, spread_faults
+from ucpformat.model.state import Optimizer, ParameterGroup
+from ucpformat.model.values import encode
 from ucpformat.storage.reading.slot_form import slot_form
 from ucpformat.storage.writing.chunk_writer import SlotPlace
 
@@ -136,6 +138,60 @@ class Declared:
             known = parse_root(root.seal()[0], features=READ_FEATURES, extensions=frozenset(extensions))
             root = replace(root, envelope=known.envelope)  # whatever callers do to what they gave
         return root
+
+    def part_text(
+        self, specs: Iterable[AtomSpec], contents: Mapping[tuple[str, str], str | None]
+    ) -> tuple[str, bool]:
+        """Return an index part of some of the atoms, with content digests by names of atom and slot.
+
+        Also return whether callers gave some of it: annotations, or the settings of compressors.
+        """
+        atoms = []
+        has_notes = False
+        for spec in specs:
+            slots = []
+            for name, slot in slots_of(spec):
+                has_notes = has_notes or bool(slot.annotations or slot.compressor)
+                slots.append(
+                    slot_text(
+                        name,
+                        slot.dtype,
+                        slot.shape,
+                        layout=None if slot.layout is None else self.layouts[slot.layout],
+                        place=slot.place,
+                        compressor=slot.compressor,
+                        content=contents[spec.name, name],
+                        annotations=slot.annotations,
+                    )
+                )
+            has_notes = has_notes or bool(spec.annotations)
+            key = self.keys_of[spec.name]
+            atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
+        return part_text(atoms), has_notes
+
+    def optimizer(self, name: str, groups: Iterable[tuple[Sequence[str], Mapping[str, object]]]) -> Optimizer:
+        """Return an optimizer with these parameter groups: ordered names of atoms, and options.
+
+        Raises:
+            UcpError: ``UCP-E-REFERENCE``, ``UCP-E-NAME``, ``UCP-E-OBJECT``, as `CheckpointWriter.set_optimizer` says.
+        """
+        encoded = []
+        seen: set[str] = set()
+        for index, (atoms, options) in enumerate(groups):
+            for atom in atoms:
+                if atom not in self.keys_of:
+                    raise error("UCP-E-REFERENCE", f"{atom!r} is not an atom", at=f"{name}/groups/{index}")
+                if atom in seen:
+                    raise error("UCP-E-NAME", f"{atom!r} is in two groups", at=f"{name}/groups/{index}")
+                seen.add(atom)
+            found = {key: encode(value, at=f"{name}/{key}") for key, value in options.items()}
+            encoded.append(ParameterGroup(tuple(atoms), found))
+        return Optimizer(tuple(encoded))
+
+    def forms(self) -> Iterator[tuple[str, dict[str, tuple[str, tuple[int, ...]]]]]:
+        """Yield atoms with data type and shape of each slot."""
+        for spec in self.specs:
+            yield spec.name, {name: (slot.dtype, tuple(slot.shape)) for name, slot in spec.slots.items()}
 
     def places(self, chunk_bytes: int) -> dict[tuple[str, str], SlotPlace]:
         """Return where every slot goes, in the order of table rows."""

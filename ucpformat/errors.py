@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Collection
     from types import TracebackType
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "UnsupportedError",
     "error",
     "naming",
+    "require_one_of",
 ]
 
 Severity = Literal["error", "warning"]
@@ -283,3 +285,9 @@ REGISTRY: Final[dict[str, _Entry]] = {
 def error(code: str, message: str, *, at: str = "") -> UcpError:
     """Return the registered exception for ``code``, ready to be raised."""
     return REGISTRY[code].kind(code, message, at=at)
+
+
+def require_one_of(what: str, value: object, known: Collection[str]) -> None:
+    """Raise ``UCP-E-MISMATCH`` for the value of an option, ``what``, that is not among those that are known."""
+    if value not in known:
+        raise error("UCP-E-MISMATCH", f"{what} is one of {', '.join(known)}, not {value!r}")

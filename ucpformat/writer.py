@@ -10,12 +10,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Self, get_args
 
 from ucpformat.declared import AtomSpec, Declared, SlotSpec, slot_place, slots_of
-from ucpformat.errors import error
+from ucpformat.errors import error, require_one_of
 from ucpformat.gc_pause import paused
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.dtype import DType
 from ucpformat.model.envelope import Extension, needed_features
-from ucpformat.model.index_part import atom_text, part_text, slot_text
 from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.references import DocumentRef, Pack, PackList
 from ucpformat.model.root import (
@@ -29,7 +28,7 @@ from ucpformat.model.root import (
     Root,
     Storage,
 )
-from ucpformat.model.state import Blob, Optimizer, ParameterGroup, StateDocument
+from ucpformat.model.state import Blob, Optimizer, StateDocument
 from ucpformat.model.table import TableBuilder
 from ucpformat.model.values import Extend, encode
 from ucpformat.storage.increments.base import Base
@@ -111,10 +110,8 @@ class CheckpointWriter:
         self._pipeline: Pipeline | None = None
         self._images: dict[str, ProcessImage] = {}
         self._expected: dict[tuple[str, str], str] = {}
-        options = ("storage", storage, get_args(Storage)), ("durability", durability, get_args(Durability))
-        for what, value, known in options:
-            if value not in known:
-                raise error("UCP-E-MISMATCH", f"{what}= is one of {', '.join(known)}, not {value!r}")
+        require_one_of("storage=", storage, get_args(Storage))
+        require_one_of("durability=", durability, get_args(Durability))
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
             message = f"chunk_bytes must lie in [{MIN_CHUNK_BYTES}, {MAX_CHUNK_BYTES}]"
             raise error("UCP-E-LIMIT", message, at="chunk_bytes")
@@ -143,11 +140,9 @@ class CheckpointWriter:
             undone.pop_all()
         self._packs: list[Pack] | None = None
         self._admitted: list[tuple[StoredColumns, list[int]]] = []  # with the numbers of their packs
-        self._committed = False
-        self._own_packs = self._data_bytes = self._shared_bytes = 0
-        self._has_row_sets = False
-        self._document_bytes = 0
-        self.stored: StoredBytes | None = None
+        self._own_packs = self._data_bytes = self._shared_bytes = self._document_bytes = 0
+        self._committed = self._has_row_sets = False
+        self.stored = StoredBytes(0, 0, 0)
         try:
             self.pieces.begin()
         except BaseException:
@@ -303,21 +298,7 @@ class CheckpointWriter:
         >>> ucp.inspect("new.ucp")["optimizers"]["optim"]["groups"][0]["options"]
         {'lr': 0.1}
         """
-        encoded = []
-        seen: set[str] = set()
-        for index, (atoms, options) in enumerate(groups):
-            for atom in atoms:
-                if atom not in self._atoms.keys_of:
-                    raise error("UCP-E-REFERENCE", f"{atom!r} is not an atom", at=f"{name}/groups/{index}")
-                if atom in seen:
-                    raise error("UCP-E-NAME", f"{atom!r} is in two groups", at=f"{name}/groups/{index}")
-                seen.add(atom)
-            encoded.append(
-                ParameterGroup(
-                    tuple(atoms), {key: encode(value, at=f"{name}/{key}") for key, value in options.items()}
-                )
-            )
-        self._optimizers[name] = Optimizer(tuple(encoded))
+        self._optimizers[name] = self._atoms.optimizer(name, groups)
 
     def add_blob(self, name: str, data: bytes, media_type: str) -> None:
         """Keep opaque bytes, which are never executed.
@@ -401,10 +382,7 @@ class CheckpointWriter:
         optional = self.state_annotations, self._pipeline, self._images
         state = StateDocument(self._values, self._optimizers, self._blobs, *optional)
         if self._pipeline is not None:
-            kinds = (
-                {name: (one.dtype, tuple(one.shape)) for name, one in spec.slots.items()} for spec in specs
-            )
-            self._pipeline.require(zip((spec.name for spec in specs), kinds, strict=True))
+            self._pipeline.require(self._atoms.forms())
         prefix = f"index/{self._attempt}"
         envelope = self._root.envelope
         needed = needed_features((), packs, has_row_sets=self._has_row_sets, of_state=state.features())
@@ -427,51 +405,23 @@ class CheckpointWriter:
         places, ledger = self.pieces.places, self.pieces.ledger
         if not self._admitted:
             return SettledEntries(places, ledger)
-        own = StoredColumns.of(ledger.entries, list(places))
+        own = StoredColumns.of(ledger, list(places))
         return SettledColumns(places, [(own, [*range(self._own_packs)]), *self._admitted])
 
-    def _part(
-        self,
-        number: int,
-        specs: Sequence[AtomSpec],
-        written: Settlement,
-    ) -> Part:
+    def _part(self, number: int, specs: Sequence[AtomSpec], written: Settlement) -> Part:
         table = TableBuilder()
-        layouts = self._atoms.layouts
-        contents = iter(
-            written.settle([(spec.name, name) for spec in specs for name, _ in slots_of(spec)], table)
-        )
-        atoms = []
-        has_notes = False  # what callers give: annotations, and the settings of compressors
-        for spec in specs:
-            slots = []
-            for name, slot in slots_of(spec):
-                has_notes = has_notes or bool(slot.annotations or slot.compressor)
-                layout = None if slot.layout is None else layouts[slot.layout]
-                content = next(contents)
-                expected = self._expected.get((spec.name, name))
-                if None not in (expected, content) and content != expected:
-                    message = f"the bytes of this slot have the digest {content}, and {expected} was recorded"
-                    raise error("UCP-E-CONTENT", message, at=f"{spec.name}/{name}")
-                slots.append(
-                    slot_text(
-                        name,
-                        slot.dtype,
-                        slot.shape,
-                        layout=layout,
-                        place=slot.place,
-                        compressor=slot.compressor,
-                        content=content,
-                        annotations=slot.annotations,
-                    )
-                )
-            has_notes = has_notes or bool(spec.annotations)
-            key = self._atoms.keys_of[spec.name]
-            atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
-        self._data_bytes += table.nbytes
-        self._shared_bytes += table.nbytes_in(self._shared_packs)
+        names = [(spec.name, name) for spec in specs for name, _ in slots_of(spec)]
+        contents = dict(zip(names, written.settle(names, table), strict=True))
+        for name, content in contents.items():
+            expected = self._expected.get(name)
+            if None not in (expected, content) and content != expected:
+                message = f"the bytes of this slot have the digest {content}, and {expected} was recorded"
+                raise error("UCP-E-CONTENT", message, at="/".join(name))
+        text, has_notes = self._atoms.part_text(specs, contents)
         prefix = f"index/{self._attempt}-{number}"
         rows = table.build()
+        self._data_bytes += table.nbytes
+        self._shared_bytes += table.nbytes_in(self._shared_packs)
         self._has_row_sets = self._has_row_sets or table.row_words > 0
         if len(rows) > MAX_TABLE_BYTES:
             raise error("UCP-E-LIMIT", f"a table would have {len(rows)} bytes: make larger chunks", at=prefix)
@@ -479,7 +429,7 @@ class CheckpointWriter:
             specs[0].name,
             specs[-1].name,
             len(specs),
-            self._json_document(f"{prefix}.json", part_text(atoms).encode(), is_ours=not has_notes),
+            self._json_document(f"{prefix}.json", text.encode(), is_ours=not has_notes),
             self._document(f"{prefix}.bin", rows),
         )
 

@@ -8,7 +8,7 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (300, 48),
+    "save, one process": (298, 47),
     "save, two ranks": (448, 64),
     "open and slice": (197, 31),
     "validate": (189, 36),

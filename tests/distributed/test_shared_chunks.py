@@ -22,7 +22,7 @@ from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
 from ucpformat.distributed.description import Source
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions, SaveReport, prepare_save
-from ucpformat.distributed.share import Part, SlotToShare, held_by_all
+from ucpformat.distributed.share import Part, SlotToShare, held_by_all, live_batches
 from ucpformat.errors import UcpError
 from ucpformat.geometry import (
     Box,
@@ -126,7 +126,9 @@ def test_what_several_write_is_what_one_writes(
         saving = prepare_save(
             path, lambda: compressed(local_state(group.rank, slots), compressor), group, options
         )
-        return saving.run((lambda: in_a_ring(saving._live_batches())) if ring else None)
+        return saving.run(
+            (lambda: in_a_ring(live_batches(saving.share(), saving.local.arrays))) if ring else None
+        )
 
     with TemporaryDirectory() as scratch:
         path, single = Path(scratch, "x.ucp"), Path(scratch, "y.ucp")

@@ -16,7 +16,7 @@ from ucpformat.model.table import OWN_OBJECT, Segment, TableBuilder
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.writing import settled_columns
 from ucpformat.storage.writing.chunk_writer import SlotPlace, StoredChunk
-from ucpformat.storage.writing.piece_writer import Entry, Ledger, SettledEntries, Settlement
+from ucpformat.storage.writing.piece_writer import Entry, SettledEntries, Settlement
 from ucpformat.storage.writing.settled_columns import SettledColumns
 from ucpformat.storage.writing.stored_columns import StoredColumns
 
@@ -144,14 +144,14 @@ def spreads(draw: st.DrawFn, faults: tuple[str, ...] = FAULTS) -> Written:
 
 
 def _one_by_one(written: Written) -> Settlement:
-    ledger = Ledger()
+    ledger: list[Entry] = []
     before = 0
     for entries, packs in written.writers:
         for name, chunk, one in entries:
             segment = one.segment
             if segment is not None and segment.container != OWN_OBJECT:
                 segment = segment._replace(container=before + segment.container)
-            ledger.extend([(name, chunk, one._replace(segment=segment))])
+            ledger.append((name, chunk, one._replace(segment=segment)))
         before += packs
     return SettledEntries(written.places, ledger)
 
@@ -179,7 +179,7 @@ def _outcome(
         for first, stop in zip([0, *stops], [*stops, len(names)], strict=True):
             table = TableBuilder()
             contents = settlement.settle(names[first:stop], table)
-            found += [contents, table.nbytes, table.build()]
+            found += [contents, table.build(), table.nbytes]
     except (UcpError, ValueError) as refusal:
         return type(refusal).__name__, str(refusal)
     return found

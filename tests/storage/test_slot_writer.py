@@ -20,7 +20,7 @@ from ucpformat.geometry import Box
 from ucpformat.model.dtype import DTYPES
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter, StoredChunk
-from ucpformat.storage.writing.piece_writer import Ledger
+from ucpformat.storage.writing.piece_writer import Entry
 from ucpformat.storage.writing.slot_writer import SlotBox, SlotWriter
 from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
@@ -69,7 +69,8 @@ def box(number: int, elements: int) -> SlotBox:
 def test_every_chunk_is_written_once_by_no_more_threads_than_there_are(
     sizes: list[int], workers: int, threshold: int
 ) -> None:
-    chunks, ledger = Recorded(), Ledger()
+    chunks = Recorded()
+    ledger: list[Entry] = []
     boxes = [box(number, size) for number, size in enumerate(sizes)]
     with (
         patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", threshold),
@@ -90,7 +91,7 @@ def test_every_chunk_is_written_once_by_no_more_threads_than_there_are(
     ]
     assert sorted(chunks.pieces) == sorted(expected)
     assert chunks.most <= workers
-    assert sorted((name, chunk) for name, chunk, _ in ledger.entries) == sorted(
+    assert sorted((name, chunk) for name, chunk, _ in ledger) == sorted(
         ((f"a{key[1:]}", "value"), chunk) for key, chunk, _ in expected
     )
 
@@ -128,7 +129,7 @@ def test_after_an_error_nothing_more_is_begun() -> None:
     with patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
         started = threading.Event()
         executor.submit(started.wait)  # until all has been submitted
-        writer = SlotWriter(chunks, Ledger(), executor, 1, None)
+        writer = SlotWriter(chunks, [], executor, 1, None)
         for number in range(5):
             writer.submit(box(number, 10))
         started.set()
@@ -147,7 +148,7 @@ def test_of_what_waits_nothing_is_begun_after_a_stop() -> None:
 
     chunks = Recorded(stay)
     with patch("ucpformat.storage.writing.slot_writer._BATCH_BYTES", 1), ThreadPoolExecutor(1) as executor:
-        writer = SlotWriter(chunks, Ledger(), executor, 1, None)
+        writer = SlotWriter(chunks, [], executor, 1, None)
         for number in range(5):
             writer.submit(box(number, 10))
         inside.wait()

@@ -20,7 +20,7 @@ from ucpformat.distributed.arena import Arena
 from ucpformat.distributed.group import another
 from ucpformat.distributed.save import SaveReport, prepare_save
 from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, KeptSnapshot, Snapshot
-from ucpformat.errors import error
+from ucpformat.errors import error, require_one_of
 from ucpformat.gc_pause import paused
 from ucpformat.storage.writing.stored_columns import StoredBytes
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.group import Group
     from ucpformat.distributed.local_state import LocalState
-    from ucpformat.distributed.save import Part, SaveOptions, Saving
+    from ucpformat.distributed.save import SaveOptions, Saving
+    from ucpformat.distributed.share import Part
 
 __all__ = ["AsyncSave", "BackgroundSaver", "WhenBusy"]
 
@@ -171,16 +172,12 @@ class BackgroundSaver:
         self._writes = another(group)
         self._copier = copier or HostCopier()
         self._arena_bytes = arena_bytes
-        self._arena = self._new_arena()
+        self.arena = self._new_arena()
+        """Where snapshots lie."""
         self._last: AsyncSave | None = None
         self._kept: KeptSnapshot | None = None
         """What the arena has since the last save was committed."""
         self._closed = False
-
-    @property
-    def arena(self) -> Arena:
-        """Where snapshots lie."""
-        return self._arena
 
     def save(
         self,
@@ -197,22 +194,21 @@ class BackgroundSaver:
             UcpError: on all ranks, as `prepare_save`; what made the previous save fail, where nobody has heard of it;
                 ``UCP-E-EXISTS`` where it is still under way and ``when_busy`` is ``"raise"``.
         """
-        if when_busy not in _MODES:
-            raise error("UCP-E-MISMATCH", f"when_busy= is one of {', '.join(_MODES)}, not {when_busy!r}")
+        require_one_of("when_busy=", when_busy, _MODES)
         if self._closed:
             raise error("UCP-E-STORE", "this saver is closed; make another one", at=str(path))
         began = time.perf_counter()
         if not self._admitted(str(path), when_busy):
             kept = time.perf_counter() - began
             report = SaveReport(
-                "", 0, 0, StoredBytes(0, 0, 0), kept, kept, waited=kept, arena_bytes=self._arena.nbytes
+                "", 0, 0, StoredBytes(0, 0, 0), kept, kept, waited=kept, arena_bytes=self.arena.nbytes
             )
             return AsyncSave.ended(str(path), report)
         result = AsyncSave(str(path))
         waited = time.perf_counter()
         with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
-            work = _Work(saving, self._writes, self._arena, result, then, self._keep)
+            work = _Work(saving, self._writes, self.arena, result, then, self._keep)
             before, self._kept = self._kept, None
             try:
                 self._last = result
@@ -281,7 +277,7 @@ class BackgroundSaver:
                 self._closed = True
                 _open.pop(id(self), None)
                 self._copier.close()
-                self._arena.close()
+                self.arena.close()
                 self._kept = None
 
     def __enter__(self) -> Self:
@@ -307,7 +303,7 @@ class BackgroundSaver:
             self._last._disown()
         self._copier.forget()
         self._kept = None
-        self._arena = self._new_arena()  # as with the event of a save: nobody here would release its lock
+        self.arena = self._new_arena()  # as with the event of a save: nobody here would release its lock
 
     def _finish(self) -> None:
         try:

@@ -124,6 +124,8 @@ def redistribute_together(
 
 def _settle(held: LocalState, source: Described, target: Described, group: Group, replicas: Replicas) -> None:
     """Let ``source`` name one rank for copies that differ; what is not wanted is not compared."""
+    if len(group.ranks) == 1:
+        return
     moving = Described(
         source.atoms, {name: source.sources[name] for name in target.sources if name in source.sources}
     )

@@ -50,12 +50,14 @@ class _Copies:
 def settle_replicas(local: LocalState, whole: Described, group: Group, mode: Replicas) -> None:
     """Let ``whole`` name one rank for every plain tensor of which ranks hold different copies; all ranks call this.
 
+    A rank alone has no copies to compare.
+
     With ``"check"`` such copies are an error, and those of tensors that are held by a layout are compared as well.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH``, on all ranks, naming tensors and ranks.
     """
-    if mode == "trust" or len(group.ranks) == 1:
+    if mode == "trust":
         return
     companies: dict[frozenset[int], list[_Copies]] = {}
     for copies in _replicated(whole, by_layout=mode == "check"):

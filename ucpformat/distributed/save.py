@@ -20,7 +20,7 @@ from ucpformat.distributed.description import Described, Description, agree, des
 from ucpformat.distributed.group import Group, Reply, agreed, decided, reply_of, unpack
 from ucpformat.distributed.replicas import settle_replicas
 from ucpformat.distributed.save_options import SaveOptions, SaveReport
-from ucpformat.distributed.share import Part, Portion, SlotToShare, flat_memory, portions, seen_part
+from ucpformat.distributed.share import Part, Portion, SlotToShare, live_batches, portions
 from ucpformat.distributed.shared_chunks import ChunkAssembly
 from ucpformat.distributed.values import (
     OPAQUE_MEDIA,
@@ -55,17 +55,8 @@ if TYPE_CHECKING:
     from ucpformat.storage.increments.changes import KnownChanges
     from ucpformat.storage.stores.store import Store
 
-__all__ = [
-    "Part",
-    "SaveOptions",
-    "SaveReport",
-    "Saving",
-    "flat_memory",
-    "prepare_save",
-    "seen_part",
-]
+__all__ = ["SaveOptions", "SaveReport", "Saving", "prepare_save"]
 
-_STAGED_BYTES: Final = 1 << 28  # of local tensors that may have been copied from a device
 _TOKEN_BYTES: Final = 4
 _PUBLISHED: Final = b"p"
 _KEEP: Final = b"k"
@@ -115,19 +106,7 @@ def _agree(
         if options.base is not None:
             options = options.based(options.base)
         local = describe_state()
-        description = describe(
-            local,
-            {
-                "storage": options.storage,
-                "chunk_bytes": options.chunk_bytes,
-                "step": options.step,
-                "log": None if options.log is None else options.log.to_json(),
-                "annotations": dict(options.annotations),
-                "replicas": options.replicas,
-                "base": options.base_digest,
-                "pipeline": None if options.pipeline is None else options.pipeline.to_json(),
-            },
-        )
+        description = describe(local, options.to_json())
         if first:
             store.prepare(options.storage)
         return description, secrets.token_bytes(_TOKEN_BYTES) + announced(local, group)
@@ -136,7 +115,8 @@ def _agree(
         whole, replies = agree(group, begin)
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
-        settle_replicas(local, whole, group, options.replicas)
+        if len(group.ranks) > 1:
+            settle_replicas(local, whole, group, options.replicas)
         owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
         attempt = replies[0][:_TOKEN_BYTES].hex()
         return Saving(path, store, local, group, options, attempt, whole, owners, began)
@@ -177,13 +157,16 @@ class Saving:
         self._changes: list[KnownChanges] = []
         if options.base_digest is not None and local.changed:
             self._changes.append(DeclaredRows(options.base_digest, local.changed))
-        self._batches: Callable[[], Iterator[Sequence[Part]]] = self._live_batches
+        self._batches: Callable[[], Iterator[Sequence[Part]]]
+        self._batches = lambda: live_batches(self.share(), local.arrays)
         self._lasting = True
         self._whole_chunks = {
             name: self._slot_to_share(name)
             for name in self._names
             if options.storage == "plain" or whole.atoms[name[0]].slots[name[1]].compressor is not None
         }
+        self._shares_chunks = bool(self._whole_chunks) and len(group.ranks) > 1
+        """Whether ranks may have to send parts of chunks to others; all ranks say the same."""
         self._planned = WholeChunks([], [])
         if self._shares_chunks:
             self._planned = whole_chunks(self._whole_chunks.values(), group.rank)
@@ -228,17 +211,12 @@ class Saving:
 
     def share(self) -> list[Portion]:
         """Return what this rank has to write, or to send to the owner of a chunk, in the order of slots."""
-        if not self._shares_chunks:
-            return portions(self._to_share(), self._group.rank)
-        others = (slot for slot in self._to_share() if slot.name not in self._whole_chunks)
-        found = [*portions(others, self._group.rank), *self._planned.portions]
+        names = [name for name in self._names if name in self.local.arrays]
+        if self._shares_chunks:
+            names = [name for name in names if name not in self._whole_chunks]
+        found = [*portions(map(self._slot_to_share, names), self._group.rank), *self._planned.portions]
         found.sort(key=lambda portion: portion.name)
         return found
-
-    @property
-    def _shares_chunks(self) -> bool:
-        """Whether ranks may have to send parts of chunks to others; all ranks say the same."""
-        return bool(self._whole_chunks) and len(self._group.ranks) > 1
 
     def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
         """Return how a slot is cut, and its data type."""
@@ -313,10 +291,7 @@ class Saving:
         for name, data in sorted(blobs.items()):
             writer.add_blob(name, data, OPAQUE_MEDIA)
         writer.set_state(StateDocument(plain, optimizers, {}, annotations, self._options.pipeline))
-        digest = writer.commit()
-        if writer.stored is None:  # pragma: no cover - `commit` has set it
-            raise AssertionError("what is stored was not counted")
-        return digest, writer.stored
+        return writer.commit(), writer.stored
 
     def _give_up(self, writer: CheckpointWriter | None) -> bool:
         """Return whether certainly nothing is committed, nor will be: others may then remove what they wrote."""
@@ -349,7 +324,7 @@ class Saving:
             self._write(pieces)
             packs = pieces.finish()
             self._store.flush()
-            stored = StoredColumns.of(pieces.ledger.entries, self._names)
+            stored = StoredColumns.of(pieces.ledger, self._names)
             entries = entry_of(self.local, self._group, self._owners)
             return Receipt(packs, stored, self._values(), entries, pieces.linked_bytes).pack()
         finally:
@@ -418,26 +393,6 @@ class Saving:
             assembly.write(self._batches())
         finally:
             self._nbytes, self._sent = assembly.written, assembly.moved.sent
-
-    def _live_batches(self) -> Iterator[list[Part]]:
-        by_slot: dict[SlotName, list[Portion]] = {}
-        for portion in self.share():
-            by_slot.setdefault(portion.name, []).append(portion)
-        batch: list[Part] = []
-        pending = 0
-        for name, found in by_slot.items():
-            memory = flat_memory(self.local.arrays[name]())
-            for portion in found:
-                part = seen_part(memory, portion.piece, at="/".join(name))
-                batch.append(Part(name, portion.piece.box.offset, part))
-            pending += memory.nbytes
-            if pending >= _STAGED_BYTES:
-                yield batch
-                batch, pending = [], 0
-        yield batch
-
-    def _to_share(self) -> Iterator[SlotToShare]:
-        return (self._slot_to_share(name) for name in self._names if name in self.local.arrays)
 
     def _slot_to_share(self, name: SlotName) -> SlotToShare:
         grid, kind = self.place(name)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ucpformat.errors import error
+from ucpformat.errors import error, require_one_of
 from ucpformat.model.root import Storage
 from ucpformat.storage.increments.base_contents import root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -78,14 +78,23 @@ class SaveOptions:
         root = root_of_base(base, storage=self.storage, chunk_bytes=wanted)
         return replace(self, chunk_bytes=root.chunk_bytes, base_digest=root.digest)
 
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what all ranks have to give alike."""
+        return {
+            "storage": self.storage,
+            "chunk_bytes": self.chunk_bytes,
+            "step": self.step,
+            "log": None if self.log is None else self.log.to_json(),
+            "annotations": dict(self.annotations),
+            "replicas": self.replicas,
+            "base": self.base_digest,
+            "pipeline": None if self.pipeline is None else self.pipeline.to_json(),
+        }
+
     def require_known(self) -> None:
         """Refuse options that are not among those that there are, by ``UCP-E-MISMATCH``."""
-        for name, value, known in (
-            ("storage", self.storage, get_args(Storage)),
-            ("replicas", self.replicas, get_args(Replicas)),
-        ):
-            if value not in known:
-                raise error("UCP-E-MISMATCH", f"{name}= is one of {', '.join(known)}, not {value!r}")
+        require_one_of("storage=", self.storage, get_args(Storage))
+        require_one_of("replicas=", self.replicas, get_args(Replicas))
         if not isinstance(self.annotations, Mapping):
             raise error("UCP-E-MISMATCH", f"annotations= is a dict, not {self.annotations!r}")
         try:

@@ -9,10 +9,12 @@ more than its own bytes and, for every set of ranks that hold the same, their by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -50,6 +52,7 @@ __all__ = [
     "held_by_all",
     "is_whole",
     "largest_part",
+    "live_batches",
     "map_of",
     "pieces_of",
     "plain_holdings",
@@ -57,6 +60,8 @@ __all__ = [
     "seen_part",
     "united",
 ]
+
+_STAGED_BYTES: Final = 1 << 28
 
 
 def plain_holdings(source: Source, shape: tuple[int, ...], *, at: str) -> Holdings:
@@ -164,6 +169,24 @@ class Portion:
 
     name: SlotName
     piece: Piece
+
+
+def live_batches(
+    shares: Iterable[Portion], arrays: Mapping[SlotName, Callable[[], NDArray[np.generic]]]
+) -> Iterator[list[Part]]:
+    """Yield parts of live tensors, which ``arrays`` gives; so many at a time as may be copied from a device at once."""
+    batch: list[Part] = []
+    pending = 0
+    for name, found in groupby(shares, key=attrgetter("name")):
+        memory = flat_memory(arrays[name]())
+        for portion in found:
+            part = seen_part(memory, portion.piece, at="/".join(name))
+            batch.append(Part(name, portion.piece.box.offset, part))
+        pending += memory.nbytes
+        if pending >= _STAGED_BYTES:
+            yield batch
+            batch, pending = [], 0
+    yield batch
 
 
 @dataclass(frozen=True, slots=True)

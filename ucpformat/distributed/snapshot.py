@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from ucpformat.distributed.arena import Arena, extent
-from ucpformat.distributed.save import Part, flat_memory, seen_part
+from ucpformat.distributed.share import Part, flat_memory, seen_part
 from ucpformat.storage.increments.changes import ComparedRows
 
 if TYPE_CHECKING:

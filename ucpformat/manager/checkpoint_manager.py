@@ -6,26 +6,29 @@ import json
 import signal
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from ucpformat.distributed.group import agreed, another, decided, reply_of
+from ucpformat.distributed.group import agreed, another, decided
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import step_number
-from ucpformat.errors import UcpError, error
-from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect, first_fault, is_damage
+from ucpformat.errors import UcpError, error, require_one_of
+from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect
 from ucpformat.manager.increments import Increments
+from ucpformat.manager.restoring import damage_met
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, metrics_to_keep, open_run, step_name
 from ucpformat.manager.stop_request import StopRequest
 from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy
-from ucpformat.state_dict.save_load import load, save_state
+from ucpformat.state_dict.save_load import save_state
 from ucpformat.state_dict.torch_group import group_of
-from ucpformat.storage.stores.urls import is_remote, refuse_target
-from ucpformat.validation import LEVELS, Level, validate
+from ucpformat.storage.stores.urls import refuse_target
+from ucpformat.validation import LEVELS, Level
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import TracebackType
 
     from torch.nn import Module
@@ -38,9 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointManager"]
 
-_GOOD = 0
-_DAMAGED = 1
-_FAILED = 2
+
+_Seen = TypeVar("_Seen")
 
 
 class CheckpointManager:
@@ -129,8 +131,7 @@ class CheckpointManager:
         ...     manager.steps()
         [1, 2]
         """
-        found: list[int] = json.loads(decided(self._group, lambda: json.dumps(self.run.steps()).encode()))
-        return found
+        return self._seen_by_first(self.run.steps)
 
     def latest(self) -> int | None:
         """Return the greatest committed step, or None.
@@ -138,8 +139,7 @@ class CheckpointManager:
         >>> with ucp.CheckpointManager("run") as manager:
         ...     manager.latest()
         """
-        found: int | None = json.loads(decided(self._group, lambda: json.dumps(self.run.latest()).encode()))
-        return found
+        return self._seen_by_first(self.run.latest)
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the finite metrics that a step was saved with.
@@ -149,9 +149,11 @@ class CheckpointManager:
         ...     manager.metrics(1)
         {'loss': 0.5}
         """
-        found: dict[str, float] = json.loads(
-            decided(self._group, lambda: json.dumps(dict(self.run.metrics(step))).encode())
-        )
+        return self._seen_by_first(lambda: dict(self.run.metrics(step)))
+
+    def _seen_by_first(self, look: Callable[[], _Seen]) -> _Seen:
+        """Return what the first rank finds, which is JSON, on all ranks."""
+        found: _Seen = json.loads(decided(self._group, lambda: json.dumps(look()).encode()))
         return found
 
     def save(
@@ -290,14 +292,13 @@ class CheckpointManager:
         """
         self.wait()
 
-        def remove() -> bytes:
+        def remove() -> list[str]:
             collected = self._collected()
             for name, problem in collected.failed.items():
                 raise error(problem.code, problem.message, at=problem.at or name)
-            return json.dumps(collected.removed).encode()
+            return collected.removed
 
-        removed: list[str] = json.loads(decided(self._group, remove))
-        return removed
+        return self._seen_by_first(remove)
 
     def restore(
         self,
@@ -349,28 +350,23 @@ class CheckpointManager:
         check: Level | None,
         options: Mapping[str, Any],
     ) -> int | None:
-        if step is not None:
-            step = step_number(step)
-        if check is not None and check not in LEVELS:
-            raise error("UCP-E-MISMATCH", f"check= is one of {', '.join(LEVELS)}, not {check!r}")
+        step = None if step is None else step_number(step)
+        if check is not None:
+            require_one_of("check=", check, LEVELS)
         self.wait()
         steps = self.steps()
         candidates = steps[::-1] if step is None else [step]
         passed: dict[int, UcpError] = {}
         said: dict[str, UcpError] = {}
         for candidate in candidates:
-            names = self._agreed_names(candidate)
+            names = self._seen_by_first(partial(self.run.committed, candidate)) or [step_name(candidate)]
             for name in names:
                 path = self.run.place.child(name)
-                fault = self._fault(path, check) or self._load(path, state, options)
-                if fault is not None and is_remote(path):
-                    # What was damaged on its way is whole when it comes again.
-                    fault = self._fault(path, check) or self._load(path, state, options)
+                fault = damage_met(path, state, check, options, self._group)
                 if fault is None:
                     self.damaged.update(passed)
                     before = "" if name == names[0] else f" as it was saved before, {name}"
-                    what = f"is damaged and was passed over; resumed from step {candidate}{before}"
-                    self._warn(said, what)
+                    self._warn(said, f"is damaged and was passed over; resumed from step {candidate}{before}")
                     self._own.add(candidate)
                     if step is not None:
                         # Whoever goes back to an earlier step comes to the later ones anew.
@@ -381,48 +377,6 @@ class CheckpointManager:
         for fault in passed.values():
             raise fault
         return None
-
-    def _agreed_names(self, step: int) -> list[str]:
-        """Return names of a step as the first rank sees them, the newest first; one where none is committed."""
-
-        def see() -> bytes:
-            return json.dumps(self.run.committed(step) or [step_name(step)]).encode()
-
-        found: list[str] = json.loads(decided(self._group, see))
-        return found
-
-    def _fault(self, path: str, level: Level | None) -> UcpError | None:
-        """Return what the first rank finds wrong with a checkpoint before it is read."""
-
-        def look() -> bytes:
-            fault = first_fault(path)
-            found = None if fault is None else fault.problem()
-            if found is None and level is not None:
-                problems = validate(path, level)
-                found = next((one for one in problems if one.severity == "error"), None)
-            return json.dumps(None if found is None else [found.code, found.message, found.at]).encode()
-
-        found = json.loads(decided(self._group, look))
-        return None if found is None else error(found[0], found[1], at=found[2])
-
-    def _load(self, path: str, state: dict[str, Any] | Module, options: Mapping[str, Any]) -> UcpError | None:
-        """Fill the state; the damage that kept any rank from it, as all ranks agree."""
-
-        def fill() -> bytes:
-            load(path, state, group=self._group, **options)
-            return b""
-
-        failure = reply_of(fill).failure
-        if failure is None:
-            verdict = _GOOD
-        else:
-            verdict = _DAMAGED if isinstance(failure, UcpError) and is_damage(failure.code) else _FAILED
-        worst = max(said[0] for said in self._group.all_gather(bytes([verdict])))
-        if worst == _GOOD:
-            return None
-        if worst == _DAMAGED and isinstance(failure, UcpError):
-            return failure
-        raise failure or error("UCP-E-RANK", "another rank could not load it", at=path)
 
     def _warn(self, problems: dict[str, Any], what: str) -> None:
         """Tell on the first rank what is not for all to raise; once."""

@@ -280,7 +280,8 @@ class TableBuilder:
         self._words_before = 0  # of blocks
         self.row_words = 0
         """Words of row sets, once the table is built."""
-        self._nbytes = 0  # of blocks
+        self.nbytes = 0
+        """Bytes of all segments, once the table is built."""
         self._begin()
 
     def _begin(self) -> None:
@@ -313,7 +314,7 @@ class TableBuilder:
         self._blocks.append(block)
         self._words_before += block.words.size
         self.row_words += len(block.row_sets) // 8
-        self._nbytes += int(block.rows["length"].sum())
+        self.nbytes += int(block.rows["length"].sum())
 
     def add_chunk(self, segments: Sequence[Segment]) -> None:
         """Append a chunk; no segments make a zero entry."""
@@ -342,18 +343,12 @@ class TableBuilder:
         self._append(_Block(rows, words.astype("<u8"), counts.astype("<u4"), checksums))
 
     def nbytes_in(self, containers: Collection[int]) -> int:
-        """Return the bytes of segments that lie in any of these containers."""
-        self._end()
+        """Return the bytes of segments that lie in any of these containers, once the table is built."""
         wanted = [*containers]
         return sum(
             int(block.rows["length"][np.isin(block.rows["container"], wanted)].sum())
             for block in self._blocks
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all segments."""
-        return self._nbytes + sum(segment.length for segment in self._segments)
 
     def build(self) -> bytes:
         """Return the table, ready to be written.

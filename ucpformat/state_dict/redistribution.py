@@ -14,7 +14,7 @@ from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.redistribution import Destination, RedistributionReport, redistribute_together
 from ucpformat.distributed.save_options import Replicas
 from ucpformat.distributed.transport import MESSAGE_BYTES
-from ucpformat.errors import error
+from ucpformat.errors import error, require_one_of
 from ucpformat.geometry import Concat
 from ucpformat.model.dtype import dtype
 from ucpformat.state_dict.keys.paths import (
@@ -103,9 +103,7 @@ def redistribute(
         raise error("UCP-E-MISMATCH", "device= says where new tensors are made, and those of into= are there")
     if message_bytes < 1:
         raise error("UCP-E-LIMIT", f"a message has a byte at least, not {message_bytes}", at="message_bytes")
-    if replicas not in get_args(Replicas):
-        message = f"replicas= is one of {', '.join(get_args(Replicas))}, not {replicas!r}"
-        raise error("UCP-E-MISMATCH", message)
+    require_one_of("replicas=", replicas, get_args(Replicas))
     together = group_of(group)
     moving = _Moving(together.rank, dict(layouts or {}), dict(target_layouts or {}), into, device)
     done = redistribute_together(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ucpformat.errors import Problem, StoreError, error, naming
+from ucpformat.errors import Problem, StoreError, error, naming, require_one_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.stores.urls import open_store
@@ -159,8 +159,7 @@ def examine_store(
 
     Neither is known of a store that does not answer, which is one problem.
     """
-    if level not in LEVELS:
-        raise error("UCP-E-MISMATCH", f"a level is one of {', '.join(LEVELS)}, not {level!r}")
+    require_one_of("a level", level, LEVELS)
     if layout_work is not None and level == "structure":
         raise error(
             "UCP-E-MISMATCH",

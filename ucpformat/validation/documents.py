@@ -83,7 +83,10 @@ class Documents:
             if schema == "index":
                 self.parts[reference.key] = IndexPart.from_json(value, at=reference.key)
             elif schema == "state":
-                self.states[reference.key] = _sound_state(value, at=reference.key)
+                state = StateDocument.from_json(value, at=reference.key)
+                for place, tagged in state.tagged_values(at=reference.key):
+                    decode(tagged, at=place)
+                self.states[reference.key] = state
             else:
                 self.packs[reference.key] = PackList.structure(value, at=reference.key)
         except UcpError:
@@ -113,11 +116,3 @@ def _broken(schema: str, value: JsonValue, at: str) -> list[Problem]:
     from ucpformat.schema import problems
 
     return list(problems(schema, value, at))
-
-
-def _sound_state(value: JsonValue, *, at: str) -> StateDocument:
-    """Read a state document and each of its tagged values; raises what the first problem is."""
-    state = StateDocument.from_json(value, at=at)
-    for place, tagged in state.tagged_values(at=at):
-        decode(tagged, at=place)
-    return state

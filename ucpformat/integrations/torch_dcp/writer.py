@@ -194,7 +194,7 @@ class UcpStorageWriter(StorageWriter):
             packs = pieces.finish()
             store.flush()
             names = tuple(items)
-            stored = StoredColumns.of(pieces.ledger.entries, names)
+            stored = StoredColumns.of(pieces.ledger, names)
             receipt = Receipt(packs, stored, self._values(plan.items, planner))
             results.append(WriteResult(MetadataIndex(_RECEIPT), 0, _Written(names, receipt.pack())))
         except BaseException:

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import STAGED, Draft, is_staged
-from ucpformat.storage.stores.local_io import CREATE_FLAGS, DIRECTORY_FLAGS, opened, require_commits, sync
+from ucpformat.storage.stores.local_io import (
+    CREATE_FLAGS,
+    DIRECTORY_FLAGS,
+    Identity,
+    identity_of,
+    opened,
+    require_commits,
+    sync,
+)
 from ucpformat.storage.stores.store import PREFIXES
 
 try:
@@ -28,7 +36,7 @@ except ImportError:  # Windows, where no directory is held
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["CONDEMNED", "DirectoryClaim"]
 
@@ -52,6 +60,8 @@ class DirectoryClaim:
         self._is_locked = False
         self._draft: Draft | None = None
         self._process = 0
+        self._directories: dict[str, None] = {}
+        """Keys of directories whose entries are to be made durable; that of the checkpoint's own is empty."""
 
     @property
     def directory(self) -> int | None:
@@ -62,6 +72,53 @@ class DirectoryClaim:
     def draft(self) -> str | None:
         """The name of this attempt's draft, if it has one."""
         return None if self._draft is None else self._draft.name
+
+    def place(self, key: str) -> tuple[str, int | None]:
+        """Return how the system is told of a key: within the directory that is held, wherever that has been moved."""
+        return (key or ".", self._held) if self._held >= 0 else (os.path.join(self._root, key), None)
+
+    def make_directories(self, key: str) -> None:
+        """Make the directories that a key lies in."""
+        parent = key.rpartition("/")[0]
+        if parent in self._directories:
+            return
+        names = parent.split("/") if parent else []
+        for count in range(len(names) + 1):
+            directory = "/".join(names[:count])
+            if directory in self._directories:
+                continue
+            place, within = self.place(directory)
+            if directory or within is None:
+                with suppress(FileExistsError):
+                    os.mkdir(place, dir_fd=within)
+            self._directories[directory] = None
+
+    def forget_directory(self, key: str) -> None:
+        """Note that a directory was removed."""
+        self._directories.pop(key, None)
+
+    def sync_directories(self) -> None:
+        """Make entries of all directories durable that were made here, and of the checkpoint's own."""
+        for key in self._directories:
+            sync(*self.place(key))
+
+    def remove(self, created: Mapping[str, Identity]) -> None:
+        """Remove files, but for those that are others by now, and directories that become empty, this one too."""
+        directories: dict[str, None] = {}
+        for key, identity in created.items():
+            place, within = self.place(key)
+            with suppress(OSError):
+                if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
+                    os.unlink(place, dir_fd=within)
+            while key := key.rpartition("/")[0]:
+                directories[key] = None
+        for key in sorted(directories, key=lambda key: -key.count("/")):
+            place, within = self.place(key)
+            with suppress(OSError):
+                os.rmdir(place, dir_fd=within)
+        if self.is_mine():
+            with suppress(OSError):
+                os.rmdir(self._root)
 
     def join(self) -> None:
         """Hold on to the directory that another process has made, without its lock and without a draft."""
@@ -84,6 +141,7 @@ class DirectoryClaim:
         self.release()
         require_commits(str(self._root))
         self._held = opened(self._root, flags)
+        self._directories = {"": None}
         self._process = os.getpid()
 
     def _enter(self, is_ready: Callable[[], bool]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -76,12 +75,9 @@ class LocalStore:
         self._root = Path(path).absolute()
         self._plain_directories: set[Path] = {self._root}
         self._created: dict[str, Identity] = {}
-        self._made_directories: dict[str, None] = {}
-        """Keys of directories whose entries a flush makes durable; that of the checkpoint's own is empty."""
-        self._made_parents: dict[Path, None] = {}
+        self._has_begun = False
         self._packs = KeptFiles(_OPEN_PACKS)
         self._mappings = Mappings()
-        self._lock = threading.RLock()
         self._claim = DirectoryClaim(self._root)
 
     @property
@@ -240,8 +236,7 @@ class LocalStore:
         require_commits(self.url)
         with translated(self.url):
             make_parents(self._root, is_durable=self._write_back is not None)
-            self._made_parents[self._root.parent] = None
-            self._made_directories[""] = None
+            self._has_begun = True
             begin()
 
     def join(self) -> None:
@@ -254,7 +249,6 @@ class LocalStore:
                 "the directory that the first rank has made is not seen here; save to storage that all ranks share",
                 at=self.url,
             ) from reason
-        self._made_directories[""] = None
 
     def remove(self, key: str) -> None:
         """Remove a file, and what directories below the root become empty."""
@@ -266,49 +260,25 @@ class LocalStore:
                     break
                 parent.rmdir()
                 self._plain_directories.discard(parent)
-                with self._lock:
-                    self._made_directories.pop(parent.relative_to(self._root).as_posix(), None)
+                self._claim.forget_directory(parent.relative_to(self._root).as_posix())
 
     def clear(self, keys: Iterable[str]) -> None:
         """Remove what an earlier attempt has left, which cannot commit any more."""
         for key in keys:
             self.remove(key)
 
-    def _place(self, key: str) -> tuple[str, int | None]:
-        """Return how the system is told of a key: within the directory that is held, wherever that has been moved."""
-        directory = self._claim.directory
-        return (key or ".", directory) if directory is not None else (os.path.join(self._root, key), None)
-
-    def _require_directories(self, key: str) -> None:
-        """Make the directories that a key lies in."""
-        parent = key.rpartition("/")[0]
-        if parent in self._made_directories:
-            return
-        names = parent.split("/") if parent else []
-        for count in range(len(names) + 1):
-            directory = "/".join(names[:count])
-            if directory in self._made_directories:
-                continue
-            place, within = self._place(directory)
-            if directory or within is None:
-                with suppress(FileExistsError):
-                    os.mkdir(place, dir_fd=within)
-            with self._lock:
-                self._made_directories[directory] = None
-
     def _create_file(self, key: str) -> int:
         check_key(key, key or self.url)
         try:
-            self._require_directories(key)
-            place, within = self._place(key)
+            self._claim.make_directories(key)
+            place, within = self._claim.place(key)
             descriptor = opened(place, CREATE_FLAGS, within=within)
         except FileNotFoundError:
             self._claim.require_mine()
             raise
         try:
             self._wrote(key, 0)
-            with self._lock:
-                self._created[key] = identity_of(os.fstat(descriptor))
+            self._created[key] = identity_of(os.fstat(descriptor))
         except BaseException:
             os.close(descriptor)
             raise
@@ -329,18 +299,17 @@ class LocalStore:
         with translated(key):
             check_key(key, key or self.url)
             self._claim.require_mine()
-            staged, within = self._place(staged_name())
+            staged, within = self._claim.place(staged_name())
             descriptor = opened(staged, CREATE_FLAGS, within=within)
             try:
                 try:
                     write_all(descriptor, buffers, 0)
                 finally:
                     os.close(descriptor)
-                self._require_directories(key)
-                with self._lock:
-                    # What takes its place may be given its number.
-                    self._created.pop(key, None)
-                os.replace(staged, self._place(key)[0], src_dir_fd=within, dst_dir_fd=within)
+                self._claim.make_directories(key)
+                # What takes its place may be given its number.
+                self._created.pop(key, None)
+                os.replace(staged, self._claim.place(key)[0], src_dir_fd=within, dst_dir_fd=within)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(staged, dir_fd=within)
@@ -360,15 +329,13 @@ class LocalStore:
         """
         check_key(key, key or self.url)
         with translated(key):
-            self._require_directories(key)
-            place, within = self._place(key)
-            with self._lock:
-                self._created[key] = source.identity  # before it is: what is not there is nobody's to remove
+            self._claim.make_directories(key)
+            place, within = self._claim.place(key)
+            self._created[key] = source.identity  # before it is: what is not there is nobody's to remove
             if make_link(source, place, within):
                 self._wrote(key, 0)
                 return True
-            with self._lock:
-                del self._created[key]
+            del self._created[key]
             return False
 
     def create_pack(self, key: str) -> LocalPackFile:
@@ -390,10 +357,9 @@ class LocalStore:
         with translated(self.url):
             try:
                 self._write_back.flush()
-                for key in self._made_directories:
-                    sync(*self._place(key))
-                for directory in self._made_parents:
-                    sync(directory)
+                self._claim.sync_directories()
+                if self._has_begun:
+                    sync(self._root.parent)
             except FileNotFoundError:
                 self._claim.require_mine()
                 raise
@@ -415,21 +381,7 @@ class LocalStore:
         created, self._created = self._created, {}
         if not self.withdraw():
             return False
-        directories: dict[str, None] = {}
-        for key, identity in created.items():
-            place, within = self._place(key)
-            with suppress(OSError):
-                if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
-                    os.unlink(place, dir_fd=within)
-            while key := key.rpartition("/")[0]:
-                directories[key] = None
-        for key in sorted(directories, key=lambda key: -key.count("/")):
-            place, within = self._place(key)
-            with suppress(OSError):
-                os.rmdir(place, dir_fd=within)
-        if self._claim.is_mine():
-            with suppress(OSError):
-                os.rmdir(self._root)
+        self._claim.remove(created)
         return True
 
     def close(self) -> None:

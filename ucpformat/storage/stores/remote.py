@@ -17,6 +17,8 @@ from ucpformat.storage.stores.remote_access import (
     file_system,
     has_directories,
     protocols_of,
+    sends_parts,
+    streamed,
     translated,
     without_ranges,
     writing,
@@ -142,32 +144,15 @@ class RemoteStore:
         if start == stop:
             return b""
         with translated(key), self._turn:
-            self._require_ranges(key, start, stop)
+            if not self._has_ranges and stop > 1:
+                # Else each part would be fetched as a whole object.
+                self._has_ranges = sends_parts(self._filesystem, self._full(key), max(start, 1), key)
             data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
         if len(data) > stop - start:
             raise without_ranges(key)
         if len(data) != stop - start:
             raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
         return data
-
-    def _require_ranges(self, key: str, start: int, stop: int) -> None:
-        """Ask a web server once whether it sends parts of objects: else each part would be fetched as a whole object.
-
-        The file of fsspec looks at the answer's status, and reads no more of it; `cat_file` takes all that comes.
-        """
-        if self._has_ranges or stop < 2:
-            return
-        place = max(start, 1)
-        path = self._full(key)
-        try:
-            with self._filesystem.open(path, "rb", block_size=1, size=place + 1, cache_type="none") as file:
-                file.seek(place)
-                file.read(1)
-        except ValueError as reason:
-            raise without_ranges(key) from reason
-        except Exception:  # what else is wrong, reading says better
-            return
-        self._has_ranges = True
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers, one after another, from byte ``start`` on."""
@@ -185,15 +170,7 @@ class RemoteStore:
             for start in range(0, size, _BLOCK_BYTES):
                 yield self.read(key, start, min(start + _BLOCK_BYTES, size))
             return
-        with translated(key):
-            stream = self._filesystem.open(self._full(key), "rb", block_size=0)
-        with stream:
-            while True:
-                with translated(key):
-                    piece = stream.read(_BLOCK_BYTES)
-                if not piece:
-                    return
-                yield bytes(piece)
+        yield from streamed(self._filesystem, self._full(key), _BLOCK_BYTES, key)
 
     def mapped(self, key: str, start: int, stop: int) -> memoryview:
         """Refuse: objects of a remote store are not mapped."""
@@ -244,28 +221,20 @@ class RemoteStore:
             self._has_claim = True
 
     def _begin(self) -> list[str]:
-        found = self._require_no_other()
+        """Return the keys of what lies there, which is no checkpoint and nothing foreign."""
+        keys = list(self.keys())
+        if ROOT_KEY in keys:
+            message = (
+                "a committed checkpoint is there and is never overwritten; choose another URL or remove it"
+            )
+            raise error("UCP-E-EXISTS", message, at=self._url)
+        foreign = [key for key in keys if not key.startswith(PREFIXES)]
+        if foreign:
+            message = f"{foreign[0]!r} lies there, which is no part of a checkpoint"
+            raise error("UCP-E-EXISTS", message, at=self._url)
         self.require_exclusive()
         self._seen = time.time()
-        return found
-
-    def _require_no_other(self) -> list[str]:
-        with translated(self._url):
-            keys = list(self.keys())
-            if ROOT_KEY in keys:
-                raise error(
-                    "UCP-E-EXISTS",
-                    "a committed checkpoint is there and is never overwritten; choose another URL or remove it",
-                    at=self._url,
-                )
-            foreign = [key for key in keys if not key.startswith(PREFIXES)]
-            if foreign:
-                raise error(
-                    "UCP-E-EXISTS",
-                    f"{foreign[0]!r} lies there, which is no part of a checkpoint",
-                    at=self._url,
-                )
-            return keys
+        return keys
 
     def remove(self, key: str) -> None:
         """Remove an object."""

@@ -13,7 +13,16 @@ from ucpformat.storage.stores.local_io import MISSING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_system", "has_directories", "protocols_of", "translated", "without_ranges", "writing"]
+__all__ = [
+    "file_system",
+    "has_directories",
+    "protocols_of",
+    "sends_parts",
+    "streamed",
+    "translated",
+    "without_ranges",
+    "writing",
+]
 
 _WITHOUT_DIRECTORIES: Final = frozenset(
     ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "cos", "tos", "obs", "b2")
@@ -71,6 +80,39 @@ def protocols_of(filesystem: Any) -> set[str]:
     """Return the names of a file system in URLs."""
     protocol = filesystem.protocol
     return {protocol} if isinstance(protocol, str) else set(protocol)
+
+
+def sends_parts(filesystem: Any, path: str, start: int, key: str) -> bool:
+    """Ask a web server for the byte at ``start``, at least 1; return whether it then sends parts of objects.
+
+    False where something else is wrong, which reading says better. The file of fsspec looks at the answer's status, and
+    reads no more of it; `cat_file` takes all that comes.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` where the server sends whole objects.
+    """
+    try:
+        with filesystem.open(path, "rb", block_size=1, size=start + 1, cache_type="none") as file:
+            file.seek(start)
+            file.read(1)
+    except ValueError as reason:
+        raise without_ranges(key) from reason
+    except Exception:
+        return False
+    return True
+
+
+def streamed(filesystem: Any, path: str, nbytes: int, key: str) -> Iterator[bytes]:
+    """Yield all bytes of an object by one request, at most ``nbytes`` at a time."""
+    with translated(key):
+        stream = filesystem.open(path, "rb", block_size=0)
+    with stream:
+        while True:
+            with translated(key):
+                piece = stream.read(nbytes)
+            if not piece:
+                return
+            yield bytes(piece)
 
 
 def without_ranges(key: str) -> UcpError:

@@ -1,7 +1,7 @@
 """One writer of an attempt: boxes of declared slots into a store, in several threads (SPEC section 17.4).
 
-A checkpoint has one such writer for each process that holds some of it. What each has written is in its `ledger`;
-whoever commits puts them together.
+A checkpoint has one such writer for each process that holds some of it. What each has written is in its `ledger`, in
+the order in which it was written; whoever commits puts them together.
 """
 
 from __future__ import annotations
@@ -29,31 +29,10 @@ if TYPE_CHECKING:
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import BaseChunks, SlotPlace, StoredChunk
 
-__all__ = ["Entry", "Ledger", "PieceWriter", "SettledEntries", "Settlement", "settled"]
+__all__ = ["Entry", "PieceWriter", "SettledEntries", "Settlement", "settled"]
 
 Entry = tuple[tuple[str, str], int, "StoredChunk"]
 """Names of atom and slot, a chunk of the slot, and what became of it or of a box of it."""
-
-
-class Ledger:
-    """Entries in the order in which they come in, from any thread."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-
-    def extend(self, entries: Iterable[Entry]) -> None:
-        """Record what became of chunks, or of boxes of them."""
-        self.entries += list(entries)  # in one step, whatever other threads do
-
-    def by_slot(self) -> dict[tuple[str, str], list[tuple[int, StoredChunk]]]:
-        """Return what was written of each slot of which anything was, chunk by chunk in the order of entries."""
-        found: dict[tuple[str, str], list[tuple[int, StoredChunk]]] = {}
-        for name, chunk, stored in self.entries:
-            if name in found:
-                found[name].append((chunk, stored))
-            else:
-                found[name] = [(chunk, stored)]
-        return found
 
 
 class Settlement(Protocol):
@@ -74,9 +53,14 @@ class Settlement(Protocol):
 class SettledEntries:
     """What one writer has written of ``places``, entry by entry: most slots that one process writes have one."""
 
-    def __init__(self, places: Mapping[tuple[str, str], SlotPlace], ledger: Ledger) -> None:
+    def __init__(self, places: Mapping[tuple[str, str], SlotPlace], ledger: Iterable[Entry]) -> None:
         self._places = places
-        self._written = ledger.by_slot()
+        self._written: dict[tuple[str, str], list[tuple[int, StoredChunk]]] = {}
+        for name, chunk, stored in ledger:
+            if name in self._written:
+                self._written[name].append((chunk, stored))
+            else:
+                self._written[name] = [(chunk, stored)]
 
     def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
         """Do as `Settlement.settle`."""
@@ -166,7 +150,7 @@ class PieceWriter:
     ) -> None:
         self.places = places
         self._base = base
-        self.ledger = Ledger()
+        self.ledger: list[Entry] = []
         self._chunks: ChunkWriter
         if storage == "plain":
             self._chunks = PlainChunkWriter(store.create, base)

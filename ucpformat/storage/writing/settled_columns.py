@@ -1,7 +1,7 @@
 """What several writers have written of slots, settled by columns (SPEC sections 11.3 and 16.4).
 
 What is seen to be whole at a glance is: boxes that tile a chunk in rows, rows cut in columns, and so on. Of anything
-else, and of all that is to be refused, `ledger.settled` has the word, slot by slot.
+else, and of all that is to be refused, `piece_writer.settled` has the word, slot by slot.
 """
 
 from __future__ import annotations

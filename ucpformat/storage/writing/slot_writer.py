@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.model.dtype import DType
     from ucpformat.storage.writing.chunk_writer import BaseChunks, ChunkWriter, Room, SlotPlace
-    from ucpformat.storage.writing.piece_writer import Ledger
+    from ucpformat.storage.writing.piece_writer import Entry
 
 __all__ = ["SlotBox", "SlotWriter", "raw_bytes"]
 
@@ -123,7 +123,7 @@ class SlotWriter:
     def __init__(
         self,
         chunks: ChunkWriter,
-        ledger: Ledger,
+        ledger: list[Entry],
         executor: Executor,
         workers: int,
         progress: Callable[[int], None] | None,
@@ -310,7 +310,9 @@ class SlotWriter:
             names, pieces = self._resolved(self._base, names, pieces)
         chunks = [piece.chunk for piece in pieces]
         stored = self._chunks.write_many(pieces, keep=keep)
-        self._ledger.extend(zip(names, chunks, stored, strict=True))
+        self._ledger.extend(
+            [*zip(names, chunks, stored, strict=True)]
+        )  # in one step, whatever other threads do
         if self._progress is not None:
             for piece in pieces:
                 self._progress(piece.data.nbytes)
