@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -102,6 +103,17 @@ def test_no_module_outgrows_its_purpose() -> None:
     assert not {name: size for name, size in sizes.items() if size > LINES_AT_MOST}
     of_package = {name for name in sizes if name.startswith("ucpformat/")}
     assert {name for name in of_package if sizes[name] > LINES_OF_THE_PACKAGE} == LONGER
+
+
+def test_no_folder_is_a_drawer() -> None:
+    folders = Counter(
+        name.rpartition("/")[0] for name in tracked() if re.match(r"ucpformat/.*(?<!__init__)\.py", name)
+    )
+    # These two read well as lists: a module for a notion of geometry, or for a command.
+    assert {name for name, modules in folders.items() if modules > 20} == {
+        "ucpformat/geometry",
+        "ucpformat/cli",
+    }
 
 
 def test_no_module_is_a_drawer() -> None:

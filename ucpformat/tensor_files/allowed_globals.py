@@ -27,7 +27,7 @@ from ucpformat.tensor_files.stand_ins import (
 )
 from ucpformat.tensor_files.unpickle import Constructor, Globals
 
-__all__ = ["METADATA_GLOBALS", "OBJECT_GLOBALS", "StorageKind"]
+__all__ = ["METADATA_GLOBALS", "OBJECT_GLOBALS", "STREAM_GLOBALS", "StorageKind", "stream_content"]
 
 _TORCH_DTYPES: Final = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -350,3 +350,26 @@ METADATA_GLOBALS: Final[Globals] = _python_globals() | _torch_globals() | _metad
 
 #: What the ``data.pkl`` of an item may name; `torch_zip` adds the functions that rebuild tensors.
 OBJECT_GLOBALS: Final[Globals] = _python_globals() | _numpy_globals() | _torch_globals() | _storage_globals()
+
+
+_STREAM: Final = "io.BytesIO"
+
+
+def _stream(arguments: tuple[Any, ...]) -> object:
+    if arguments and not (len(arguments) == 1 and type(arguments[0]) is bytes):
+        raise ValueError("a stream takes bytes")
+    return Instance(_STREAM)
+
+
+STREAM_GLOBALS: Final[Globals] = {("_io", "BytesIO"): Constructor(_STREAM, _stream)}
+"""What a pickle may name where streams of bytes are carried."""
+
+
+def stream_content(found: object) -> bytes | None:
+    """Return the bytes of an object that is a stream and nothing else; None for any other, and for one with members."""
+    if not isinstance(found, Instance) or found.kind != _STREAM or type(found.state) is not tuple:
+        return None
+    match found.state:
+        case (bytes() as data, int(), None | {}) if not found.state[2]:  # bytes, position, members
+            return data
+    return None

@@ -7,11 +7,15 @@ Everything that `unpickle` returns is built from ``None``, ``bool``, ``int``, ``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 __all__ = [
+    "CONFIGURATIONS",
+    "INERT",
     "TORCH_DTYPES",
+    "ConfigurationDraft",
     "DefaultDict",
     "NumpyArray",
     "NumpyDtype",
@@ -146,3 +150,36 @@ class DefaultDict(dict[Any, Any]):
 
     def __repr__(self) -> str:
         return f"DefaultDict({self.factory!r}, {dict.__repr__(self)})"
+
+
+# OmegaConf's configurations, as Lightning keeps hyper-parameters, come in as dicts, lists and values (omegaconf 2.3,
+# `basecontainer.py`, `nodes.py`): a container has `_content`, a value `_val`, and each its parent, which refers back.
+# Interpolations (`${lr}`) stay the text that they are; types, flags and parents are left out.
+_NODES: Final = ("Any", "String", "Integer", "Float", "Boolean", "Bytes", "Path", "Enum")
+
+CONFIGURATIONS: Final[Mapping[tuple[str, str], str]] = {
+    ("omegaconf.dictconfig", "DictConfig"): "_content",
+    ("omegaconf.listconfig", "ListConfig"): "_content",
+    ("omegaconf.base", "UnionNode"): "_content",
+    **{("omegaconf.nodes", f"{name}Node"): "_val" for name in _NODES},
+}
+"""The classes, and the member of the state that is what they hold."""
+
+INERT: Final = (("omegaconf.base", "ContainerMetadata"), ("omegaconf.base", "Metadata"))
+"""What a state holds beside: it is read, and left out."""
+
+
+@dataclass(slots=True, eq=False)
+class ConfigurationDraft:
+    """An instance before its state arrives, and then what it holds; what refers to it before that refers back."""
+
+    member: str
+    value: Any = None
+    is_finished: bool = False
+
+    def finish(self, state: object) -> object:
+        """Return what the state of BUILD holds. Raises ValueError."""
+        if self.is_finished or not isinstance(state, dict) or self.member not in state:
+            raise ValueError("a configuration of an unknown kind")
+        self.value, self.is_finished = state[self.member], True
+        return self.value

@@ -20,9 +20,9 @@ from itertools import islice
 from typing import Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.tensor_files.configurations import ConfigurationDraft
 from ucpformat.tensor_files.numpy_values import NumpyArrayDraft, NumpyDtypeDraft
 from ucpformat.tensor_files.object_tree import Instance, Limits, check_hashable, refused, weight
+from ucpformat.tensor_files.stand_ins import ConfigurationDraft
 
 __all__ = ["Constructor", "Globals", "unpickle", "unpickle_first"]
 

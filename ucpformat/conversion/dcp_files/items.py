@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box
+from ucpformat.geometry import Box, exact_cover
 from ucpformat.state_dict.keys.paths import KeyPath
 from ucpformat.tensor_files.byte_source import Location
-from ucpformat.tensor_files.cover import cover_problem
 
-__all__ = ["Catalogue", "DcpObject", "DcpTensor", "Fragment", "KeyPath", "check_covers"]
+__all__ = ["Catalogue", "DcpObject", "DcpTensor", "Fragment", "KeyPath", "check_covers", "cover_problem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +65,18 @@ def check_covers(tensors: Mapping[str, DcpTensor], at: str) -> None:
         problem = cover_problem(tensor.shape, [Box(part.offset, part.shape) for part in tensor.fragments])
         if problem is not None:
             raise error("UCP-E-SOURCE", f"{key!r} is not stored completely: {problem}", at=at)
+
+
+def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """Say what keeps ``boxes`` from covering ``shape`` exactly once, or return None; empty boxes are ignored."""
+    if any(box.ndim != len(shape) for box in boxes):
+        return "a piece has another number of dimensions"
+    fault = exact_cover(boxes, shape)
+    if fault is None:
+        return None
+    where = f"at {list(fault.box.offset)} of shape {list(fault.box.shape)}"
+    if fault.kind == "outside":
+        return f"the piece {where} leaves the shape {list(shape)}"
+    if fault.kind == "overlap":
+        return f"pieces overlap {where}"
+    return f"elements are missing {where}"

@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given
 
 from tests.conversion.formats.dcp.strategies import boxes_of, index_of, shapes, tilings
+from ucpformat.conversion.dcp_files.items import cover_problem
 from ucpformat.geometry import Box
-from ucpformat.tensor_files.cover import cover_problem
 
 
 @given(st.data())

@@ -14,7 +14,7 @@ from ucpformat.distributed.values import OPAQUE_MEDIA
 from ucpformat.errors import UcpError, error
 from ucpformat.state_dict.keys.names import recognise
 from ucpformat.state_dict.keys.origins import slot_annotations, state_document
-from ucpformat.tensor_files.streams import STREAM_GLOBALS, stream_content
+from ucpformat.tensor_files.allowed_globals import STREAM_GLOBALS, stream_content
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.writer import AtomSpec, SlotSpec
 

@@ -45,9 +45,9 @@ from ucpformat.errors import UcpError, error
 from ucpformat.model.dtype import dtype
 from ucpformat.model.state import StateDocument
 from ucpformat.state_dict.keys.origins import slot_annotations, state_annotations
+from ucpformat.tensor_files.allowed_globals import STREAM_GLOBALS
 from ucpformat.tensor_files.object_tree import Instance
 from ucpformat.tensor_files.source_files import SourceFiles
-from ucpformat.tensor_files.streams import STREAM_GLOBALS
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.writer import AtomSpec, SlotSpec

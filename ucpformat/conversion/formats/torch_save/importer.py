@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ucpformat.conversion.formats.torch_save.leaves import Leaves
 from ucpformat.errors import UcpError
 from ucpformat.tensor_files.byte_source import open_range
-from ucpformat.tensor_files.configurations import CONFIGURATIONS, INERT, ConfigurationDraft
 from ucpformat.tensor_files.deepspeed_globals import DEEPSPEED_GLOBALS
 from ucpformat.tensor_files.legacy_archive import LEGACY
 from ucpformat.tensor_files.object_tree import Instance
 from ucpformat.tensor_files.source_files import SourceFiles
+from ucpformat.tensor_files.stand_ins import CONFIGURATIONS, INERT, ConfigurationDraft
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.unpickle import Constructor, Globals
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.conversion.contract.sources import window
+from ucpformat.conversion.dcp_files.items import cover_problem
 from ucpformat.conversion.formats.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, BoxIndex
-from ucpformat.tensor_files.cover import cover_problem
 from ucpformat.tensor_files.fields import data_type, members
 from ucpformat.tensor_files.object_tree import Instance
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
