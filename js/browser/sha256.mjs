@@ -41,7 +41,14 @@ export class Sha256 {
       w[i] = (w[i - 16] + ((x >>> 7 | x << 25) ^ (x >>> 18 | x << 14) ^ x >>> 3)
         + w[i - 7] + ((y >>> 17 | y << 15) ^ (y >>> 19 | y << 13) ^ y >>> 10)) | 0;
     }
-    let [a, b, c, d, e, f, g, h] = s;
+    let a = s[0];
+    let b = s[1];
+    let c = s[2];
+    let d = s[3];
+    let e = s[4];
+    let f = s[5];
+    let g = s[6];
+    let h = s[7];
     for (let i = 0; i < 64; i += 1) {
       const t = (h + ((e >>> 6 | e << 26) ^ (e >>> 11 | e << 21) ^ (e >>> 25 | e << 7))
         + ((e & f) ^ (~e & g)) + ROUNDS[i] + w[i]) | 0;

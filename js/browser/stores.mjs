@@ -7,16 +7,18 @@ import {UcpError} from '../lib/errors.mjs';
 /** The length of an object that the server does not tell. */
 const UNKNOWN = -1;
 
-/** Bytes that the first request for an object asks for: most documents are shorter. */
-const FIRST_READ = 65536;
+/** Bytes that the first request for an object asks for: most documents are shorter, and blocks as long. */
+const FIRST_READ = 1 << 20;
 
 /**
  * Objects below a URL, by synchronous range requests, which workers alone can make.
  * Nothing outside this URL is requested.
  */
 export class HttpStore {
-  /** @type {Map<string, {length: number, first: Uint8Array}>} by key */
-  #objects = new Map();
+  /** @type {Map<string, number>} by key */
+  #lengths = new Map();
+  /** The beginning of the object whose length was asked for last: what is read next is mostly there. */
+  #first = {key: '', bytes: new Uint8Array(0)};
   /** What was fetched: requests, and bytes of their bodies. */
   fetched = {requests: 0, bytes: 0};
 
@@ -52,17 +54,14 @@ export class HttpStore {
     throw new UcpError('UCP-E-STORE', key, detail);
   }
 
-  #object(key) {
-    if (!this.#objects.has(key)) {
-      const {bytes, length} = this.#request(key, 0, FIRST_READ);
-      this.#objects.set(key, {length, first: bytes});
-    }
-    return this.#objects.get(key);
-  }
-
   /** The length of an object in bytes; UCP-E-MISSING if there is none. */
   lengthOf(key) {
-    return this.#object(key).length;
+    if (!this.#lengths.has(key)) {
+      const {bytes, length} = this.#request(key, 0, FIRST_READ);
+      this.#lengths.set(key, length);
+      this.#first = {key, bytes};
+    }
+    return this.#lengths.get(key);
   }
 
   /**
@@ -70,13 +69,14 @@ export class HttpStore {
    * @throws {UcpError} UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE
    */
   read(key, offset, length) {
-    let object = this.#objects.get(key);
-    if (object && offset + length > object.length) this.#ends(key, object.length, offset + length);
-    if (object && offset + length <= object.first.length) return object.first.subarray(offset, offset + length);
+    const known = this.#lengths.get(key);
+    if (known !== undefined && offset + length > known) this.#ends(key, known, offset + length);
+    if (this.#first.key === key && offset + length <= this.#first.bytes.length) {
+      return this.#first.bytes.subarray(offset, offset + length);
+    }
     if (length === 0) return new Uint8Array(0);
     const answer = this.#request(key, offset, offset + length);
-    object ??= {length: answer.length, first: new Uint8Array(0)};
-    this.#objects.set(key, object);
+    this.#lengths.set(key, answer.length);
     if (offset + length > answer.length) this.#ends(key, answer.length, offset + length);
     if (answer.bytes.length !== length) throw new UcpError('UCP-E-STORE', key, 'the server answers with another range');
     return answer.bytes;
@@ -92,7 +92,7 @@ export class HttpStore {
   }
 
   close() {
-    this.#objects.clear();
+    this.#lengths.clear();
   }
 }
 

@@ -14,7 +14,7 @@ function colour(value, most) {
 
 /** A canvas with a cell for each mean, and its scale. */
 export function heatMap({
-  rows, columns, height, width, cells, isWhole,
+  rows, columns, height, width, cells, held, isWhole,
 }) {
   if (width === 0) return h('p', {class: 'quiet'}, 'No elements.');
   const finite = cells.filter(Number.isFinite);
@@ -27,7 +27,7 @@ export function heatMap({
   canvas.style.height = `${height * Math.max(zoom, isWhole ? 1 : 12)}px`;
   const context = canvas.getContext('2d');
   const image = context.createImageData(width, height);
-  cells.forEach((value, i) => image.data.set([...colour(value, most), 255], 4 * i));
+  cells.forEach((value, i) => image.data.set([...colour(value, most), held[i] ? 255 : 0], 4 * i));
   context.putImageData(image, 0, 0);
   return h('figure', {}, canvas, h('figcaption', {class: 'quiet'},
     `${rows.toLocaleString('en')} × ${columns.toLocaleString('en')} as ${height} × ${width} cells, blue ${short(-most)}, red ${short(most)}`

@@ -19,6 +19,8 @@ class Page {
   /** @type {Map<string, object>} atoms by name, of the side that is shown and of the one it is compared with */
   atoms = {a: new Map(), b: null};
   open = new Set();
+  chosenAtoms = [];
+  madeTree = null;
 
   /** @param {Worker} worker */
   constructor(worker, choices) {
@@ -33,7 +35,8 @@ class Page {
       open: ({module}) => this.show(module.atom),
       fold: ({module}, isOpen) => this.fold(module.name, isOpen),
     });
-    for (const id of ['search', 'flat', 'by-size', 'changed']) $(id).addEventListener('input', () => this.relist());
+    for (const id of ['search', 'changed']) $(id).addEventListener('input', () => this.choose());
+    for (const id of ['flat', 'by-size']) $(id).addEventListener('input', () => this.relist());
     for (const button of document.querySelectorAll('nav button')) button.addEventListener('click', () => this.view(button.dataset.view));
     $('side-a').addEventListener('change', () => this.start());
     $('side-b').addEventListener('change', () => this.start());
@@ -96,16 +99,17 @@ class Page {
     try {
       this.root = await this.client.ask('open', {side: 'a', source: a.source});
       this.facts(a.label);
-      await this.read('a', this.root.parts);
+      await this.read('a', this.root.parts, b !== null);
       if (b) {
         this.atoms.b = new Map();
         const {parts} = await this.client.ask('open', {side: 'b', source: b.source});
-        await this.read('b', parts);
+        await this.read('b', parts, true);
       }
     } catch (error) {
       this.refuse(error.message);
     }
     $('changed-only').hidden = !this.atoms.b;
+    this.chosen = this.#chosen();
     this.openTop();
     this.relist();
     performance.mark('ready');
@@ -113,14 +117,12 @@ class Page {
   }
 
   /** Reads the index parts of a side, and lists what is there after each. */
-  async read(side, parts) {
-    const answers = Array.from({length: parts}, (_, part) => this.client.ask('part', {side, part}));
+  async read(side, parts, contents) {
+    const answers = Array.from({length: parts}, (_, part) => this.client.ask('part', {side, part, contents}));
     for (const answer of answers) answer.catch(() => {}); // the first that is refused ends the reading below
     for (const answer of answers) {
-      for (const atom of await answer) {
-        this.atoms[side].set(atom.name, {...atom, bytes: atom.slots.reduce((sum, {bytes}) => sum + bytes, 0)});
-      }
-      if (side === 'a' && answer === answers[0]) this.relist();
+      for (const atom of JSON.parse(await answer)) this.atoms[side].set(atom.name, atom);
+      if (side === 'a' && answer === answers[0]) this.choose();
     }
   }
 
@@ -140,9 +142,8 @@ class Page {
 
   /** Opens modules from the top while the rows fit on a screen. */
   openTop() {
-    const tree = treeOf(this.atoms.a.values());
     for (let more = true; more;) {
-      const rows = rowsOf(tree, this.open, bySize);
+      const rows = rowsOf(this.tree, this.open, bySize);
       const next = rows.find((row) => row.open === false && rows.length + row.module.children.size <= 24);
       more = next !== undefined;
       if (more) this.open.add(next.module.name);
@@ -156,14 +157,35 @@ class Page {
   /** Atoms that the search and the comparison leave. */
   #chosen() {
     const test = globTest($('search').value);
-    const all = new Map([...this.atoms.b ?? [], ...this.atoms.a]);
+    const all = this.atoms.b ? new Map([...this.atoms.b, ...this.atoms.a]) : this.atoms.a;
     const chosen = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
     return $('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name) !== 'same') : chosen;
   }
 
-  /** Lists what the tools above the list say. */
+  /** The tree of the atoms that are chosen, made when it is wanted. */
+  get tree() {
+    this.madeTree ??= treeOf(this.chosen);
+    return this.madeTree;
+  }
+
+  /** Lists atoms as the search and the comparison now leave them. */
+  choose() {
+    this.chosen = this.#chosen();
+    this.relist();
+  }
+
+  set chosen(atoms) {
+    this.chosenAtoms = atoms;
+    this.madeTree = null;
+  }
+
+  get chosen() {
+    return this.chosenAtoms;
+  }
+
+  /** Lists the chosen atoms, as a tree or flat. */
   relist() {
-    const atoms = this.#chosen();
+    const atoms = this.chosen;
     const order = $('by-size').checked ? bySize : byName;
     const total = atoms.reduce((sum, {bytes}) => sum + bytes, 0);
     if ($('flat').checked || $('search').value !== '') {
@@ -172,7 +194,7 @@ class Page {
       }));
       this.list.rows = rows.sort((x, y) => order(x.module, y.module));
     } else {
-      this.list.rows = rowsOf(treeOf(atoms), this.open, order);
+      this.list.rows = rowsOf(this.tree, this.open, order);
     }
     $('count').textContent = `${atoms.length.toLocaleString('en')} atoms, ${human(total)}`;
   }
@@ -181,6 +203,12 @@ class Page {
     if (isOpen) this.open.add(name);
     else this.open.delete(name);
     this.relist();
+  }
+
+  /** What statistics that came with the page say against an atom. */
+  #broken(atom) {
+    const found = Object.values(this.shown.statistics?.[atom.name] ?? {});
+    return `${found.some(({nan}) => nan > 0) ? ', has NaN' : ''}${found.some(({inf}) => inf > 0) ? ', has infinities' : ''}`;
   }
 
   #row({
@@ -193,7 +221,7 @@ class Page {
     bar.style.width = `${100 * share}%`;
     const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
       open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
-      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${state}`}`) : null);
+      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${state}`}${this.#broken(atom)}`) : null);
     name.style.paddingLeft = `${level}em`;
     return h('div', {
       class: `row ${state}`, role: 'treeitem', 'aria-level': level + 1, 'aria-expanded': open === null ? null : String(open),
@@ -213,7 +241,7 @@ class Page {
   view(name) {
     for (const button of document.querySelectorAll('nav button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
     for (const id of ['tensors', 'map', 'state', 'problems']) $(id).hidden = id !== name;
-    if (name === 'map') this.map([treeOf(this.#chosen())]);
+    if (name === 'map') this.map([this.tree]);
     if (name === 'state') this.state();
     if (name === 'problems') this.problems('semantics');
   }

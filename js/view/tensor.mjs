@@ -4,7 +4,7 @@
 
 import {heatMap, histogram, layoutDrawing} from './charts.mjs';
 import {
-  extents, h, human, short, shortened,
+  extents, h, human, short,
 } from './dom.mjs';
 
 const WINDOW = [8, 6];
@@ -81,9 +81,9 @@ function statisticsView(found) {
 }
 
 function placesView({
-  chunks, chunkShape, segments, places,
+  content, chunks, chunkShape, segments, places,
 }) {
-  return h('div', {}, h('p', {class: 'quiet'}, `${segments} segments in ${chunks} chunks of ${extents(chunkShape)}`
+  return h('div', {}, h('p', {class: 'quiet'}, content ?? 'no content digest'), h('p', {class: 'quiet'}, `${segments} segments in ${chunks} chunks of ${extents(chunkShape)}`
     + `${places.length < segments ? `; the first ${places.length} are listed` : ''}`),
   h('table', {}, h('thead', {}, h('tr', {}, ['chunk', 'object', 'offset', 'bytes'].map((name) => h('th', {class: 'text'}, name)))),
     h('tbody', {}, places.map(({
@@ -118,8 +118,7 @@ export function showTensor(section, client, atom, slotName = 'value', known = {}
     h('dl', {},
       h('dt', {}, 'type'), h('dd', {}, slot.dtype), h('dt', {}, 'shape'), h('dd', {}, extents(slot.shape)),
       h('dt', {}, 'bytes'), h('dd', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
-      ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : []),
-      h('dt', {}, 'content'), h('dd', {title: slot.content ?? ''}, slot.content ? shortened(slot.content, 32) : 'no digest')),
+      ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : [])),
     windowPanel(ask, slot),
     panel('heat map', () => ask('heatMap'), heatMap, {label: `show, reads up to ${human(Math.min(slot.bytes, 8 << 20))}`}),
     ...(big ? [panel('whole heat map', () => ask('heatMap', {whole: true}), heatMap, {label: `show, reads ${human(slot.bytes)}`})] : []),

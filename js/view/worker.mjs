@@ -29,7 +29,7 @@ for (const method of ['part', 'state', 'window', 'statistics', 'heatMap', 'layou
   METHODS[method] = (params) => {
     const session = sessions.get(params.side);
     if (!session) throw new UcpError('UCP-E-NOT-FOUND', '', 'no checkpoint is open');
-    return session[method](method === 'part' ? params.part : params);
+    return session[method](params);
   };
 }
 

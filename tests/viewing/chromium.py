@@ -206,6 +206,12 @@ class Chromium:
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", files=paths, nodeId=node)
 
+    def drop(self, paths: list[str]) -> None:
+        """Drop files or directories on the page."""
+        data = {"items": [], "files": paths, "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=300, y=300, data=data)
+
     def screenshot(self, path: Path) -> None:
         """Write a picture of what is seen."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

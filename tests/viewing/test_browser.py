@@ -211,6 +211,27 @@ def test_a_chosen_directory_is_opened(chromium: Chromium, tmp_path: Path) -> Non
         assert open_tensor(page, "mine") == [["0", "1", "2", "3"]]
 
 
+def test_a_dropped_directory_is_opened(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    ucp.save(tmp_path / "b.ucp", {"mine": np.arange(4, dtype=np.int16)})
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.drop([str(tmp_path / "b.ucp")])
+        page.wait("document.getElementById('title').textContent === 'b.ucp'")
+        assert open_tensor(page, "mine") == [["0", "1", "2", "3"]]
+
+
+def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    ucp.save(tmp_path / "b.ucp", {"w": np.arange(4.0)})
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp") as page:
+        page.go(f"{page.value('location.href')}?checkpoint=checkpoints/1/&checkpoint=checkpoints/0/")
+        page.wait(
+            "document.getElementById('title').textContent === 'checkpoints/1/' && document.body.dataset.ready"
+        )
+        assert rows(page) == ["wfloat64 4, changed"]
+        assert open_tensor(page, "w") == [["0", "1", "2", "3"]]
+
+
 def test_what_changed_is_told(chromium: Chromium, tmp_path: Path) -> None:
     ucp.save(tmp_path / "a.ucp", {"same": np.arange(3.0), "other": np.arange(4.0), "new": np.arange(2.0)})
     ucp.save(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -41,9 +42,18 @@ class _Served:
     label: str
 
     @cached_property
-    def keys(self) -> frozenset[str]:
-        """Return the keys that may be had; found when an object is first asked for, since that reads documents."""
-        return frozenset((ROOT_KEY, *reached_objects(self.checkpoint)))
+    def documents(self) -> frozenset[str]:
+        """Return keys of the documents and tables, which the root document itself names."""
+        return frozenset((ROOT_KEY, *(reference.key for _, reference in self.checkpoint.root.references())))
+
+    @cached_property
+    def objects(self) -> frozenset[str]:
+        """Return keys of all objects that are reached; reads the documents."""
+        return frozenset(reached_objects(self.checkpoint))
+
+    def size(self, key: str) -> int | None:
+        """Return length of an object that is reached; None for any other."""
+        return self.checkpoint.store.size(key) if key in self.documents or key in self.objects else None
 
 
 class PageServer(ThreadingHTTPServer):
@@ -65,6 +75,11 @@ class PageServer(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(16)
         super().__init__((LOOPBACK, port), _Handler)
         self.hosts = frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that no longer waits for its answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -105,8 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         served, key = self.server.served[number], found[2]
         try:
-            # The root document is there before anything else is known: a page says what is wrong with the rest.
-            size = served.checkpoint.store.size(key) if key == ROOT_KEY or key in served.keys else None
+            size = served.size(key)
         except (UcpError, OSError):
             size = None
         if size is None:

@@ -1,0 +1,135 @@
+// What the page is made of and needs no browser: the session of the worker, the tree, the summary.
+
+import assert from 'node:assert/strict';
+import {join} from 'node:path';
+import {test} from 'node:test';
+import {DirectoryStore} from '../node/store.mjs';
+import {write} from '../node/index.mjs';
+import {Session} from '../view/session.mjs';
+import {Summary} from '../view/summary.mjs';
+import {
+  byName, bySize, change, globTest, rowsOf, treeOf,
+} from '../view/tree.mjs';
+import {checkpointAmong} from '../view/files.mjs';
+import {slotOf, temporary, writeSmall} from './helpers.mjs';
+
+const floats = (...numbers) => Buffer.from(Float32Array.from(numbers).buffer);
+
+/** A session on a checkpoint with one slot. */
+function sessionOf(t, dtype, shape, bytes, more) {
+  const path = join(temporary(t), 'x');
+  const slots = new Map([['value', slotOf(dtype, shape, bytes, more)]]);
+  write({path, storage: 'packed', chunkBytes: 1 << 16, atoms: [{name: 'w', slots}]});
+  return new Session(new DirectoryStore(path));
+}
+const W = {atom: 'w', slot: 'value'};
+
+test('a session lists atoms, values and problems', (t) => {
+  const path = join(temporary(t), 'x');
+  writeSmall(path, 'plain');
+  const session = new Session(new DirectoryStore(path));
+  assert.equal(session.root.step, 7);
+  const atoms = Array.from({length: session.root.parts}, (_, part) => JSON.parse(session.part({part}))).flat();
+  assert.deepEqual(atoms.map(({name}) => name), ['a', 'b', 'é/c']);
+  assert.deepEqual(atoms[0].slots.map(({name, bytes}) => [name, bytes]), [['exp', 70], ['value', 140]]);
+  assert.deepEqual(session.state().optimizers, [['adam', [{atoms: 2, options: [['lr', '0.1']]}]]]);
+  assert.match(JSON.parse(session.part({part: 0, contents: true}))[0].slots[0].content, /^crc32c-tree:/);
+  assert.deepEqual(session.problems({level: 'integrity'}), []);
+});
+
+test('a window has the elements of its box, and a limit', (t) => {
+  const session = sessionOf(t, 'float32', [2, 3], floats(0, 1, 2, 3, 4, 0.1));
+  assert.deepEqual(session.window({...W, offset: [1, 1], shape: [1, 2]}), {shape: [1, 2], texts: ['4', '0.1']});
+  assert.throws(() => session.window({...W, offset: [0, 0], shape: [100, 100]}), {code: 'UCP-E-LIMIT'});
+  assert.throws(() => session.window({...W, offset: [0, 0], shape: [3, 3]}), {code: 'UCP-E-MISMATCH'});
+});
+
+test('statistics are those of all elements', (t) => {
+  const found = sessionOf(t, 'float32', [7], floats(0, 1, -4, NaN, Infinity, 3, 0)).statistics(W);
+  assert.deepEqual({...found, norm: 0}, {
+    count: 7, nan: 1, inf: 1, zeros: 2, minimum: -4, maximum: 3, mean: 0, norm: 0, positive: [[0, 1], [1, 1]], negative: [[2, 1]],
+  });
+  assert.equal(found.norm, Math.sqrt(26));
+  const empty = new Summary().result();
+  assert.deepEqual([empty.minimum, empty.mean], [null, null]);
+});
+
+test('a heat map has means of cells, of vectors folded as well', (t) => {
+  const rows = Array.from({length: 4 * 300}, (_, i) => (i % 300 < 150 ? 1 : 3));
+  const map = sessionOf(t, 'float32', [2, 2, 300], floats(...rows)).heatMap(W);
+  assert.deepEqual([map.rows, map.columns, map.height, map.width, map.isWhole], [4, 300, 4, 256, true]);
+  assert.deepEqual([map.cells[0], map.cells[255], map.cells[3 * 256]], [1, 3, 1]);
+  const vector = sessionOf(t, 'uint8', [2500], Buffer.alloc(2500, 5)).heatMap(W);
+  assert.deepEqual([vector.rows, vector.columns, vector.height], [3, 1024, 3]);
+  assert.ok(vector.cells.every((cell, i) => (vector.held[i] ? cell === 5 : Number.isNaN(cell))));
+  assert.equal(vector.held.filter((held) => !held).length, 256 - 452 / 4);
+  assert.deepEqual([...sessionOf(t, 'float32', [], floats(2)).heatMap(W).cells], [2]);
+  assert.equal(sessionOf(t, 'float32', [0, 3], floats()).heatMap(W).width, 0);
+});
+
+test('a heat map of a large tensor reads a sample', (t) => {
+  const session = sessionOf(t, 'uint8', [1 << 13, 2048], Buffer.alloc(1 << 24, 9));
+  let bytes = 0;
+  const {store} = session;
+  const read = store.read.bind(store);
+  store.read = (key, offset, length) => {
+    bytes += length;
+    return read(key, offset, length);
+  };
+  const map = session.heatMap(W);
+  assert.equal(map.isWhole, false);
+  assert.ok(map.cells.every((cell) => cell === 9));
+  assert.ok(bytes <= 9 << 20, `${bytes}`);
+  assert.ok(session.heatMap({...W, whole: true}).cells.every((cell) => cell === 9));
+});
+
+test('a layout is told rank by rank', (t) => {
+  const layout = {mesh: {axes: [{name: 'tp', size: 2}]}, steps: [{kind: 'shard', axis: 'tp', dim: 0, rule: 'ceil'}]};
+  const session = sessionOf(t, 'uint8', [3, 2], Buffer.alloc(6, 1), {layout});
+  const {holders, count} = session.layout(W);
+  assert.equal(count, 2);
+  assert.deepEqual(holders.map(({boxes}) => boxes), [[{offset: [0, 0], shape: [2, 2]}], [{offset: [2, 0], shape: [1, 2]}]]);
+  assert.equal(sessionOf(t, 'uint8', [1], Buffer.alloc(1, 1)).layout(W), null);
+  const {places, segments} = session.places(W);
+  assert.deepEqual([segments, places[0].length], [1, 6]);
+});
+
+const atomsOf = (...names) => names.map((name, i) => ({name, bytes: i + 1, slots: []}));
+
+test('the tree has modules of the names, and folds chains', () => {
+  const tree = treeOf(atomsOf('layers.0.w', 'layers.10.w', 'layers.2.w', 'head/x.y'));
+  assert.equal(tree.bytes, 10);
+  const labels = (open, order) => rowsOf(tree, new Set(open), order).map(({label}) => label);
+  assert.deepEqual(labels([], bySize), ['layers.', 'head/x.y']);
+  assert.deepEqual(labels(['layers.'], byName), ['head/x.y', 'layers.', '0.w', '2.w', '10.w']);
+  assert.deepEqual(treeOf(atomsOf('a', 'a.b')).children.size, 2);
+});
+
+test('globs match whole names, and texts parts of them', () => {
+  const matches = (glob, ...names) => names.filter(globTest(glob));
+  assert.deepEqual(matches('l*.w?', 'layers.1.wq', 'layers.1.w', 'xl.wq'), ['layers.1.wq']);
+  assert.deepEqual(matches('*', 'a', ''), ['a', '']);
+  assert.deepEqual(matches('.w', 'a.w', 'w'), ['a.w']);
+  assert.deepEqual(matches('a**b', 'ab', 'axb', 'abc'), ['ab', 'axb']);
+  assert.equal(globTest(`${'*a'.repeat(50)}*b`)('a'.repeat(5000)), false);
+});
+
+test('changes are told by content digests', () => {
+  const atom = (content, dtype = 'float32') => ({
+    slots: [{
+      name: 'value', content, dtype, shape: [2],
+    }],
+  });
+  assert.equal(change(atom('x'), atom('x')), 'same');
+  assert.equal(change(atom('x'), atom('y')), 'changed');
+  assert.equal(change(atom('x'), atom('x', 'int32')), 'changed');
+  assert.equal(change(atom('x'), atom(null)), 'unknown');
+  assert.equal(change(atom('x'), undefined), 'added');
+  assert.equal(change(undefined, atom('x')), 'removed');
+});
+
+test('the checkpoint among files is the least deep', () => {
+  assert.deepEqual(checkpointAmong([['d/x/ucp.json', 1], ['d/ucp.json', 2], ['d/packs/0', 3], ['e', 4]]),
+    {label: 'd', files: [['x/ucp.json', 1], ['ucp.json', 2], ['packs/0', 3]]});
+  assert.equal(checkpointAmong([['a', 1]]), null);
+});
