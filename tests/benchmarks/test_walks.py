@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (298, 47),
-    "save, two ranks": (448, 64),
+    "save, one process": (294, 47),
+    "save, two ranks": (444, 64),
     "open and slice": (197, 31),
     "validate": (189, 36),
-    "convert safetensors to ucp": (305, 54),
+    "convert safetensors to ucp": (303, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

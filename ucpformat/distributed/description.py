@@ -145,14 +145,13 @@ def describe(local: LocalState, options: Mapping[str, JsonValue]) -> Description
     return Description(
         options,
         sorted(local.atoms, key=attrgetter("name")),
-        {name: _digest(value) for name, value in sorted(local.state.values.items())},
+        {
+            name: hashlib.sha256(dumps_canonical(value)).hexdigest()
+            for name, value in sorted(local.state.values.items())
+        },
         dict(sorted(local.state.optimizers.items())),
         local.state.annotations,
     )
-
-
-def _digest(value: JsonValue) -> str:
-    return hashlib.sha256(dumps_canonical(value)).hexdigest()
 
 
 def agree(group: Group, step: Callable[[], tuple[Description, bytes]]) -> tuple[Described, list[bytes]]:

@@ -12,7 +12,7 @@ from ucpformat.model.values import encode
 from ucpformat.state_dict.changed_rows import changed_rows
 from ucpformat.state_dict.keys.names import Assignment, recognise
 from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations, state_document
-from ucpformat.state_dict.keys.paths import KeyPath, NumberKey, StatePath, dotted, flatten
+from ucpformat.state_dict.keys.paths import NumberKey, StatePath, dotted, flatten
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
 from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
@@ -59,7 +59,8 @@ def live_state(
         {} if pipeline is None else {name: leaf for name, leaf in tensors.items() if leaf[0] == VERSIONS}
     )
     newest = {name: leaf for name, leaf in tensors.items() if name not in stashed}
-    names = recognise(_key_paths(newest), _key_paths(objects))
+    object_paths = {name: key_path(path) for name, path in objects.items()}
+    names = recognise({name: key_path(path) for name, path in newest.items()}, object_paths)
     assignments = names.assignments
     if stashed:
         assignments = {**assignments, **_versions(stashed, assignments)}
@@ -119,7 +120,7 @@ def live_state(
             "state_dict",
             encoded | {dotted(path): value for path, value in values.items()},
             objects | {dotted(path): path for path in values},
-            _key_paths(objects),
+            object_paths,
             names,
             frozenset(slots),
         ),
@@ -152,11 +153,6 @@ def _versions(
             raise error("UCP-E-MISMATCH", message, at=name)
         found[name] = Assignment(of.name, version_slot(number.number))
     return found
-
-
-def _key_paths(paths: Mapping[str, StatePath]) -> dict[str, KeyPath | None]:
-    """Return paths as `recognise` takes them."""
-    return {name: key_path(path) for name, path in paths.items()}
 
 
 def _tied(

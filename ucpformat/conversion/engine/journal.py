@@ -10,17 +10,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ucpformat.conversion.engine.worker import objects_of, unsealed
+from ucpformat.conversion.engine.worker import joined_store, objects_of, unsealed
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.draft import is_staged
-from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.writing.stored_columns import Receipt
 
 if TYPE_CHECKING:
@@ -73,20 +71,9 @@ def _plan(order: Order, batches: Sequence[Batch]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _beside(order: Order) -> Iterator[Store]:
-    """Provide the store through a separate handle: the committing writer does not discard what is created there."""
-    store = open_store(order.url, durability=order.durability)
-    try:
-        store.join()
-        yield store
-    finally:
-        store.close()
-
-
 def begin(order: Order, batches: Sequence[Batch]) -> None:
     """Write what the attempt is of."""
-    with _beside(order) as store:
+    with joined_store(order) as store:
         if store.size(order.plan_key) is None:
             store.create(order.plan_key, [memoryview(json.dumps(_plan(order, batches)).encode())])
 
@@ -149,7 +136,7 @@ def _noted(store: Store, key: str) -> dict[str, Any] | None:
 
 def finish(order: Order, packs: Collection[str]) -> None:
     """Remove the journal of an attempt that is committed, and packs of workers whose work another one did too."""
-    with _beside(order) as store:
+    with joined_store(order) as store:
         for key in list(store.keys()):
             if key not in packs and _is_mine(order, key):
                 store.remove(key)
@@ -157,7 +144,7 @@ def finish(order: Order, packs: Collection[str]) -> None:
 
 def clear(order: Order) -> None:
     """Remove everything of an attempt that is given up, unless a root document reaches it."""
-    with _beside(order) as store:
+    with joined_store(order) as store:
         if store.size(ROOT_KEY) is not None:
             return
         for key in list(store.keys()):

@@ -10,8 +10,8 @@ import atexit
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import ChunkWriter, StoredChunk
 
-__all__ = ["Kept", "Workshop", "convert_batch", "copy_batch", "objects_of", "sealed", "unsealed"]
+__all__ = [
+    "Kept",
+    "Workshop",
+    "convert_batch",
+    "copy_batch",
+    "joined_store",
+    "objects_of",
+    "sealed",
+    "unsealed",
+]
 
 _T = TypeVar("_T")
 
@@ -100,6 +109,17 @@ def _open(order: Order, stack: ExitStack) -> Workshop:
     return Workshop.of(job, order.memory)
 
 
+@contextmanager
+def joined_store(order: Order) -> Iterator[Store]:
+    """Provide the store through a handle of its own: the committing writer does not discard what is created there."""
+    store = open_store(order.url, durability=order.durability)
+    try:
+        store.join()
+        yield store
+    finally:
+        store.close()
+
+
 def convert_batch(order: Order, batch: Batch) -> bytes:
     """Copy a batch in whatever process this is; returns the receipt.
 
@@ -114,9 +134,7 @@ def copy_batch(
     workshop: Workshop, order: Order, batch: Batch, progress: Callable[[int], None] | None = None
 ) -> bytes:
     """Copy a batch of a job that is open here; returns the receipt (`Receipt.pack`)."""
-    store = open_store(order.url, durability=order.durability)
-    try:
-        store.join()
+    with joined_store(order) as store:
         if order.is_journaled and (earlier := _earlier(workshop, store, order, batch)) is not None:
             return earlier
         try:
@@ -134,8 +152,6 @@ def copy_batch(
             with suppress(UcpError):
                 store.replace(order.receipt_key(batch.number), [memoryview(sealed(receipt))])
         return receipt
-    finally:
-        store.close()
 
 
 def _earlier(workshop: Workshop, store: Store, order: Order, batch: Batch) -> bytes | None:
@@ -219,16 +235,13 @@ class _Copying:
         source.read(box, data)
         piece = ChunkPiece(place, chunk, None, raw_bytes(data, place.dtype))
         if nbytes < _SMALL:
-            self._gather((source.atom, source.slot), piece)
+            self._names.append((source.atom, source.slot))
+            self._pieces.append(piece)
+            self._waiting += nbytes
+            if self._waiting >= _GATHERED_BYTES or len(self._pieces) == _GATHERED_PIECES:
+                self.send()
             return
         self._done((source.atom, source.slot), piece, self._writer.write_many([piece])[0])
-
-    def _gather(self, name: tuple[str, str], piece: ChunkPiece) -> None:
-        self._names.append(name)
-        self._pieces.append(piece)
-        self._waiting += piece.data.nbytes
-        if self._waiting >= _GATHERED_BYTES or len(self._pieces) == _GATHERED_PIECES:
-            self.send()
 
     def send(self) -> None:
         """Write what waits."""

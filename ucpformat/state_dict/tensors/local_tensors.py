@@ -51,13 +51,9 @@ _META: Final = (
 )
 
 
-def _torch() -> Any:
-    return sys.modules.get("torch")
-
-
 def is_tensor(obj: object) -> bool:
     """Return whether ``obj`` is a numpy array (not a scalar) or a torch tensor."""
-    torch = _torch()
+    torch = sys.modules.get("torch")
     return isinstance(obj, np.ndarray) or (torch is not None and isinstance(obj, torch.Tensor))
 
 
@@ -72,7 +68,7 @@ def tensor_dtype(tensor: Any, *, at: str) -> str:
         if isinstance(tensor, np.ma.MaskedArray):
             raise error("UCP-E-MISMATCH", "a masked array is two tensors; give data and mask apart", at=at)
         return dtype_of(tensor.dtype, at=at).name
-    torch = _torch()
+    torch = sys.modules["torch"]
     if tensor.layout != torch.strided or tensor.is_nested:
         what = "a nested" if tensor.is_nested else f"a {str(tensor.layout).removeprefix('torch.')}"
         remedy = "unbind()" if tensor.is_nested else "to_dense(), or its indices and values"

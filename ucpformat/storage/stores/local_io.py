@@ -58,6 +58,7 @@ def _flags(*names: str) -> int:
 _PLAIN: Final = _flags("O_CLOEXEC", "O_NOINHERIT", "O_NOFOLLOW", "O_BINARY")
 READ_FLAGS: Final = os.O_RDONLY | _PLAIN | _flags("O_NONBLOCK")
 CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN
+_SYNC_FLAGS: Final = os.O_RDONLY | _flags("O_CLOEXEC")
 DIRECTORY_FLAGS: Final = os.O_RDONLY | _flags("O_CLOEXEC", "O_DIRECTORY")
 
 _HAS_DIRECTORY_DESCRIPTORS: Final = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
@@ -221,7 +222,7 @@ def _behind(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
 
 def sync(path: str | Path, within: int | None = None) -> None:
     """Make a file or directory durable; ``within`` is the open directory that a relative path begins at."""
-    descriptor = opened(path, os.O_RDONLY | _flags("O_CLOEXEC"), within=within)
+    descriptor = opened(path, _SYNC_FLAGS, within=within)
     try:
         os.fsync(descriptor)
     finally:

@@ -310,9 +310,8 @@ class SlotWriter:
             names, pieces = self._resolved(self._base, names, pieces)
         chunks = [piece.chunk for piece in pieces]
         stored = self._chunks.write_many(pieces, keep=keep)
-        self._ledger.extend(
-            [*zip(names, chunks, stored, strict=True)]
-        )  # in one step, whatever other threads do
+        # In one step, whatever other threads do.
+        self._ledger.extend([*zip(names, chunks, stored, strict=True)])
         if self._progress is not None:
             for piece in pieces:
                 self._progress(piece.data.nbytes)
