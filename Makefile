@@ -22,7 +22,7 @@ PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/pytho
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale build wheel-test clean
+.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 	UCP_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 -m "not wheel" tests \
 		--ignore tests/geometry --ignore tests/storage/test_arithmetic.py
 	if command -v node > /dev/null; then UCP_SEARCH=long node --test js/test conformance/drivers/node/test; fi
+
+screenshots: $(READY)  ## take the pictures of docs/viewing.md with a headless Chromium
+	$(BIN)/python -m tests.viewing.screenshots
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation

@@ -9,6 +9,9 @@ const UNKNOWN = -1;
 
 /** Bytes that the first request for an object asks for: most documents are shorter, and blocks as long. */
 const FIRST_READ = 1 << 20;
+/** Answers that are kept, and the longest of them. */
+const KEPT = 8;
+const KEPT_BYTES = 2 << 20;
 
 /**
  * Objects below a URL, by synchronous range requests, which workers alone can make.
@@ -17,8 +20,8 @@ const FIRST_READ = 1 << 20;
 export class HttpStore {
   /** @type {Map<string, number>} by key */
   #lengths = new Map();
-  /** The beginning of the object whose length was asked for last: what is read next is mostly there. */
-  #first = {key: '', bytes: new Uint8Array(0)};
+  /** The last answers, the newest first: who looks around reads the same blocks again. */
+  #recent = [];
   /** What was fetched: requests, and bytes of their bodies. */
   fetched = {requests: 0, bytes: 0};
 
@@ -59,7 +62,7 @@ export class HttpStore {
     if (!this.#lengths.has(key)) {
       const {bytes, length} = this.#request(key, 0, FIRST_READ);
       this.#lengths.set(key, length);
-      this.#first = {key, bytes};
+      this.#keep(key, 0, bytes);
     }
     return this.#lengths.get(key);
   }
@@ -71,15 +74,22 @@ export class HttpStore {
   read(key, offset, length) {
     const known = this.#lengths.get(key);
     if (known !== undefined && offset + length > known) this.#ends(key, known, offset + length);
-    if (this.#first.key === key && offset + length <= this.#first.bytes.length) {
-      return this.#first.bytes.subarray(offset, offset + length);
-    }
+    const kept = this.#recent.find((one) => (
+      one.key === key && one.offset <= offset && offset + length <= one.offset + one.bytes.length));
+    if (kept) return kept.bytes.slice(offset - kept.offset, offset - kept.offset + length);
     if (length === 0) return new Uint8Array(0);
     const answer = this.#request(key, offset, offset + length);
     this.#lengths.set(key, answer.length);
     if (offset + length > answer.length) this.#ends(key, answer.length, offset + length);
     if (answer.bytes.length !== length) throw new UcpError('UCP-E-STORE', key, 'the server answers with another range');
+    this.#keep(key, offset, answer.bytes);
     return answer.bytes;
+  }
+
+  #keep(key, offset, bytes) {
+    if (bytes.length > KEPT_BYTES) return;
+    this.#recent.unshift({key, offset, bytes: bytes.slice()});
+    this.#recent.length = Math.min(this.#recent.length, KEPT);
   }
 
   #ends(key, length, wanted) {
@@ -93,6 +103,7 @@ export class HttpStore {
 
   close() {
     this.#lengths.clear();
+    this.#recent = [];
   }
 }
 

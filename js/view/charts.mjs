@@ -48,7 +48,7 @@ export function histogram({
   const step = Math.max(2, Math.min(24, 600 / bars.length));
   const every = Math.ceil(48 / step);
   return svg('svg', {
-    width: bars.length * step + 20, height: 140, role: 'img', 'aria-label': 'histogram of magnitudes',
+    width: bars.length * step + 20, height: 140, viewBox: `0 0 ${bars.length * step + 20} 140`, role: 'img', 'aria-label': 'histogram of magnitudes',
   }, bars.flatMap(({label, count}, i) => {
     const height = Math.max(1, (110 * count) / most);
     return [

@@ -7,6 +7,7 @@ import {Client} from './client.mjs';
 import {extents, h, human, shortened} from './dom.mjs';
 import {checkpointAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
+import {runView} from './run.mjs';
 import {showTensor} from './tensor.mjs';
 import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
 
@@ -76,6 +77,7 @@ class Page {
     $('side-a').replaceChildren(...options(a));
     $('side-b').replaceChildren(h('option', {value: ''}, 'nothing'), ...options(b));
     $('choice').hidden = this.choices.length < 2;
+    document.querySelector('[data-view="run"]').hidden = this.choices.length < 2;
   }
 
   refuse(text) {
@@ -130,13 +132,14 @@ class Page {
     const {root} = this;
     document.title = label;
     $('title').textContent = shortened(label, MAX_LABEL);
+    $('facts').title = root.digest;
     const producer = root.producer && JSON.parse(root.producer);
     $('facts').textContent = [
       root.step === null ? 'no step' : `step ${root.step}`,
       producer && `by ${producer.name} ${producer.version}`,
       `${root.atoms.toLocaleString('en')} atoms`, `storage ${root.storage}`,
       ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes.join('+')}`).join(' × ')}`),
-      ...root.readFeatures.map((name) => `needs ${name}`), root.digest,
+      ...root.readFeatures.map((name) => `needs ${name}`), shortened(root.digest, 24),
     ].filter(Boolean).join('; ');
   }
 
@@ -240,8 +243,9 @@ class Page {
   /** Shows one of the views beside the tensor. */
   view(name) {
     for (const button of document.querySelectorAll('nav button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
-    for (const id of ['tensors', 'map', 'state', 'problems']) $(id).hidden = id !== name;
+    for (const id of ['tensors', 'map', 'run', 'state', 'problems']) $(id).hidden = id !== name;
     if (name === 'map') this.map([this.tree]);
+    if (name === 'run') this.run();
     if (name === 'state') this.state();
     if (name === 'problems') this.problems('semantics');
   }
@@ -251,6 +255,28 @@ class Page {
     const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
     const into = (module) => (module.atom ? this.show(module.atom) : this.map([...path, module]));
     $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(path.at(-1).bytes)), bytesMap(path.at(-1), into));
+  }
+
+  /** What there is to show, by step. */
+  async run() {
+    $('run').replaceChildren(h('p', {class: 'quiet'}, 'reading…'));
+    const found = [];
+    for (const [index, {label, source}] of this.choices.entries()) {
+      try {
+        await this.client.ask('open', {side: 'run', source});
+        found.push({index, label, ...await this.client.ask('summary', {side: 'run'})});
+      } catch (error) {
+        found.push({
+          index, label, step: null, bytes: null, shared: null, metrics: [], refusal: error.message,
+        });
+      }
+    }
+    const choose = (index) => {
+      $('side-a').value = index;
+      this.view('tensors');
+      this.start();
+    };
+    $('run').replaceChildren(runView(found, choose));
   }
 
   async state() {

@@ -8,7 +8,7 @@ import {Checkpoint} from '../lib/checkpoint.mjs';
 import {product} from '../lib/boxes.mjs';
 import {toNumbers, toTexts} from '../lib/elements.mjs';
 import {UcpError} from '../lib/errors.mjs';
-import {stringify} from '../lib/json.mjs';
+import {plain, stringify} from '../lib/json.mjs';
 import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
 import {Summary} from './summary.mjs';
@@ -19,6 +19,9 @@ const MAX_CELLS = 4096;
 const MAX_PIECES = 20_000;
 const MAX_PLACES = 200;
 const MAP_SIZE = 256;
+
+/** The annotation under which a run keeps metrics. */
+const METRICS = 'org.ucpformat.metrics';
 
 const jsonOf = (value) => (value === undefined || value === null ? null : stringify(value));
 
@@ -105,6 +108,19 @@ export class Session {
     return JSON.stringify(this.checkpoint.atomsOfPart(part).map((atom) => atomRow(atom, contents)));
   }
 
+  /** What a run shows of one of its checkpoints: bytes are null in storage plain, where no document has them. */
+  summary() {
+    const {root, packs} = this.checkpoint;
+    const metrics = plain(root.document.get('annotations')?.get(METRICS));
+    const sum = (list) => list.reduce((total, {length}) => total + length, 0);
+    return {
+      step: root.step,
+      bytes: packs && sum(packs),
+      shared: packs && sum(packs.filter(({shared}) => shared)),
+      metrics: Object.entries(metrics instanceof Object ? metrics : {}).filter(([, value]) => typeof value === 'number'),
+    };
+  }
+
   /** Values and optimizers of the state document, as JSON texts, and its blobs. */
   state() {
     const {state} = this.checkpoint;
@@ -158,23 +174,31 @@ export class Session {
     const width = Math.min(columns, MAP_SIZE);
     const isWhole = whole || count * dtype.size <= SAMPLE_BYTES;
     const height = Math.min(rows, isWhole ? MAP_SIZE : SAMPLE_BYTES >> 20);
-    const perBand = isWhole ? Infinity : Math.max(1, Math.floor((1 << 20) / (columns * dtype.size)));
+    const perBand = Math.max(1, Math.floor((1 << 20) / (columns * dtype.size)));
     const perStep = Math.max(1, Math.floor(STEP_BYTES / (columns * dtype.size)));
     const twice = dtype.name.startsWith('complex') ? 2 : 1;
     const sums = new Float64Array(height * width);
     const counts = new Float64Array(height * width);
-    for (let band = 0; band < height; band += 1) {
-      const first = Math.floor((band * rows) / height);
-      const stop = Math.min(Math.floor(((band + 1) * rows) / height), first + perBand);
+    const add = (first, stop) => {
       for (let row = first; row < stop;) {
         const {box, taken} = boxOfRows(shape, matrix, row, Math.min(stop - row, perStep));
         const numbers = toNumbers(readBox(this.checkpoint, atom, slot, box).bytes, dtype);
         for (let i = 0; i < numbers.length; i += twice) {
+          const at = row + Math.floor(i / twice / columns);
+          const band = Math.ceil(((at + 1) * height) / rows) - 1;
           const cell = band * width + Math.floor((((i / twice) % columns) * width) / columns);
           sums[cell] += numbers[i];
           counts[cell] += 1;
         }
         row += taken;
+      }
+    };
+    // All rows together where all are read: a band may be a small part of a block.
+    if (isWhole) add(0, rows);
+    else {
+      for (let band = 0; band < height; band += 1) {
+        const first = Math.floor((band * rows) / height);
+        add(first, Math.min(Math.floor(((band + 1) * rows) / height), first + perBand));
       }
     }
     return {

@@ -11,6 +11,8 @@ import {Session} from './session.mjs';
 
 /** @type {Map<string, Session>} by the name that the page gives it */
 const sessions = new Map();
+/** What sessions have fetched that others took the place of. */
+const fetched = {requests: 0, bytes: 0};
 
 function storeOf({url, files, objects}) {
   if (url !== undefined) return new HttpStore(url);
@@ -19,13 +21,18 @@ function storeOf({url, files, objects}) {
 
 const METHODS = {
   open(params) {
+    const before = sessions.get(params.side)?.store;
+    if (before) {
+      fetched.requests += before.fetched.requests;
+      fetched.bytes += before.fetched.bytes;
+    }
     sessions.delete(params.side);
     const session = new Session(storeOf(params.source));
     sessions.set(params.side, session);
     return session.root;
   },
 };
-for (const method of ['part', 'state', 'window', 'statistics', 'heatMap', 'layout', 'places', 'problems']) {
+for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'places', 'problems']) {
   METHODS[method] = (params) => {
     const session = sessions.get(params.side);
     if (!session) throw new UcpError('UCP-E-NOT-FOUND', '', 'no checkpoint is open');
@@ -41,6 +48,10 @@ self.onmessage = ({data: {id, method, params}}) => {
     const {code = null, at = '', detail = String(error?.message ?? error)} = error ?? {};
     answer.error = {code: typeof code === 'string' ? code : null, at, detail};
   }
-  answer.fetched = sessions.get(params.side)?.store.fetched ?? null;
+  answer.fetched = {...fetched};
+  for (const {store} of sessions.values()) {
+    answer.fetched.requests += store.fetched.requests;
+    answer.fetched.bytes += store.fetched.bytes;
+  }
   self.postMessage(answer);
 };

@@ -17,6 +17,7 @@ import ucpformat as ucp
 from tests.builders import Tensor, save
 from tests.viewing.chromium import CHROMIUM, Chromium
 from ucpformat.cli import main
+from ucpformat.manager.run_directory import METRICS
 from ucpformat.viewing.server import PageServer
 
 pytestmark = [
@@ -125,6 +126,17 @@ def test_statistics_heat_map_layout_and_places_are_drawn(chromium: Chromium, tmp
         assert page.value("document.querySelector('canvas').width") == 6
 
 
+def test_looking_around_reads_no_block_twice(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = np.random.default_rng(1).standard_normal((600, 300)).astype(np.float32)
+    ucp.save(tmp_path / "a.ucp", {"w": tensor})
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        open_tensor(page, "w")
+        page.click("[data-panel='heat map'] button")
+        page.wait("document.querySelector('canvas')")
+        stored = sum(path.stat().st_size for path in (tmp_path / "a.ucp").rglob("*") if path.is_file())
+        assert int(page.value("document.getElementById('fetched').dataset.bytes")) <= stored
+
+
 def test_who_holds_what_is_drawn_with_a_slider(chromium: Chromium, tmp_path: Path) -> None:
     tensor = Tensor(np.arange(32.0).reshape(8, 4), "float64", layout=TP2)
     save(tmp_path / "a.ucp", {("w", "value"): tensor})
@@ -230,6 +242,20 @@ def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> No
         )
         assert rows(page) == ["wfloat64 4, changed"]
         assert open_tensor(page, "w") == [["0", "1", "2", "3"]]
+
+
+def test_a_run_is_shown_by_step(chromium: Chromium, tmp_path: Path) -> None:
+    paths = [tmp_path / f"step-{step}.ucp" for step in (30, 20, 10)]
+    for path, step in zip(paths, (30, 20, 10), strict=True):
+        ucp.save(path, {"w": np.arange(step)}, step=step, annotations={METRICS: {"loss": 3.0 / step}})
+    with shown(chromium, *paths) as page:
+        page.click("[data-view=run]")
+        page.wait("document.querySelectorAll('#run tbody tr').length === 3")
+        steps = "[...document.querySelectorAll('#run tbody tr')].map((row) => row.children[1].textContent)"
+        assert page.value(steps) == ["10", "20", "30"]
+        assert page.value("document.querySelectorAll('#run circle').length") == 3
+        page.click("#run tbody button")
+        page.wait("document.getElementById('title').textContent === 'step-10.ucp'")
 
 
 def test_what_changed_is_told(chromium: Chromium, tmp_path: Path) -> None:
