@@ -1,0 +1,72 @@
+"""One rank of a job that logs its steps, or recovers from a log, under DDP, FSDP2, or FSDP2 with tensor parallelism.
+
+Arguments: the run, the parallelism (``one``, ``ddp``, ``fsdp``, ``fsdp-tp``), the step to end with, and where the first
+rank writes the whole state.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ucpformat as ucp
+from tests.processes import join, leave
+
+WIDTH = 6
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(5, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, 3))
+
+
+def spread(model: nn.Sequential, kind: str) -> nn.Module:
+    """The model under a parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    world = dist.get_world_size()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+        fully_shard(model, mesh=mesh)
+    elif kind == "fsdp-tp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone()
+
+
+def main(run: str, kind: str, stop: str, out: str) -> None:
+    rank, _ = join()
+    model = spread(made(), kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recovery = ucp.recover(run, model, optimizer)
+    assert recovery.exactness == "bitwise"
+    with ucp.UpdateLog(run, model, optimizer, after=recovery, batch=2, full_every=9, check_every=1) as log:
+        for step in range(log.steps, int(stop)):
+            optimizer.zero_grad()
+            # All ranks see the same data, so that every world size trains alike, but for roundings of sums.
+            data = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+            model(data).square().mean().backward()
+            log.step()
+        log.flush()
+    state = {name: whole(one) for name, one in model.state_dict().items()}
+    if rank == 0:
+        torch.save({"state": state, "recovered": recovery.step, "checked": recovery.checked}, out)
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
