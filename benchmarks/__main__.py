@@ -32,6 +32,7 @@ _LATER: Final = {
     "revisions": "benchmarks.revisions",
     "objects": "benchmarks.objects",
     "together": "benchmarks.together",
+    "update-log": "benchmarks.update_log",
     "validate": "benchmarks.validation",
 }
 

@@ -17,6 +17,7 @@ import pytest
 import ucpformat as ucp
 from ucpformat.errors import UcpError
 from ucpformat.manager import collect, collection
+from ucpformat.storage.stores.directory_claim import CONDEMNED
 
 
 def state(step: int) -> dict[str, Any]:
@@ -433,3 +434,14 @@ def test_a_failed_save_in_the_background_is_heard_once(run: str, monkeypatch: py
                 manager.wait()
         manager.save(3, state(3))
     assert ucp.CheckpointManager(run).steps() == [1, 3]
+
+
+def test_debris_that_a_dead_process_was_clearing_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A job that starts again at once does not wait for an hour, after which it would be taken for left."""
+    debris = tmp_path / "step-3.ucp"
+    debris.mkdir()
+    (debris / CONDEMNED).touch()
+    with ucp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, {"w": np.ones(2)})
+        assert manager.path(3).endswith("step-3.r1.ucp")
+        assert manager.steps() == [3]

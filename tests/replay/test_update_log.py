@@ -159,6 +159,13 @@ class TestDamage:
         assert "passed over" in recovery.faults[0].message
         job.require_equal(trained(9))
 
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        """Steps that cannot be replayed are not passed over in silence."""
+        logged(tmp_path, 4, full_every=None)
+        shutil.rmtree(tmp_path / "step-0.ucp")
+        with pytest.raises(ucp.UcpError, match="no checkpoint to begin with"):
+            recovered(tmp_path)
+
     def test_a_checkpoint_of_another_run(self, tmp_path: Path) -> None:
         """UCP-R-039."""
         logged(tmp_path / "a", 4, full_every=None)

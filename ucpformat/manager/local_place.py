@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.manager.run_directory import foreign_among, is_aside
-from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.storage.stores.directory_claim import CONDEMNED, DirectoryClaim
 from ucpformat.storage.stores.local_io import CREATE_FLAGS, exchange_names, opened, translated
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class LocalPlace:
         path = self._path / name
         with translated(self.url):
             return path.is_symlink() or foreign_among([entry.name for entry in path.iterdir()])
+
+    def is_being_cleared(self, name: str) -> bool:
+        """Return whether it has the mark of a process that clears it."""
+        return os.path.lexists(self._path / name / CONDEMNED)
 
     def abort_uploads(self, older_than: float, *, dry: bool) -> dict[str, int]:
         """Return nothing: a file is there as soon as it is begun."""

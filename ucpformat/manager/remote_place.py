@@ -121,6 +121,11 @@ class RemotePlace:
                 raise error("UCP-E-EXISTS", "a writer is at work here; nothing was removed", at=name)
             self._remove(list(found.values()))
 
+    def is_being_cleared(self, name: str) -> bool:
+        """Return False: an object store is cleared without a mark."""
+        del name
+        return False
+
     def abort_uploads(self, older_than: float, *, dry: bool) -> dict[str, int]:
         """Give up multipart uploads of which nothing has arrived for ``older_than`` seconds; how many, by entry."""
         found: dict[str, int] = {}

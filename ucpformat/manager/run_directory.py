@@ -98,6 +98,10 @@ class Place(Protocol):
         """Return whether an entry has what is no part of a checkpoint, or is a link: it is never removed."""
         ...
 
+    def is_being_cleared(self, name: str) -> bool:
+        """Return whether a process is removing the debris in an entry, or died while it did."""
+        ...
+
     def remove(self, name: str) -> None:
         """Remove an entry: the root document first, durably, then the rest.
 
@@ -140,10 +144,13 @@ class RunDirectory:
         return self.place.child(self.name(step) or step_name(step))
 
     def vacant(self, step: int) -> str:
-        """Return URL for the next checkpoint of a step: beside the committed one, where there is one."""
+        """Return URL for the next checkpoint of a step: beside the committed one, where there is one.
+
+        What another process was clearing when it died is in nobody's way either.
+        """
         names = self.names(step)
         last = names[-1] if names else step_name(step)
-        if self._has_root(last):
+        if self._has_root(last) or self.place.is_being_cleared(last):
             last = step_name(step, revision_of(last) + 1)
         return self.place.child(last)
 

@@ -145,9 +145,12 @@ def _without_checkpoint(url: str, group: Group) -> Recovery:
     if found is None:
         return Recovery()
     if found[1]:
-        # The first epoch had begun, and its first checkpoint was not committed: nothing of it counts.
+        # The first epoch had begun, and its first checkpoint was not committed.
         with StoredLog(url) as log:
             last = log.epoch(found[1] - 1)
+            if log.keys.batches:
+                message = "the log has steps, and the run no checkpoint to begin with: it was removed"
+                raise error("UCP-E-LOG", message, at=url)
         return Recovery(log=found[0], epoch=last.epoch.epoch, epoch_digest=last.digest, next_epoch=found[1])
     return Recovery(log=found[0])
 

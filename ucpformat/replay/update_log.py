@@ -157,12 +157,16 @@ class UpdateLog:
             optimizer.register_step_pre_hook(self._capture.before_step),
             model.register_forward_pre_hook(self._settle),
         ]
-        if after is None or after.checkpoint_step != self._step or not self._goes_on(after):
+        goes_on = after is not None and self._goes_on(after)
+        if after is None or after.checkpoint_step != self._step or not goes_on:
             self.full()
+            if not goes_on:
+                # Without it no step could be recovered, however durable.
+                self._manager.wait()
 
     def _goes_on(self, after: Recovery) -> bool:
         """Return whether the epoch has the tensors and groups of the one before it, whose checkpoint then serves."""
-        if after.epoch is None:
+        if after.epoch is None or after.checkpoint_step is None:
             return False
         with StoredLog(self._url) as log:
             before = log.epoch(after.epoch).epoch
