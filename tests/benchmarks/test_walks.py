@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (294, 47),
-    "save, two ranks": (444, 64),
+    "save, one process": (289, 47),
+    "save, two ranks": (442, 64),
     "open and slice": (197, 31),
     "validate": (189, 36),
-    "convert safetensors to ucp": (303, 54),
+    "convert safetensors to ucp": (302, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

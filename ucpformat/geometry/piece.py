@@ -44,6 +44,8 @@ class Piece:
 
     def clip(self, box: Box) -> Piece | None:
         """Return the part of this piece inside ``box`` (logical coordinates), or None."""
+        if box == self.box and not box.is_empty:
+            return self  # as with all that one rank alone holds
         common = self.box.intersect(box)
         if common is None:
             return None

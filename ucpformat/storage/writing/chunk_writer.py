@@ -194,17 +194,12 @@ class StoredChunk(NamedTuple):
 class ChunkWriter(Protocol):
     """Writes chunks to a store. Safe to use from several threads.
 
-    `PieceWriter` calls `begin` before any chunk. Threads of `SlotWriter` call `reserve`, `write` and `write_many`, and
-    it calls `settle` when they are done; then `finish` is called once, or `abort` after an error. All but `abort` raise
-    `StoreError` where the store fails.
+    Threads of `SlotWriter` call `reserve`, `write` and `write_many`, and it calls `settle` when they are done; then
+    `finish` is called once, or `abort` after an error. All but `abort` raise `StoreError` where the store fails.
     """
 
     lanes: int
     """How many files are written at once: threads of different lanes do not wait for one another."""
-
-    def begin(self, places: Sequence[SlotPlace]) -> None:
-        """Write what has to stand before chunks: metadata documents, in storage plain."""
-        ...
 
     def lane(self) -> int:
         """Return the lane of this thread, which it keeps; those of several threads are spread evenly."""

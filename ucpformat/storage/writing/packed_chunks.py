@@ -89,9 +89,6 @@ class PackedChunkWriter:
         self._lock = threading.Lock()
         self._thread = threading.local()
 
-    def begin(self, places: Sequence[SlotPlace]) -> None:
-        """Do nothing: nothing stands before segments."""
-
     def lane(self) -> int:
         """Return the lane of this thread, to whose pack it appends."""
         lane: int | None = getattr(self._thread, "lane", None)

@@ -164,8 +164,9 @@ class PieceWriter:
         )
 
     def begin(self) -> None:
-        """Write what has to stand before chunks; one writer of an attempt does."""
-        self._chunks.begin(list(self.places.values()))
+        """Write the metadata documents of storage plain; one writer of an attempt does, before any chunk."""
+        if isinstance(self._chunks, PlainChunkWriter):
+            self._chunks.begin(list(self.places.values()))
 
     def write(
         self, atom: str, slot: str, data: NDArray[np.generic], offset: tuple[int, ...] | None = None
