@@ -103,6 +103,14 @@ def test_saved_checkpoint_validates_by_the_packaged_schemas(fresh_python: Path, 
     assert "valid" in run(fresh_python, "-m", "ucpformat", "validate", str(path), "--level", "integrity")
 
 
+def test_the_page_is_made_of_the_packaged_modules(fresh_python: Path, tmp_path: Path) -> None:
+    program = "import sys, numpy, ucpformat; ucpformat.save(sys.argv[1], {'w': numpy.arange(6.0)})"
+    run(fresh_python, "-c", program, str(tmp_path / "step.ucp"))
+    page = tmp_path / "page.html"
+    run(fresh_python, "-m", "ucpformat", "view", str(tmp_path / "step.ucp"), "-o", str(page))
+    assert "Content-Security-Policy" in page.read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def direct_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel built from the checkout itself, as continuous integration and `pip install .` do."""

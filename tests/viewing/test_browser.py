@@ -15,9 +15,13 @@ from click.testing import CliRunner
 
 import ucpformat as ucp
 from tests.builders import Tensor, save
+from tests.documentation.markdown import run_by
 from tests.viewing.chromium import CHROMIUM, Chromium
 from ucpformat.cli import main
 from ucpformat.manager.run_directory import METRICS
+from ucpformat.viewing import bundle as bundling
+from ucpformat.viewing.bundle import source
+from ucpformat.viewing.page import served_parts
 from ucpformat.viewing.server import PageServer
 
 pytestmark = [
@@ -304,6 +308,33 @@ def test_a_hundred_thousand_atoms_are_listed_and_scrolled(chromium: Chromium, tm
         page.wait("document.querySelectorAll('.row').length === 1")
         if os.environ.get("UCP_TIMES"):
             print("ready after ms:", page.value("performance.getEntriesByName('ready')[0].startTime"))
+
+
+def test_the_program_of_the_package_s_page_runs(
+    chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = run_by("tests/viewing/test_browser.py", "js/README.md")
+    module = block.text.replace("'ucpformat'", "'./browser/index.mjs'")
+    monkeypatch.setattr(bundling, "source", lambda name: module if name == "program.mjs" else source(name))
+    tensor = np.arange(60, dtype=np.float32).reshape(6, 10)
+    ucp.save(tmp_path / "a.ucp", {"tok_embeddings.weight": tensor})
+    monkeypatch.setattr(
+        "ucpformat.viewing.server.served_parts",
+        lambda: {
+            **served_parts(),
+            "program.js": ("text/javascript", bundling.bundle("program.mjs").encode()),
+        },
+    )
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        found = page.value(
+            """new Promise((resolve, reject) => {
+                const worker = new Worker('program.js');
+                worker.onmessage = ({data}) => resolve(data);
+                worker.onerror = ({message}) => reject(new Error(message));
+                worker.postMessage(new URL('checkpoints/0/', location.href).href);
+            })"""
+        )
+        assert np.array_equal(np.array(found).reshape(4, 4), tensor[:4, :4])
 
 
 def test_a_page_of_its_own_shows_documents_and_statistics(chromium: Chromium, tmp_path: Path) -> None:

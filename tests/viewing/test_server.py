@@ -13,8 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import ucpformat as ucp
+from ucpformat.cli import main
+from ucpformat.cli.view import checkpoints_of
 from ucpformat.viewing.server import PageServer
 
 
@@ -104,6 +107,22 @@ def test_the_policy_allows_the_page_itself_alone(saved: Path) -> None:
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in rules
         assert "unsafe" not in rules
         assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_run_is_served_with_the_newest_first(tmp_path: Path) -> None:
+    for step in (5, 10, 7):
+        ucp.save(tmp_path / "run" / f"step-{step}.ucp", {"w": np.arange(3)}, step=step)
+    names = checkpoints_of(str(tmp_path / "run"))
+    assert [Path(name).name for name in names] == ["step-10.ucp", "step-7.ucp", "step-5.ucp"]
+    assert checkpoints_of(names[0]) == [names[0]]
+
+
+def test_what_is_neither_checkpoint_nor_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere", "empty"):
+        done = CliRunner().invoke(main, ["serve", str(tmp_path / name)])
+        assert done.exit_code == 1
+        assert "UCP-E-NOT-FOUND" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

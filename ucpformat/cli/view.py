@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import Checkpoint
 
-__all__ = ["serve", "view"]
+__all__ = ["checkpoints_of", "serve", "view"]
 
 
 @click.command()
@@ -80,7 +80,7 @@ def serve(path: str, other: str | None, port: int) -> None:
     OTHER is a checkpoint with which it is compared. Nothing but what the root documents reach is served.
     """
     with ExitStack() as stack:
-        names = [*_checkpoints(path), *([] if other is None else [other])]
+        names = [*checkpoints_of(path), *([] if other is None else [other])]
         checkpoints = [(name, stack.enter_context(open_checkpoint(name))) for name in names]
         server = stack.enter_context(
             PageServer(checkpoints, port=port, compared=None if other is None else len(names) - 1)
@@ -94,7 +94,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _checkpoints(path: str) -> list[str]:
+def checkpoints_of(path: str) -> list[str]:
     """Return the checkpoint, or those of a run, the newest first."""
     with naming(path):
         store = open_store(path)
