@@ -39,6 +39,9 @@ export const h = (tag, attributes = {}, ...children) => fill(document.createElem
 export const svg = (tag, attributes = {}, ...children) => fill(
   document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 
+/** A member of an object that came as JSON: names of atoms may be those of every object's members. */
+export const own = (object, name) => (object && Object.hasOwn(object, name) ? object[name] : undefined);
+
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 
 /** Bytes for people. */

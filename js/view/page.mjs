@@ -4,7 +4,9 @@
 
 import {bytesMap} from './charts.mjs';
 import {Client} from './client.mjs';
-import {extents, h, human, shortened} from './dom.mjs';
+import {
+  extents, h, human, own, shortened,
+} from './dom.mjs';
 import {checkpointAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
 import {runView} from './run.mjs';
@@ -210,7 +212,7 @@ class Page {
 
   /** What statistics that came with the page say against an atom. */
   #broken(atom) {
-    const found = Object.values(this.shown.statistics?.[atom.name] ?? {});
+    const found = Object.values(own(this.shown.statistics, atom.name) ?? {});
     return `${found.some(({nan}) => nan > 0) ? ', has NaN' : ''}${found.some(({inf}) => inf > 0) ? ', has infinities' : ''}`;
   }
 
@@ -232,7 +234,7 @@ class Page {
   }
 
   show(atom) {
-    const known = this.shown.statistics?.[atom.name] ?? {};
+    const known = own(this.shown.statistics, atom.name) ?? {};
     if (!this.atoms.a.has(atom.name)) {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
       return;

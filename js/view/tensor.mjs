@@ -4,7 +4,7 @@
 
 import {heatMap, histogram, layoutDrawing} from './charts.mjs';
 import {
-  extents, h, human, short,
+  extents, h, human, own, short,
 } from './dom.mjs';
 
 const WINDOW = [8, 6];
@@ -122,8 +122,8 @@ export function showTensor(section, client, atom, slotName = 'value', known = {}
     windowPanel(ask, slot),
     panel('heat map', () => ask('heatMap'), heatMap, {label: `show, reads up to ${human(Math.min(slot.bytes, 8 << 20))}`}),
     ...(big ? [panel('whole heat map', () => ask('heatMap', {whole: true}), heatMap, {label: `show, reads ${human(slot.bytes)}`})] : []),
-    panel('statistics', async () => known[slot.name] ?? ask('statistics'), statisticsView,
-      {now: slot.name in known, label: `show, reads ${human(slot.bytes)}`}),
+    panel('statistics', async () => own(known, slot.name) ?? ask('statistics'), statisticsView,
+      {now: own(known, slot.name) !== undefined, label: `show, reads ${human(slot.bytes)}`}),
     panel('layout', () => ask('layout'), (found) => (
       found ? layoutDrawing(found) : h('p', {class: 'quiet'}, 'Nothing says who held it.')), {now: slot.layout !== null}),
     panel('places', () => ask('places'), placesView));

@@ -36,6 +36,9 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='taken'\">",
     "\u202egnp.exe",
     "n" * 1024,
+    "__proto__",
+    "toString",
+    "." * 1024,
 )
 
 
@@ -186,7 +189,12 @@ def test_a_changed_document_is_refused(chromium: Chromium, tmp_path: Path) -> No
 
 
 def test_names_are_text_alone(chromium: Chromium, tmp_path: Path) -> None:
-    ucp.save(tmp_path / "a.ucp", {name: np.arange(2.0) for name in HOSTILE})
+    tensors = {
+        (name, slot): Tensor(np.arange(2.0), "float64")
+        for name in HOSTILE
+        for slot in ("value", "constructor")
+    }
+    save(tmp_path / "a.ucp", tensors)
     with shown(chromium, tmp_path / "a.ucp") as page:
         page.click("#flat")
         found = rows(page)
@@ -197,6 +205,9 @@ def test_names_are_text_alone(chromium: Chromium, tmp_path: Path) -> None:
         for index in range(len(HOSTILE)):
             page.value(f"document.getElementById('row-{index}').click()")
             window(page)
+            page.click("#tensor button[aria-pressed=false]")
+            assert window(page) == [["0", "1"]]
+            assert page.value("document.querySelectorAll('#tensor .error').length") == 0
         for view in ("map", "state", "problems", "tensors"):
             page.click(f"[data-view={view}]")
         assert page.value("document.title") == "a.ucp"
