@@ -21,6 +21,7 @@ from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import Draft
 from ucpformat.storage.stores.linking import LinkSource
 from ucpformat.storage.stores.local import LocalStore
+from ucpformat.update_log import place
 
 __all__ = ["BROKEN"]
 
@@ -111,6 +112,13 @@ def shared_files_not_synced() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def batch_names_not_durable() -> Iterator[None]:
+    """Batches of a log are durable, and their names are not."""
+    with patch.object(place, "sync", lambda path: None):
+        yield
+
+
 def _under(change: Callable[[], AbstractContextManager[None]], name: str) -> Operation:
     (operation,) = (one for one in OPERATIONS if one.name == name)
 
@@ -128,6 +136,7 @@ BROKEN: Sequence[Operation] = (
     _under(parents_not_durable, "save over one that was left"),
     _under(delete_by_listing, "collect"),
     _under(shared_files_not_synced, "increment of what is not durable"),
+    _under(batch_names_not_durable, "update log"),
     _under(exports_not_durable, "convert to safetensors, several files"),
 )
 

@@ -20,6 +20,10 @@ from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.update_log.durability import extent_of
+from ucpformat.update_log.place import LOG_KEY
+from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.validation import log_problems
 
 __all__ = ["Judge", "digest_of"]
 
@@ -64,6 +68,37 @@ class Judge:
             self._require(
                 name, number, state, {"absent"} if name in acknowledged else {"whole", "absent"}, where
             )
+
+        for name, steps in operation.logs.items():
+            self._require_log(name, steps, state, acknowledged, where)
+
+    def _require_log(
+        self, name: str, steps: int, state: State, acknowledged: frozenset[str], where: str
+    ) -> None:
+        """A log has no fault but a torn end, and every step that was acknowledged."""
+        told = max((number for number in range(steps + 1) if f"{name}@{number}" in acknowledged), default=0)
+        part = below(state, name)
+        key = name, digest_of(part)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._verdict_of_log(name, part)
+            self.counts["logs read"] += 1
+        verdict = self._verdicts[key]
+        self.counts["log"] += 1
+        if not verdict.isdigit() or int(verdict) < told:
+            self.wrong.setdefault(f"{self.operation.name}: {name} is {verdict}, told were {told}", where)
+
+    def _verdict_of_log(self, name: str, part: State) -> str:
+        """Return how many steps count, or what is wrong."""
+        if f"{name}/{LOG_KEY}" not in part:
+            return "0"
+        with _written(part, self.directory) as directory:
+            url = str(directory / name)
+            errors = [one for one in log_problems(url) if one.severity == "error"]
+            if errors:
+                return f"broken: {errors[0].code} at {errors[0].at}: {errors[0].message}"
+            with StoredLog(url) as log:
+                extent = extent_of(log)
+            return "0" if extent is None else str(extent.stop_step)
 
     def _require(self, name: str, number: int, state: State, allowed: set[str], where: str) -> None:
         part = below(state, name)

@@ -17,6 +17,7 @@ import numpy as np
 import ucpformat as ucp
 from tests.campaigns.power.recording import mark
 from tests.distributed.thread_group import ThreadGroup, run_threads
+from tests.update_log.logs import LogMaker
 from ucpformat.conversion.contract.registry import UCP
 from ucpformat.conversion.convert import convert_checkpoint
 from ucpformat.conversion.engine.options import EngineOptions
@@ -30,6 +31,8 @@ from ucpformat.state_dict.save_load import save_state
 __all__ = ["OPERATIONS", "Operation", "content"]
 
 _ENGINE = EngineOptions(workers=2, pool="threads")
+LOG = "updates.ucplog"
+LOGGED_STEPS = 10
 VALUES = np.arange(1, 3001, dtype=np.float32)
 
 
@@ -49,7 +52,8 @@ class Operation:
     ``makes`` are the checkpoints that are there from then on, by name, each with the number of its content; ``keeps``
     those that are there always, ``removes`` those that are gone from then on, and are whole or gone before; ``mends``
     those that are whole from then on, and are whole or seen to be damaged before. ``formats`` are those of checkpoints
-    that are not universal ones.
+    that are not universal ones. ``logs`` are update logs, by name, with how many steps they have at the end: of each
+    as many count as were acknowledged, by ``name@steps``.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Operation:
     removes: dict[str, int] = field(default_factory=dict)
     mends: dict[str, int] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
+    logs: dict[str, int] = field(default_factory=dict)
 
 
 def done(name: str) -> None:
@@ -110,6 +115,21 @@ def _debris(path: Path) -> None:
     for key in ("packs/x-0-0.pack", "index/x.json", ".ucp.json.0123"):
         (path / "deep/er/c.ucp" / key).parent.mkdir(parents=True, exist_ok=True)
         (path / "deep/er/c.ucp" / key).write_bytes(b"debris")
+
+
+def _log(path: Path) -> None:
+    """Two ranks write batches, one process after another goes on, and old batches are removed."""
+    maker = LogMaker(path / "run" / LOG)
+    maker.epoch()
+    for step in range(LOGGED_STEPS):
+        number = step // 4
+        if step and step % 4 == 0:
+            maker.epoch(number, step, after=number - 1)
+        for rank in (0, 1):
+            maker.batch(number, rank, step)
+        done(f"run/{LOG}@{step + 1}")
+    for rank in (0, 1):
+        maker.place.remove(f"batches/0/{rank}/0.batch")
 
 
 def _source(path: Path) -> None:
@@ -250,6 +270,7 @@ def _conversion(format_name: str, name: str, what: str = "", **options: Any) -> 
 
 
 OPERATIONS: Sequence[Operation] = (
+    Operation("update log", _log, logs={f"run/{LOG}": LOGGED_STEPS}),
     Operation("save", _save, makes=MADE),
     Operation("save, plain", lambda path: _save(path, storage="plain", chunk_bytes=4096), makes=MADE),
     Operation("save, compressed", lambda path: _save(path, compressor="auto"), makes=MADE),

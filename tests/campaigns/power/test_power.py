@@ -21,6 +21,7 @@ pytestmark = [
 
 STATES = 60
 SHORT = (
+    "update log",
     "save",
     "save, plain",
     "increment of what is not durable",
