@@ -89,8 +89,8 @@ class Job:
             batches = torch.randn(2, 6, 8, generator=data)
             if step < begin:
                 continue
-            # Frozen for a while: no gradients, which are not gradients of zeros.
-            self.model.late.requires_grad_(step >= 6)
+            # Frozen for a while, twice: no gradients, which are not gradients of zeros.
+            self.model.late.requires_grad_(6 <= step < 14)
             self.optimizer.zero_grad()
             for batch in batches:
                 (self.model(batch).square().mean() / 2).backward()
