@@ -14,6 +14,7 @@ from torch import nn
 
 import ucpformat as ucp
 from tests.replay.jobs import OPTIMIZERS, STEPS, Job, NoLog
+from ucpformat.update_log.place import LogPlace
 from ucpformat.update_log.validation import log_problems
 
 
@@ -347,6 +348,31 @@ class TestForms:
         again = nn.Linear(4, 1, bias=False)
         ucp.recover(tmp_path, again, torch.optim.SGD(again.parameters(), lr=1.0))
         assert np.array_equal(again.weight.detach().numpy(), model.weight.detach().numpy(), equal_nan=True)
+
+
+def test_a_step_waits_where_too_much_is_pending(tmp_path: Path) -> None:
+    logged(tmp_path, 6, batch=1, pending_bytes=1)
+    job, recovery = recovered(tmp_path)
+    assert recovery.step == 6
+    job.require_equal(trained(6))
+
+
+def test_a_disk_that_fails_is_said_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    log = ucp.UpdateLog(tmp_path, job.model, job.optimizer, state=job.objects, batch=1)
+    job.train(log, 0, 2)
+    log.flush()
+
+    def full(place: LogPlace, key: str, buffers: object) -> None:
+        raise ucp.StoreError("UCP-E-STORE", "no space left on device", at=key)
+
+    monkeypatch.setattr(LogPlace, "create", full)
+    with pytest.raises(ucp.StoreError, match="no space left"):
+        job.train(log, 2, 9)
+    monkeypatch.undo()
+    with pytest.raises(ucp.StoreError, match="no space left"):
+        log.close()
+    assert recovered(tmp_path)[1].step == 2
 
 
 def test_old_steps_are_removed(tmp_path: Path) -> None:

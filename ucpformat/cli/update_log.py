@@ -10,10 +10,10 @@ import click
 from ucpformat.cli.report import format_option, table
 from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, naming
-from ucpformat.replay.plan import log_url, plan_recovery
-from ucpformat.storage.stores.urls import name_of, open_store
+from ucpformat.replay.plan import has_log, log_url, plan_recovery
+from ucpformat.storage.stores.urls import name_of
 from ucpformat.update_log.durability import extent_of
-from ucpformat.update_log.place import LOG_KEY, SUFFIX, batch_key
+from ucpformat.update_log.place import SUFFIX, batch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.validation import log_problems
 
@@ -37,14 +37,19 @@ def log(context: click.Context, run: str, output: str) -> None:
     Every byte of the log that counts is looked at. The exit code is 1 if anything is wrong with it; what a crash has
     cut off at its end is a warning.
     """
-    is_log = name_of(run.rstrip("/")).endswith(SUFFIX) or _has_log(run)
+    is_log = name_of(run.rstrip("/")).endswith(SUFFIX) or has_log(run)
     url = run if is_log else log_url(run)
     with naming(run):
         with StoredLog(url) as stored:
             found = list(_epochs(stored))
             identity = stored.document.id
         problems = log_problems(url)
-        plan = None if is_log else _plan(run)
+        plan = None
+        try:
+            plan = None if is_log else plan_recovery(run)
+        except UcpError as refusal:
+            # A batch that is missing may have been removed with those before the oldest checkpoint, or be lost.
+            problems.append(refusal.problem())
     is_valid = all(problem.severity == "warning" for problem in problems)
     if output == "json":
         report = {
@@ -64,14 +69,6 @@ def log(context: click.Context, run: str, output: str) -> None:
             click.echo(_told(plan))
     if not is_valid:
         context.exit(1)
-
-
-def _has_log(run: str) -> bool:
-    store = open_store(run)
-    try:
-        return store.size(LOG_KEY) is not None
-    finally:
-        store.close()
 
 
 def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
@@ -99,13 +96,6 @@ def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
             "exactness": epoch.exactness,
             "counts": number in counted,
         }
-
-
-def _plan(run: str) -> RecoveryPlan | None:
-    try:
-        return plan_recovery(run)
-    except UcpError:
-        return None
 
 
 def _recovery(plan: RecoveryPlan) -> dict[str, Any] | None:

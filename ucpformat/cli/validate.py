@@ -14,6 +14,8 @@ from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.drawing.text import printable
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.plan import has_log, log_url
+from ucpformat.update_log.validation import log_problems
 from ucpformat.validation import LEVELS, Examination, Level, examine
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ def validate(
 ) -> None:
     """Say every problem of CHECKPOINT, a path or an fsspec URL, what is lost by them, and what survives.
 
-    Of a run directory, every committed checkpoint is validated, and it is said which share the damaged files.
+    Of a run directory, every committed checkpoint is validated, and its update log, and it is said which checkpoints
+    share the damaged files. CHECKPOINT may also be an update log, which has one level alone.
 
     Warnings do not fail. At the level integrity every loss is named by tensor and rows, as slices of Python.
     """
@@ -70,7 +73,7 @@ def validate(
     if run is not None:
         is_valid = _validate_run(checkpoint, run, look, level, output)
     else:
-        examined = look(checkpoint)
+        examined = _of_log(checkpoint) if has_log(checkpoint) else look(checkpoint)
         is_valid = not _errors(examined)
         if output == "json":
             click.echo(json.dumps(_report(checkpoint, level, examined), indent=2))
@@ -83,6 +86,10 @@ def validate(
 def _examined(checkpoint: str, *, level: Level, layout_work: int | None, expand: int | None) -> Examination:
     with progress_bar("validating", partial(_stored_bytes, checkpoint)) as progress:
         return examine(checkpoint, level, layout_work=layout_work, expand=expand, progress=progress)
+
+
+def _of_log(url: str) -> Examination:
+    return Examination(log_problems(url), None)
 
 
 def _errors(examined: Examination) -> list[Problem]:
@@ -160,12 +167,19 @@ def _validate_run(
                 click.echo(
                     printable(f"another file {key} is in {', '.join(found.others)}: `ucp repair` may use it")
                 )
+    log = log_url(path)
+    of_log = _of_log(log) if has_log(log) else None
+    is_valid = valid == len(steps) and not (of_log and _errors(of_log))
     if output == "json":
-        found_all = {"run": path, "level": level, "valid": valid == len(steps), "checkpoints": reports}
+        found_all = {"run": path, "level": level, "valid": is_valid, "checkpoints": reports}
+        if of_log is not None:
+            found_all["log"] = _report(log, level, of_log)
         click.echo(json.dumps(found_all, indent=2))
     else:
+        if of_log is not None:
+            _print(log, level, of_log)
         click.echo(f"{path}: {valid} of {len(steps)} checkpoints valid (level {level})")
-    return valid == len(steps)
+    return is_valid
 
 
 def _stored_bytes(checkpoint: str) -> int:

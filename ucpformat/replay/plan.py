@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.urls import local_path
+from ucpformat.storage.stores.urls import local_path, open_store
 from ucpformat.update_log.durability import extent_of, require_on_branch
+from ucpformat.update_log.place import LOG_KEY
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from ucpformat.update_log.reading import Stretch
 
-__all__ = ["LOG_NAME", "STATELESS", "Candidate", "RecoveryPlan", "log_url", "plan_recovery"]
+__all__ = ["LOG_NAME", "STATELESS", "Candidate", "RecoveryPlan", "has_log", "log_url", "plan_recovery"]
 
 LOG_NAME: Final = "updates.ucplog"
 STATELESS: Final = "stateless"
@@ -30,6 +31,17 @@ def log_url(run: str | os.PathLike[str]) -> str:
     """Return where the log of a run lies."""
     path = local_path(run)
     return f"{(str(run) if path is None else path).rstrip('/')}/{LOG_NAME}"
+
+
+def has_log(url: str) -> bool:
+    """Return whether a log lies at a path or URL."""
+    store = open_store(url)
+    try:
+        return store.size(LOG_KEY) is not None
+    except UcpError:
+        return False
+    finally:
+        store.close()
 
 
 class Candidate(NamedTuple):
