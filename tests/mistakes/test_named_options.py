@@ -24,7 +24,10 @@ from ucpformat.patterns.library import __file__ as library
 pytestmark = pytest.mark.xdist_group("messages")
 
 PACKAGE = Path(ucpformat.__file__).parent
-OTHERS = {"save_last": "of Lightning's ModelCheckpoint, which is not installed here"}
+OTHERS = {
+    "save_last": "of Lightning's ModelCheckpoint, which is not installed here",
+    "charset": "of media types (RFC 9110 section 8.3)",
+}
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 KEYWORD = re.compile(r"(?<![\w.'/-])([a-z][a-z_]+)=(?![=\s])")
 
