@@ -20,7 +20,6 @@ from ucpformat.storage.stores.local_io import (
     translated,
     write_all,
 )
-from ucpformat.storage.stores.remote import RemoteStore
 from ucpformat.storage.stores.urls import local_path, open_target
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ class LogPlace:
                 exclusively.
         """
         if self._directory is None:
+            from ucpformat.storage.stores.remote import RemoteStore
+
             if isinstance(self.store, RemoteStore):
                 self.store.require_exclusive()
             self.store.create(key, buffers)
