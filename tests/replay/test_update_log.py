@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import ucpformat as ucp
 from tests.replay.jobs import OPTIMIZERS, STEPS, Job, NoLog
+from tests.update_log.logs import ID, LogMaker
 from ucpformat.update_log.place import LogPlace
 from ucpformat.update_log.validation import log_problems
 
@@ -97,6 +99,32 @@ def test_checkpoints_without_a_log_are_loaded(tmp_path: Path) -> None:
     assert torch.equal(again.model.head.weight, job.model.head.weight)
 
 
+def test_a_log_that_was_only_begun_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A start of a job on a run of plain checkpoints dies when it has made the log, or its first epoch."""
+    first = trained(3)
+    with ucp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, {"model": first.model, "optim": first.optimizer})
+    maker = LogMaker(tmp_path / "updates.ucplog")
+    for number in (0, 1):
+        job = Job()
+        recovery = ucp.recover(tmp_path, job.model, job.optimizer)
+        assert (recovery.step, recovery.log, recovery.next_epoch) == (3, ID, number)
+        if number == 0:
+            with ucp.UpdateLog(tmp_path / "other", job.model, job.optimizer):
+                pass
+            found = json.loads((tmp_path / "other/updates.ucplog/epochs/0.json").read_text())
+            maker.put("epochs/0.json", json.dumps(found | {"log": ID, "first_step": 3}).encode())
+    with ucp.UpdateLog(tmp_path, job.model, job.optimizer, after=recovery, batch=1) as log:
+        for one in job.model.parameters():
+            one.grad = torch.ones_like(one)
+        log.step()
+    again = Job()
+    assert ucp.recover(tmp_path, again.model, again.optimizer).step == 4
+    assert torch.equal(again.model.head.weight, job.model.head.weight)
+    with pytest.raises(ucp.MismatchError, match="leave it out"):
+        ucp.recover(tmp_path, again.model, again.optimizer, state={"schedule": again.schedule})
+
+
 def test_a_log_that_is_there_is_recovered_from_first(tmp_path: Path) -> None:
     logged(tmp_path, 2)
     job = Job()
@@ -125,6 +153,21 @@ def test_a_zombie_is_fenced(tmp_path: Path) -> None:
     job, again = recovered(tmp_path)
     assert again.step == 6
     job.require_equal(trained(6))
+
+
+def test_a_zombie_saves_no_checkpoint(tmp_path: Path) -> None:
+    """Those of the job that has gone on would be removed for it."""
+    old = Job()
+    log = ucp.UpdateLog(tmp_path, old.model, old.optimizer, state=old.objects, batch=1, full_every=5)
+    old.train(log, 0, 4)
+    log.flush()
+    new, recovery = recovered(tmp_path)
+    with ucp.UpdateLog(tmp_path, new.model, new.optimizer, state=new.objects, after=recovery):
+        with pytest.raises(ucp.UcpError, match="UCP-E-FENCED"):
+            old.train(log, 4, 9)
+        with pytest.raises(ucp.UcpError, match="UCP-E-FENCED"):
+            log.close()
+    assert ucp.CheckpointManager(tmp_path).steps() == [0, 4]
 
 
 class TestDamage:
@@ -237,7 +280,7 @@ class TestRefusals:
         with pytest.raises(ucp.MismatchError, match="parameter groups"):
             ucp.recover(tmp_path, wide, torch.optim.AdamW(wide.parameters()))
         job = Job()
-        with pytest.raises(ucp.MismatchError, match="has a value of this name"):
+        with pytest.raises(ucp.MismatchError, match="leave it out"):
             ucp.recover(tmp_path, job.model, job.optimizer, state={"other": job.schedule})
 
     def test_a_group_that_is_added(self, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def give_back(values: Mapping[str, Any], state: Mapping[str, Any], *, rng: bool)
     for name, one in state.items():
         if name not in left:
             raise error(
-                "UCP-E-MISMATCH", "neither the log nor the checkpoint has a value of this name", at=name
+                "UCP-E-MISMATCH", "nothing is stored of this name; leave it out of the state", at=name
             )
         if hasattr(one, "load_state_dict"):
             one.load_state_dict(left.pop(name))

@@ -92,9 +92,9 @@ def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> R
         return RecoveryPlan(candidates, 0, [])
     with log:
         extent = extent_of(log)
-        if extent is None:
-            message = "the log has no epoch, and the run has checkpoints: its epochs were removed"
-            raise error("UCP-E-LOG", message, at=url)
+        if extent is None or not log.keys.batches:
+            # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
+            return RecoveryPlan([Candidate(step, directory.path(step)) for step in steps], 0, [])
         if extent.lost and not allow_loss:
             first = extent.faults[0]
             message = (

@@ -251,14 +251,17 @@ class _Job:
         except UcpError as problem:
             if problem.code != "UCP-E-NOT-FOUND":
                 raise
-            left = give_back(self._own, self._state if self._own else {}, rng=self._rng)
+            left = give_back(self._own, self._state, rng=self._rng)
             return Recovery(candidate.step, candidate.step, faults=faults, values=left)
         with log:
             replaying = Replay(self._live, log, candidate.step, stop)
             exactness, checked, values = replaying.run()
             own = self._own if values is None else values
-            left = give_back(own, self._state if own else {}, rng=self._rng)
-            last = log.branch()[-1].stored
+            left = give_back(own, self._state, rng=self._rng)
+            branch = log.branch()
+            if not branch:
+                return Recovery(stop, candidate.step, faults=faults, values=left, log=log.document.id)
+            last = branch[-1].stored
             return Recovery(
                 stop,
                 candidate.step,

@@ -18,6 +18,7 @@ from ucpformat.model.dtype import dtype
 from ucpformat.model.references import sha256_digest
 from ucpformat.model.root import LogPosition
 from ucpformat.model.values import encode
+from ucpformat.reader import open_checkpoint
 from ucpformat.replay.batch_writer import BatchWriter
 from ucpformat.replay.capture import Capture
 from ucpformat.replay.exactness import exactness_of, profile_of, require_replayable
@@ -165,8 +166,12 @@ class UpdateLog:
                 self._manager.wait()
 
     def _goes_on(self, after: Recovery) -> bool:
-        """Return whether the epoch has the tensors and groups of the one before it, whose checkpoint then serves."""
+        """Return whether the epoch goes on from a checkpoint of the log, with the same tensors and groups."""
         if after.epoch is None or after.checkpoint_step is None:
+            return False
+        with open_checkpoint(self._manager.path(after.checkpoint_step)) as checkpoint:
+            progress = checkpoint.root.progress
+        if progress is None or progress.log is None or progress.log.id != self._epoch.log:
             return False
         with StoredLog(self._url) as log:
             before = log.epoch(after.epoch).epoch
@@ -351,6 +356,8 @@ class UpdateLog:
         self._save_full()
 
     def _save_full(self) -> None:
+        # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
+        self._writer.drain()
         values = self._values_now()
         content: dict[str, Any] = {"model": self._model, "optim": self._optimizer}
         if values:
