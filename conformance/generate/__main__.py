@@ -15,6 +15,7 @@ from generate.bad_commit import bad_commit_cases
 from generate.bad_documents import bad_document_cases
 from generate.bad_index import bad_index_cases
 from generate.bad_json import bad_json_cases
+from generate.bad_logs import bad_log_cases
 from generate.bad_tables import bad_table_cases
 from generate.bad_values import bad_value_cases
 from generate.buffer_cases import buffer_cases
@@ -25,6 +26,7 @@ from generate.images import image_cases
 from generate.increments import increment_cases, row_set_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
+from generate.log_cases import log_cases
 from generate.lowering import write as write_lowering
 from generate.pipelines import pipeline_cases
 from generate.precedence import precedence_cases
@@ -55,6 +57,8 @@ def all_cases() -> Iterator[Case]:
     yield from row_set_cases()
     yield from pipeline_cases()
     yield from image_cases()
+    yield from log_cases()
+    yield from bad_log_cases()
     yield from forward_cases()
     yield from level_cases()
     yield from precedence_cases()

@@ -36,7 +36,7 @@ def judge(connection: Connection, vector: Vector, check: Mapping[str, Any]) -> t
     expected = vector.expected
     place = Workplace()
     try:
-        path = place.checkpoint(vector.checkpoint, vector.case.get("setup", []))
+        path = place.checkpoint(vector.checkpoint, vector.case.get("setup", [])) / check.get("within", "")
         params, outs = _params(check, path, expected, place)
         before = snapshot(path) if check.get("onto") else {}
         with watching(Path(params["path"])) if check.get("watched") else nullcontext(()) as events:
@@ -93,6 +93,10 @@ def _params(
         case "read" | "read-blob":
             outs = [(None, place.fresh())]
             params["out"] = str(outs[0][1])
+        case "log" if "checkpoint" in params:
+            params["checkpoint"] = str(path.parent / params["checkpoint"])
+            outs = [(atom, place.fresh()) for atom in check["expect"].get("values", ())]
+            params["outs"] = [{"atom": atom, "out": str(out)} for atom, out in outs]
     return {**params, "path": str(path)}, outs
 
 
@@ -141,7 +145,11 @@ def _verdict(
     if "media_type" in expect:
         wanted = {"media_type": expect["media_type"]}
         return _differs(result, wanted) or _bytes(outs[0][1], expected[expect["file"]])
-    return _differs(result, json.loads(expected[expect["file"]])) or PASS
+    verdict = _differs(result, json.loads(expected[expect["file"]])) or PASS
+    for atom, out in outs:
+        if verdict == PASS and (found := _bytes(out, expected[expect["values"][atom]])) != PASS:
+            verdict = "fail", f"{atom}: {found[1]}"
+    return verdict
 
 
 def _no_answer(reply: Reply) -> Verdict | None:

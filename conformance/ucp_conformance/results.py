@@ -27,7 +27,14 @@ __all__ = [
 ROLES: Final = ("validator", "reader", "writer", "rewriter")
 LEVELS: Final = ("inspect", "dense", "reshard", "full")
 COMPRESSORS: Final = ("zstd", "blosc")
-OPTIONAL: Final = (*COMPRESSORS, "incremental", "row-overwrite", "weight-versions", "process-images")
+OPTIONAL: Final = (
+    *COMPRESSORS,
+    "incremental",
+    "row-overwrite",
+    "weight-versions",
+    "process-images",
+    "update-log",
+)
 BEYOND: Final = tuple(profile for profile in PROFILES if profile != "core")
 """Profiles that an implementation below level Full claims by name."""
 BAD: Final = frozenset({"fail", "xpass", "crash", "timeout", "protocol"})

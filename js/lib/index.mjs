@@ -7,6 +7,8 @@ import {readBox} from './read.mjs';
 
 export {UcpError} from './errors.mjs';
 export {lower} from './pieces.mjs';
+export {replay} from './log-replay.mjs';
+export {UpdateLog, isLog, validateLog} from './update-log.mjs';
 export {readLocals} from './read.mjs';
 export {validate} from './validate.mjs';
 

@@ -61,16 +61,18 @@ function readRoot(store) {
 /**
  * Step 6: read features (UCP-R-008) and extensions (UCP-R-030).
  * @param {Set<string>} known features that are not refused
+ * @param {Problems} problems
+ * @param {string} [key] of the document
  */
-function checkNegotiation(document, known, problems) {
+export function checkNegotiation(document, known, problems, key = ROOT_KEY) {
   document.get('read_features').forEach((feature, i) => {
     if (!known.has(feature)) {
-      problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`), `${feature} is not supported`);
+      problems.add('UCP-E-FEATURE', place(key, `/read_features/${i}`), `${feature} is not supported`);
     }
   });
   for (const [name, extension] of document.get('extensions')) {
     if (!(extension instanceof Map) || extension.get('must_understand') !== false) {
-      problems.add('UCP-E-EXTENSION', place(ROOT_KEY, '/extensions'), `${name} is not supported`);
+      problems.add('UCP-E-EXTENSION', place(key, '/extensions'), `${name} is not supported`);
     }
   }
 }

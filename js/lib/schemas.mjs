@@ -699,6 +699,397 @@ export default {
     }
   }
 },
+  'update-log.schema.json':
+{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "$id": "https://ucpformat.org/schema/draft/update-log.schema.json",
+  "title": "Log document",
+  "description": "What an update log is named by (SPEC-UPDATE-LOGS section 2).",
+  "type": "object",
+  "allOf": [
+    {
+      "$ref": "envelope.schema.json"
+    }
+  ],
+  "required": [
+    "kind",
+    "id"
+  ],
+  "properties": {
+    "format": true,
+    "format_version": {
+      "const": 0
+    },
+    "read_features": true,
+    "write_features": true,
+    "extensions": {
+      "$ref": "defs.schema.json#/$defs/extensions"
+    },
+    "annotations": true,
+    "kind": {
+      "const": "update-log"
+    },
+    "id": {
+      "$ref": "defs.schema.json#/$defs/log"
+    }
+  },
+  "additionalProperties": false
+},
+  'update-log-batch.schema.json':
+{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "$id": "https://ucpformat.org/schema/draft/update-log-batch.schema.json",
+  "title": "Header of a batch",
+  "description": "Steps that one rank of a job has logged; their bytes follow the header (SPEC-UPDATE-LOGS section 3).",
+  "type": "object",
+  "required": [
+    "log",
+    "epoch",
+    "rank",
+    "first_step",
+    "previous",
+    "steps",
+    "values"
+  ],
+  "properties": {
+    "log": {
+      "$ref": "defs.schema.json#/$defs/log"
+    },
+    "epoch": {
+      "$ref": "defs.schema.json#/$defs/count"
+    },
+    "rank": {
+      "$ref": "defs.schema.json#/$defs/count"
+    },
+    "first_step": {
+      "$ref": "defs.schema.json#/$defs/count"
+    },
+    "previous": {
+      "$ref": "defs.schema.json#/$defs/digest"
+    },
+    "steps": {
+      "type": "array",
+      "minItems": 1,
+      "items": {
+        "$ref": "#/$defs/step"
+      }
+    },
+    "options": {
+      "$ref": "#/$defs/options"
+    },
+    "values": {
+      "type": "object",
+      "additionalProperties": {
+        "$ref": "value.schema.json"
+      }
+    },
+    "sums": {
+      "type": "array",
+      "items": {
+        "$ref": "#/$defs/sum"
+      }
+    }
+  },
+  "additionalProperties": false,
+  "$defs": {
+    "step": {
+      "type": "object",
+      "required": [
+        "length",
+        "checksum",
+        "entries"
+      ],
+      "properties": {
+        "options": {
+          "$ref": "#/$defs/options"
+        },
+        "skipped": {
+          "const": true
+        },
+        "length": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "checksum": {
+          "type": "integer",
+          "minimum": 0,
+          "maximum": 4294967295
+        },
+        "entries": {
+          "type": "array",
+          "items": {
+            "$ref": "#/$defs/entry"
+          }
+        }
+      },
+      "additionalProperties": false
+    },
+    "entry": {
+      "type": "object",
+      "required": [
+        "piece",
+        "form"
+      ],
+      "properties": {
+        "piece": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "form": {
+          "enum": [
+            "dense",
+            "rows",
+            "sparse"
+          ]
+        },
+        "count": {
+          "$ref": "defs.schema.json#/$defs/count"
+        }
+      },
+      "if": {
+        "type": "object",
+        "required": [
+          "form"
+        ],
+        "properties": {
+          "form": {
+            "const": "dense"
+          }
+        }
+      },
+      "then": {
+        "not": {
+          "required": [
+            "count"
+          ]
+        }
+      },
+      "else": {
+        "required": [
+          "count"
+        ]
+      },
+      "additionalProperties": false
+    },
+    "sum": {
+      "type": "object",
+      "required": [
+        "tensor",
+        "slot",
+        "sum"
+      ],
+      "properties": {
+        "tensor": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "slot": {
+          "type": "string",
+          "minLength": 1
+        },
+        "sum": {
+          "type": "string",
+          "pattern": "^[0-9a-f]{16}$",
+          "maxLength": 16
+        }
+      },
+      "additionalProperties": false
+    },
+    "options": {
+      "type": "array",
+      "items": {
+        "type": "object",
+        "additionalProperties": {
+          "$ref": "value.schema.json"
+        }
+      }
+    }
+  }
+},
+  'update-log-epoch.schema.json':
+{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "$id": "https://ucpformat.org/schema/draft/update-log-epoch.schema.json",
+  "title": "Epoch document",
+  "description": "A stretch of steps of an update log: its ranks, tensors and pieces (SPEC-UPDATE-LOGS section 2).",
+  "type": "object",
+  "allOf": [
+    {
+      "$ref": "envelope.schema.json"
+    }
+  ],
+  "required": [
+    "kind",
+    "log",
+    "epoch",
+    "start",
+    "first_step",
+    "after",
+    "ranks",
+    "tensors",
+    "pieces",
+    "groups",
+    "optimizer",
+    "exactness"
+  ],
+  "properties": {
+    "format": true,
+    "format_version": {
+      "const": 0
+    },
+    "read_features": true,
+    "write_features": true,
+    "extensions": {
+      "$ref": "defs.schema.json#/$defs/extensions"
+    },
+    "annotations": true,
+    "kind": {
+      "const": "update-log-epoch"
+    },
+    "log": {
+      "$ref": "defs.schema.json#/$defs/log"
+    },
+    "epoch": {
+      "$ref": "defs.schema.json#/$defs/count"
+    },
+    "start": {
+      "$ref": "defs.schema.json#/$defs/log"
+    },
+    "first_step": {
+      "$ref": "defs.schema.json#/$defs/count"
+    },
+    "after": {
+      "$ref": "#/$defs/after"
+    },
+    "ranks": {
+      "type": "integer",
+      "minimum": 1,
+      "maximum": 1048576
+    },
+    "tensors": {
+      "type": "array",
+      "items": {
+        "$ref": "#/$defs/tensor"
+      }
+    },
+    "pieces": {
+      "type": "array",
+      "items": {
+        "$ref": "#/$defs/piece"
+      }
+    },
+    "groups": {
+      "type": "array",
+      "items": {
+        "type": "array",
+        "items": {
+          "$ref": "defs.schema.json#/$defs/count"
+        }
+      }
+    },
+    "optimizer": {
+      "$ref": "#/$defs/optimizer"
+    },
+    "exactness": {
+      "enum": [
+        "bitwise",
+        "tolerance",
+        "lossy"
+      ]
+    }
+  },
+  "additionalProperties": false,
+  "$defs": {
+    "after": {
+      "type": [
+        "object",
+        "null"
+      ],
+      "required": [
+        "epoch",
+        "digest"
+      ],
+      "properties": {
+        "epoch": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "digest": {
+          "$ref": "defs.schema.json#/$defs/digest"
+        }
+      },
+      "additionalProperties": false
+    },
+    "tensor": {
+      "type": "object",
+      "required": [
+        "atom",
+        "role",
+        "dtype",
+        "shape"
+      ],
+      "properties": {
+        "atom": {
+          "$ref": "defs.schema.json#/$defs/name"
+        },
+        "role": {
+          "enum": [
+            "gradient",
+            "value"
+          ]
+        },
+        "dtype": {
+          "description": "Its name is UCP-E-DTYPE's business.",
+          "type": "string"
+        },
+        "shape": {
+          "$ref": "defs.schema.json#/$defs/shape"
+        }
+      },
+      "additionalProperties": false
+    },
+    "piece": {
+      "type": "object",
+      "required": [
+        "tensor",
+        "rank",
+        "offset",
+        "shape"
+      ],
+      "properties": {
+        "tensor": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "rank": {
+          "$ref": "defs.schema.json#/$defs/count"
+        },
+        "offset": {
+          "$ref": "defs.schema.json#/$defs/shape"
+        },
+        "shape": {
+          "$ref": "defs.schema.json#/$defs/shape"
+        }
+      },
+      "additionalProperties": false
+    },
+    "optimizer": {
+      "type": "object",
+      "required": [
+        "type",
+        "profile"
+      ],
+      "properties": {
+        "type": {
+          "type": "string",
+          "minLength": 1
+        },
+        "profile": {
+          "type": "object",
+          "additionalProperties": {
+            "type": "string"
+          }
+        }
+      },
+      "additionalProperties": false
+    }
+  }
+},
   'value.schema.json':
 {
   "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -6,7 +6,7 @@ import * as core from '../lib/index.mjs';
 import {DirectoryStore} from './store.mjs';
 
 export {
-  UcpError, lower, read, readLocals,
+  UcpError, lower, read, readLocals, replay,
 } from '../lib/index.mjs';
 export {bufferSource, fileSource, localsSource} from './sources.mjs';
 export {write} from './write.mjs';
@@ -24,3 +24,18 @@ export const open = (path) => core.open(new DirectoryStore(path));
  * @param {'structure' | 'semantics' | 'integrity'} [level]
  */
 export const validate = (path, level) => core.validate(new DirectoryStore(path), level);
+
+/**
+ * Opens an update log (SPEC-UPDATE-LOGS).
+ * @param {string} path
+ */
+export const openLog = (path) => new core.UpdateLog(new DirectoryStore(path));
+
+/**
+ * Everything that is wrong with an update log that can be reached.
+ * @param {string} path
+ */
+export const validateLog = (path) => core.validateLog(new DirectoryStore(path));
+
+/** Whether an update log lies at a path. */
+export const isLog = (path) => core.isLog(new DirectoryStore(path));

@@ -32,6 +32,7 @@ DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc~/"), inner),
 ).map(lambda value: json.dumps(value, separators=(",", ":")).encode())
+LOGS = "SPEC-UPDATE-LOGS.md"
 VECTORS = {vector.id: vector for vector in all_vectors()}
 
 
@@ -138,12 +139,14 @@ def test_the_generator_makes_exactly_these_vectors(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (CONFORMANCE / name).read_bytes(), name
 
 
-def verdict(vector: Vector, wanted: dict[str, Any], level: str) -> str:
-    """What the oracle's findings lack of what a case expects; empty where they agree."""
+def verdict(vector: Vector, check: dict[str, Any]) -> str:
+    """What the oracle's findings lack of what a check expects; empty where they agree."""
+    wanted = check["expect"]["problems"]
     place = Workplace()
     try:
-        problems = examine(place.checkpoint(vector.checkpoint, vector.case.get("setup", []))).problems
-        problems = at_level(problems, level)
+        path = place.checkpoint(vector.checkpoint, vector.case.get("setup", []))
+        problems = examine(path / check.get("within", "")).problems
+        problems = at_level(problems, check["params"]["level"])
     finally:
         place.close()
     codes = [problem.code for problem in problems]
@@ -167,8 +170,7 @@ def test_the_oracle_finds_in_every_vector_what_the_case_expects() -> None:
         name: found
         for name, vector in VECTORS.items()
         for check in vector.case["checks"]
-        if check["op"] == "validate"
-        and (found := verdict(vector, check["expect"]["problems"], check["params"]["level"]))
+        if check["op"] == "validate" and (found := verdict(vector, check))
     }
     assert wrong == {}
 
@@ -192,7 +194,8 @@ def of_several_writers() -> set[str]:
 
 def beside_checkpoints() -> set[str]:
     """Requirements of section 14 and its documents, and of readers in 15.2: no driver is asked for documents beside
-    checkpoints, for what a position of a job gets (CLASSES.md), or to extract images; the tests of the library are.
+    checkpoints but update logs, to write those, for what a position of a job gets (CLASSES.md), or to extract images;
+    the tests of the library are.
     """
     text = specification()
     beside = text.partition("\n## 14. ")[2].partition("\n## 15. ")[0]
@@ -203,7 +206,8 @@ def beside_checkpoints() -> set[str]:
             for name, _ in requirements()
             if f"[{name}]" in beside or (name.startswith("UCP-R-") and f"[{name}]" in own_values)
         }
-        | {name for name, _ in requirements(BESIDE)}
+        | {name for name, _ in requirements(tuple(one for one in BESIDE if one != LOGS))}
+        | {name for name, _ in requirements((LOGS,)) if name.startswith("UCP-W-")}
         | {"UCP-S-006"}
     )
 

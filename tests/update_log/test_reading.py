@@ -311,6 +311,52 @@ class TestBranches:
         (maker.path / "epochs/0.json").write_text(json.dumps(data | {"log": "0" * 32}))
         assert set(codes(maker)) == {"UCP-E-LOG"}
 
+    def test_damage_before_the_epoch_of_a_checkpoint_is_of_no_concern(self, maker: LogMaker) -> None:
+        """UCP-R-040."""
+        maker.epoch()
+        maker.steps(0, 0, 4)
+        maker.epoch(1, 4, after=0)
+        maker.steps(1, 4, 6)
+        (maker.path / "batches/0/0/2.batch").unlink()
+        with StoredLog(str(maker.path)) as log:
+            for begin, wanted in (((0, 1), (2, True)), ((1, 4), (6, False))):
+                found = extent_of(log, begin)
+                assert found is not None
+                assert (found.stop_step, found.lost) == wanted
+
+    def test_steps_that_were_removed(self, maker: LogMaker) -> None:
+        """UCP-R-039."""
+        maker.epoch()
+        maker.steps(0, 0, 4)
+        for rank in (0, 1):
+            (maker.path / f"batches/0/{rank}/0.batch").unlink()
+        with StoredLog(str(maker.path)) as log:
+            with pytest.raises(UcpError, match="UCP-E-LOG"):
+                extent_of(log, (0, 0))
+            found = extent_of(log, (0, 1))
+        assert found is not None
+        assert (found.stop_step, found.lost) == (4, False)
+
+    def test_a_batch_that_begins_within_another(self, maker: LogMaker) -> None:
+        """UCP-D-159."""
+        maker.epoch()
+        for rank in (0, 1):
+            maker.batch(0, rank, 0, 2)
+            maker.batch(0, rank, 2, 1)
+        maker.batch(0, 1, 1, 1)
+        found = extent(maker)
+        assert (found.stop_step, found.lost) == (2, True)
+        assert codes(maker) == ["UCP-E-LOG"]
+
+    def test_a_rank_that_the_epoch_has_not(self, maker: LogMaker) -> None:
+        """UCP-D-158."""
+        maker.epoch()
+        maker.steps(0, 0, 1)
+        path = maker.path / "batches/0/2/0.batch"
+        path.parent.mkdir()
+        path.write_bytes((maker.path / "batches/0/1/0.batch").read_bytes())
+        assert codes(maker) == ["UCP-E-LOG"]
+
     def test_batches_of_no_epoch(self, maker: LogMaker) -> None:
         maker.epoch()
         maker.steps(0, 0, 1)
@@ -375,7 +421,7 @@ class TestSmallOptimizer:
             wanted -= np.float32(0.5) * gradient(step, (4, 3))
         wanted[[1, 3]] -= 1
         with StoredLog(str(maker.path)) as log:
-            assert replay_small(log, values, 0) == 9
+            assert replay_small(log, values, (0, 0)) == (9, "bitwise")
         assert np.array_equal(values["w"], wanted)
         assert values["mean"].tolist() == [6.0, 6.0]
 
@@ -386,7 +432,7 @@ class TestSmallOptimizer:
         maker.steps(0, 0, 1)
         shapes = {} if "tensors" in change else {"w": np.ones((4, 3), np.float32)}
         with StoredLog(str(maker.path)) as log, pytest.raises(UcpError, match="UCP-E-MISMATCH"):
-            replay_small(log, shapes, 0)
+            replay_small(log, shapes, (0, 0))
 
 
 def test_there_is_no_log(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, naming
 from ucpformat.replay.plan import has_log, log_url, plan_recovery
 from ucpformat.storage.stores.urls import name_of
-from ucpformat.update_log.durability import extent_of
 from ucpformat.update_log.place import SUFFIX, batch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.validation import log_problems
@@ -72,8 +71,7 @@ def log(context: click.Context, run: str, output: str) -> None:
 
 
 def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
-    extent = extent_of(stored)
-    counted = {} if extent is None else {one.stored.epoch.epoch: one.stop_step for one in extent.branch}
+    counted = {one.stored.epoch.epoch: one.stop_step for one in stored.branch()}
     for number in stored.keys.epochs:
         try:
             epoch = stored.epoch(number).epoch

@@ -16,9 +16,8 @@ from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
-    from ucpformat.update_log.reading import Stretch
+    from ucpformat.update_log.durability import Extent
 
 __all__ = ["LOG_NAME", "STATELESS", "Candidate", "RecoveryPlan", "has_log", "log_url", "plan_recovery"]
 
@@ -91,18 +90,13 @@ def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> R
         candidates = [Candidate(step, directory.path(step)) for step in steps]
         return RecoveryPlan(candidates, 0, [])
     with log:
-        extent = extent_of(log)
-        if extent is None or not log.keys.batches:
+        branch = log.branch()
+        if not branch or not log.keys.batches:
             # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
             return RecoveryPlan([Candidate(step, directory.path(step)) for step in steps], 0, [])
-        if extent.lost and not allow_loss:
-            first = extent.faults[0]
-            message = (
-                f"durable steps lie behind it; recover(allow_loss=True) ends at step {extent.stop_step}: "
-            )
-            raise error("UCP-E-LOG", message + first.message, at=first.at)
-        candidates = []
-        faults = [*extent.faults]
+        found: list[Candidate] = []
+        faults: list[Problem] = []
+        stop: int | None = None
         for step in steps:
             path = directory.path(step)
             try:
@@ -111,27 +105,30 @@ def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> R
                 position = None if progress is None else progress.log
                 if position is None or position.id != log.document.id:
                     raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
-                require_on_branch(extent.branch, position.epoch, step, path)
-                _require_steps(log, extent.branch, position.epoch, step, extent.stop_step)
+                require_on_branch(branch, position.epoch, step, path)
+                extent = extent_of(log, (position.epoch, step))
+                if extent is None:
+                    raise AssertionError("a branch that has an epoch has an extent")
+                if stop is not None and extent.stop_step != stop:
+                    raise error("UCP-E-LOG", f"the log has not all steps from {step} to {stop}", at=path)
             except UcpError as problem:
                 faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
                 continue
-            candidates.append(Candidate(step, path))
-        if not candidates:
+            if stop is None:
+                _require_whole(extent, step, url, allow_loss=allow_loss)
+                faults[:0] = extent.faults
+                stop = extent.stop_step
+            found.append(Candidate(step, path))
+        if stop is None:
             raise error(
                 "UCP-E-LOG", f"no checkpoint can be gone on from: {faults[-1].message}", at=faults[-1].at
             )
-        return RecoveryPlan(candidates, extent.stop_step, faults)
+        return RecoveryPlan(found, stop, faults)
 
 
-def _require_steps(log: StoredLog, branch: Sequence[Stretch], epoch: int, step: int, stop: int) -> None:
-    """Refuse a checkpoint behind which steps were removed."""
-    at = step
-    for stored, cut in branch:
-        number = stored.epoch.epoch
-        if number < epoch or (cut is not None and cut <= at) or at >= stop:
-            continue
-        for rank in range(stored.epoch.ranks):
-            if log.chain(number, rank).first_step > at:
-                raise error("UCP-E-LOG", f"steps from {at} on were removed from the log", at=log.url)
-        at = cut if cut is not None else stop
+def _require_whole(extent: Extent, step: int, url: str, *, allow_loss: bool) -> None:
+    if extent.lost and not allow_loss:
+        end = max(step, extent.stop_step)
+        message = f"durable steps lie behind it; recover(allow_loss=True) ends at step {end}"
+        first = extent.faults[0] if extent.faults else Problem("UCP-E-LOG", url, "batches are missing")
+        raise error("UCP-E-LOG", f"{message}: {first.message}", at=first.at)

@@ -170,6 +170,16 @@ class BatchHeader:
             ]
         return value
 
+    def tagged_values(self, at: str) -> Iterator[tuple[str, JsonValue]]:
+        """Yield every tagged value with its place."""
+        places = [(pointer(at, "values"), self.values)]
+        stated = [(at, self.options)]
+        stated += [(pointer(at, "steps", n), step.options) for n, step in enumerate(self.steps)]
+        for place, options in stated:
+            places += [(pointer(place, "options", n), group) for n, group in enumerate(options or ())]
+        for place, values in places:
+            yield from ((pointer(place, name), value) for name, value in values.items())
+
     def problems(self, epoch: Epoch, at: str) -> Iterator[Problem]:
         """Yield what contradicts the epoch, beside lengths (SPEC UCP-D-158, UCP-D-160, UCP-D-164 to UCP-D-166)."""
         if self.log != epoch.log:

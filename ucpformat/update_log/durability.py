@@ -18,7 +18,7 @@ __all__ = ["Extent", "extent_of", "require_on_branch"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The steps of a log that can be replayed: the branch, and the step at which a recovery ends.
+    """The steps of a log that can be replayed: the branch, and the step that the log has last.
 
     ``faults`` are batches that are missing, torn or damaged; ``lost`` says that durable ones lie behind such.
     """
@@ -29,28 +29,36 @@ class Extent:
     lost: bool
 
 
-def extent_of(log: StoredLog) -> Extent | None:
-    """Return how far a log goes, None where it has no epoch; every byte of the branch is looked at.
+def extent_of(log: StoredLog, begin: tuple[int, int] | None = None) -> Extent | None:
+    """Return how far a log goes from an epoch and a step of the branch on, None where it has no epoch.
+
+    Every byte of the epochs from there on is looked at; without ``begin``, of all that the branch has.
 
     Raises:
-        UcpError: what reading the documents of the log raises.
+        UcpError: ``UCP-E-LOG`` where steps behind ``begin`` were removed; what reading the documents of the log raises.
     """
     branch = log.branch()
     if not branch:
         return None
+    first, step = begin or (0, 0)
     faults: list[Problem] = []
-    for number, (stored, cut) in enumerate(branch):
+    for stored, cut in branch:
         epoch = stored.epoch
+        if epoch.epoch < first or (cut is not None and cut <= step):
+            continue
         chains = [log.chain(epoch.epoch, rank) for rank in range(epoch.ranks)]
+        if begin is not None and max(chain.first_step for chain in chains) > step:
+            raise error("UCP-E-LOG", f"steps from {step} on were removed from the log", at=log.url)
         faults += [chain.fault for chain in chains if chain.fault is not None]
         durable = min(chain.stop_step for chain in chains)
-        is_short = cut is not None and durable < cut
-        if cut is None or is_short:
-            ends = set.intersection(*(chain.ends() for chain in chains))
-            stop = max((end for end in ends if end <= durable), default=epoch.first_step)
-            # Behind a batch that does not count others may lie, or the epochs that went on from there.
-            lost = is_short or any(chain.behind for chain in chains)
-            return Extent(tuple(branch[: number + 1]), stop, tuple(faults), lost)
+        if cut is not None and durable >= cut:
+            step = cut
+            continue
+        ends = set.intersection(*(chain.ends() for chain in chains))
+        stop = max((end for end in ends if end <= durable), default=epoch.first_step)
+        # Behind a batch that does not count others may lie, or the epochs that went on from there.
+        lost = cut is not None or any(chain.behind for chain in chains)
+        return Extent(tuple(branch), stop, tuple(faults), lost)
     raise AssertionError("the last epoch of a branch has no cut")
 
 

@@ -32,6 +32,7 @@ SUFFIX: Final = ".ucplog"
 _NUMBER: Final = r"(0|[1-9][0-9]{0,15})"
 _EPOCH: Final = re.compile(rf"epochs/{_NUMBER}\.json")
 _BATCH: Final = re.compile(rf"batches/{_NUMBER}/{_NUMBER}/{_NUMBER}\.batch")
+_MOST: Final = (1 << 53) - 1
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL})
 
 
@@ -65,10 +66,14 @@ def sorted_keys(keys: Iterable[str]) -> LogKeys:
     epochs: list[int] = []
     batches: list[BatchKey] = []
     for key in keys:
-        if (found := _EPOCH.fullmatch(key)) is not None:
-            epochs.append(int(found[1]))
-        elif (found := _BATCH.fullmatch(key)) is not None:
-            batches.append(BatchKey(*map(int, found.groups())))
+        found = _EPOCH.fullmatch(key) or _BATCH.fullmatch(key)
+        numbers = [] if found is None else [int(text) for text in found.groups()]
+        if not numbers or max(numbers) > _MOST:
+            continue
+        if len(numbers) == 1:
+            epochs += numbers
+        else:
+            batches.append(BatchKey(*numbers))
     return LogKeys(sorted(epochs), sorted(batches))
 
 

@@ -9,6 +9,7 @@ from ucpformat.errors import Problem, UcpError, error
 from ucpformat.jsonio import MAX_BYTES
 from ucpformat.model.dtype import dtype
 from ucpformat.model.references import sha256_digest
+from ucpformat.model.values import decode
 from ucpformat.storage.checksum import crc32c
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.update_log.batch import PREFIX_BYTES, parse_header, read_prefix
@@ -150,24 +151,33 @@ class StoredLog:
         """Return the epochs whose steps count, the earliest first; none of a log without epochs.
 
         Raises:
-            UcpError: as `epoch`, and ``UCP-E-LOG`` where one does not go on from another as it says.
+            UcpError: as `before`.
         """
         found: list[Stretch] = []
-        number, stop = self.keys.epochs[-1] if self.keys.epochs else None, None
-        while number is not None:
-            stored = self.epoch(number)
+        stored, stop = self.epoch(self.keys.epochs[-1]) if self.keys.epochs else None, None
+        while stored is not None:
             found.append(Stretch(stored, stop))
-            after, stop = stored.epoch.after, stored.epoch.first_step
-            if after is not None:
-                before = self.epoch(after.epoch)
-                if before.digest != after.digest:
-                    message = f"epoch {after.epoch} is not the one that it went on from"
-                    raise error("UCP-E-LOG", message, at=f"{epoch_key(number)}#/after/digest")
-                if before.epoch.first_step > stop:
-                    message = f"epoch {after.epoch} begins behind it, with step {before.epoch.first_step}"
-                    raise error("UCP-E-LOG", message, at=f"{epoch_key(number)}#/first_step")
-            number = None if after is None else after.epoch
+            stop = stored.epoch.first_step
+            stored = self.before(stored.epoch)
         return found[::-1]
+
+    def before(self, epoch: Epoch) -> StoredEpoch | None:
+        """Return the epoch that another goes on from, None for the first one.
+
+        Raises:
+            UcpError: as `epoch`, and ``UCP-E-LOG`` where it does not go on from there as it says (SPEC UCP-D-153).
+        """
+        after = epoch.after
+        if after is None:
+            return None
+        found = self.epoch(after.epoch)
+        if found.digest != after.digest:
+            message = f"epoch {after.epoch} is not the one that it went on from"
+            raise error("UCP-E-LOG", message, at=f"{epoch_key(epoch.epoch)}#/after/digest")
+        if found.epoch.first_step > epoch.first_step:
+            message = f"epoch {after.epoch} begins behind it, with step {found.epoch.first_step}"
+            raise error("UCP-E-LOG", message, at=f"{epoch_key(epoch.epoch)}#/first_step")
+        return found
 
     def chain(self, number: int, rank: int) -> Chain:
         """Return the batches of a rank in an epoch that count, every byte of which was looked at; raises as `epoch`."""
@@ -175,13 +185,21 @@ class StoredLog:
         if known is not None:
             return known
         stored = self.epoch(number)
-        there = {key.first_step for key in self.keys.batches if key[:2] == (number, rank)}
+        there = [key.first_step for key in self.keys.batches if key[:2] == (number, rank)]
         # Batches before the oldest checkpoint are removed: the first that is there begins the chain.
-        begin = min(there, default=stored.epoch.first_step)
-        chain = Chain(begin)
-        previous = stored.digest if begin == stored.epoch.first_step else None
-        while chain.stop_step in there:
-            key = BatchKey(number, rank, chain.stop_step)
+        chain = Chain(there[0] if there else stored.epoch.first_step)
+        previous = stored.digest if chain.first_step == stored.epoch.first_step else None
+        while there and chain.fault is None:
+            here = there.pop(0)
+            key = BatchKey(number, rank, here)
+            if here > chain.stop_step:
+                at = batch_key(BatchKey(number, rank, chain.stop_step))
+                chain.fault = Problem("UCP-E-LOG", at, "the batch is missing, and there are others behind it")
+                there.insert(0, here)
+                break
+            if here < chain.stop_step:
+                chain.fault = Problem("UCP-E-LOG", batch_key(key), "it begins within the batch before it")
+                break
             try:
                 batch = self._batch(key, stored.epoch, previous)
             except UcpError as refusal:
@@ -193,10 +211,7 @@ class StoredLog:
                 break
             chain.batches.append(batch)
             previous = batch.digest
-        chain.behind = sorted(step for step in there if step > chain.stop_step)
-        if chain.behind and chain.fault is None:
-            at = batch_key(BatchKey(number, rank, chain.stop_step))
-            chain.fault = Problem("UCP-E-LOG", at, "the batch is missing, and there are others behind it")
+        chain.behind = there
         self._chains[number, rank] = chain
         return chain
 
@@ -216,6 +231,8 @@ class StoredLog:
         header = parse_header(self.store.read(name, PREFIX_BYTES, start), prefix, at=name)
         if (header.epoch, header.rank, header.first_step) != key:
             raise error("UCP-E-LOG", "the batch is not the one that its key says", at=name)
+        for at, value in header.tagged_values(name):
+            decode(value, at=at)
         for problem in header.problems(epoch, name):
             raise error(problem.code, problem.message, at=problem.at)
         if previous is not None and header.previous != previous:

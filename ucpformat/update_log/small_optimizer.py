@@ -2,78 +2,115 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import selection
-from ucpformat.update_log.durability import extent_of
+from ucpformat.update_log.durability import extent_of, require_on_branch
 from ucpformat.update_log.forms import places_of, rows_of, values_of
-from ucpformat.update_log.steps import entries_of, require_agreement, steps_from
+from ucpformat.update_log.steps import entries_of, require_agreement, require_places, steps_from
+from ucpformat.update_log.sums import box_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from ucpformat.update_log.reading import StoredLog
+    from ucpformat.update_log.documents import Epoch, Exactness
+    from ucpformat.update_log.reading import RankStep, StoredLog
     from ucpformat.update_log.steps import LoggedEntry
 
-__all__ = ["SMALL_OPTIMIZER", "replay_small"]
+__all__ = ["SMALL_OPTIMIZER", "SmallRecovery", "replay_small"]
 
 SMALL_OPTIMIZER: Final = "ucp.sgd"
 _FLOAT: Final = np.dtype(np.float32)
+_MODULUS: Final = 1 << 64
+_ORDER: Final[tuple[Exactness, ...]] = ("bitwise", "tolerance", "lossy")
 
 Values = dict[str, "NDArray[np.float32]"]
 
 
-def replay_small(log: StoredLog, values: Values, step: int) -> int:
-    """Bring the values of tensors, by atom, in place from a step to the durable state of the log; returns its step.
+class SmallRecovery(NamedTuple):
+    """Where a recovery has ended, and how exact it is."""
+
+    step: int
+    exactness: Exactness
+
+
+def replay_small(
+    log: StoredLog, values: Values, begin: tuple[int, int], *, allow_loss: bool = False
+) -> SmallRecovery:
+    """Bring the values of tensors, by atom, in place from an epoch and a step to the end of the log.
 
     Raises:
         UcpError: ``UCP-E-MISMATCH`` for a log of another optimizer, of other data types, or of tensors without values;
-            what reading raises.
+            ``UCP-E-LOG`` for a state that is not on the branch, durable steps that would be lost, and other sums than
+            those of the log; what reading raises.
     """
-    extent = extent_of(log)
+    number, step = begin
+    branch = log.branch()
+    require_on_branch(branch, number, step, log.url)
+    extent = extent_of(log, begin)
     if extent is None:
-        return step
-    for stored, cut in extent.branch:
+        raise AssertionError("a branch that has an epoch has an extent")
+    if extent.lost and not allow_loss:
+        what = extent.faults[0] if extent.faults else None
+        message = f"durable steps lie behind step {max(step, extent.stop_step)}"
+        raise error("UCP-E-LOG", message, at=log.url if what is None else what.at)
+    exactness: Exactness = "bitwise"
+    for stored, cut in branch:
         epoch = stored.epoch
         stop = extent.stop_step if cut is None else min(cut, extent.stop_step)
-        if stop <= step:
+        if epoch.epoch < number or stop <= step:
             continue
-        if epoch.optimizer != SMALL_OPTIMIZER:
-            raise error(
-                "UCP-E-MISMATCH", f"the log is of {epoch.optimizer}, not of {SMALL_OPTIMIZER}", at=log.url
-            )
-        for tensor in epoch.tensors:
-            value = values.get(tensor.atom)
-            if tensor.dtype != "float32" or value is None or value.shape != tensor.shape:
-                raise error("UCP-E-MISMATCH", "the log has another tensor of this name", at=tensor.atom)
-        groups = {tensor: number for number, members in enumerate(epoch.groups) for tensor in members}
+        _require_same(epoch, values, log.url)
+        # The profile of this optimizer is empty.
+        found = "tolerance" if epoch.exactness == "bitwise" and epoch.profile else epoch.exactness
+        exactness = max(exactness, found, key=_ORDER.index)
         ranks = [steps_from(log, log.chain(epoch.epoch, rank), step) for rank in range(epoch.ranks)]
-        for _ in range(step, stop):
-            steps = [next(rank) for rank in ranks]
-            require_agreement(steps, epoch)
-            rates = [_rate(options, steps[0].at) for options in steps[0].record.options or ()]
-            for number, logged in entries_of(steps, epoch).items():
-                piece = epoch.pieces[number]
-                tensor = epoch.tensors[piece.tensor]
-                part = values[tensor.atom][selection(piece.box, type(piece.box).whole(tensor.shape))]
-                if tensor.role == "value":
-                    part[...] = values_of(logged.entry, logged.data, piece.shape, _FLOAT)
-                else:
-                    _apply(part, logged, piece.shape, rates[groups[piece.tensor]])
-        step = stop
-    return step
+        while step < stop:
+            _make(epoch, [next(rank) for rank in ranks], values)
+            step += 1
+            _require_sums(log, epoch, step, values)
+    return SmallRecovery(step, exactness)
+
+
+def _require_same(epoch: Epoch, values: Values, at: str) -> None:
+    if epoch.optimizer != SMALL_OPTIMIZER:
+        raise error("UCP-E-MISMATCH", f"the log is of {epoch.optimizer}, not of {SMALL_OPTIMIZER}", at=at)
+    for tensor in epoch.tensors:
+        value = values.get(tensor.atom)
+        if tensor.dtype != "float32" or value is None or value.dtype != _FLOAT or value.shape != tensor.shape:
+            raise error("UCP-E-MISMATCH", "the log has another tensor of this name", at=tensor.atom)
+
+
+def _make(epoch: Epoch, steps: Sequence[RankStep], values: Values) -> None:
+    """Make a step that all ranks have logged."""
+    require_agreement(steps, epoch)
+    groups = {tensor: number for number, members in enumerate(epoch.groups) for tensor in members}
+    rates = [_rate(options, steps[0].at) for options in steps[0].record.options or ()]
+    for number, logged in entries_of(steps, epoch).items():
+        piece = epoch.pieces[number]
+        require_places(logged, piece.shape)
+        tensor = epoch.tensors[piece.tensor]
+        part = values[tensor.atom][selection(piece.box, Box.whole(tensor.shape))]
+        if tensor.role == "value":
+            part[...] = values_of(logged.entry, logged.data, piece.shape, _FLOAT)
+        else:
+            _apply(part, logged, piece.shape, rates[groups[piece.tensor]])
 
 
 def _rate(options: Any, at: str) -> np.float32:
     rate = options.get("lr")
     if isinstance(rate, dict) and isinstance(rate.get("$float"), str):
         rate = float(rate["$float"])
-    if isinstance(rate, bool) or not isinstance(rate, int | float):
-        raise error("UCP-E-MISMATCH", "the options of a group have no number lr", at=at)
-    return np.float32(rate)
+    if len(options) != 1 or isinstance(rate, bool) or not isinstance(rate, int | float):
+        raise error("UCP-E-MISMATCH", f"{SMALL_OPTIMIZER} has one option, the number lr", at=at)
+    with np.errstate(all="ignore"):
+        return np.float32(rate)
 
 
 def _apply(part: NDArray[Any], logged: LoggedEntry, shape: tuple[int, ...], rate: np.float32) -> None:
@@ -91,3 +128,22 @@ def _apply(part: NDArray[Any], logged: LoggedEntry, shape: tuple[int, ...], rate
             case "rows":
                 rows = rows_of(logged.entry, logged.data, shape[0], at=logged.at)
                 part[rows] = part[rows] - rate * gradient
+
+
+def _require_sums(log: StoredLog, epoch: Epoch, step: int, values: Values) -> None:
+    """Refuse a state whose sums are not those that all ranks together have of it (SPEC UCP-R-044)."""
+    chains = [log.chain(epoch.epoch, rank) for rank in range(epoch.ranks)]
+    ended = [batch.header for chain in chains for batch in chain.batches if batch.header.stop_step == step]
+    if len(ended) < epoch.ranks:
+        return
+    wanted: dict[tuple[int, str], int] = {}
+    for header in ended:
+        for one in header.sums:
+            key = one.tensor, one.slot
+            wanted[key] = (wanted.get(key, 0) + one.sum) % _MODULUS
+    for (number, slot), value in wanted.items():
+        tensor = epoch.tensors[number]
+        found = box_sum(values[tensor.atom], Box.whole(tensor.shape), tensor.shape)
+        if slot != "value" or found != value:
+            message = f"the log has another sum of {tensor.atom!r}/{slot} behind step {step}"
+            raise error("UCP-E-LOG", message, at=log.url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import Problem, UcpError
+from ucpformat.update_log.place import batch_key, epoch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.steps import entries_of, require_agreement, require_places, steps_from
 
@@ -30,16 +31,23 @@ def log_problems(url: str) -> list[Problem]:
 
 
 def _problems(log: StoredLog) -> Iterator[Problem]:
-    try:
-        log.branch()
-    except UcpError as problem:
-        yield problem.problem()
     for number in log.keys.epochs:
         try:
             epoch = log.epoch(number).epoch
         except UcpError as problem:
             yield problem.problem()
             continue
+        try:
+            log.before(epoch)
+        except UcpError as problem:
+            # What is wrong with the other epoch by itself is told once.
+            if problem.at.startswith(epoch_key(number)) or problem.code == "UCP-E-MISSING":
+                yield problem.problem()
+        strangers = {key.rank: key for key in reversed(log.keys.batches) if key.epoch == number}
+        for rank in sorted(strangers):
+            if rank >= epoch.ranks:
+                message = f"the epoch has {epoch.ranks} ranks"
+                yield Problem("UCP-E-LOG", batch_key(strangers[rank]), message)
         chains = [log.chain(number, rank) for rank in range(epoch.ranks)]
         for chain in chains:
             if chain.fault is not None:
@@ -49,9 +57,7 @@ def _problems(log: StoredLog) -> Iterator[Problem]:
         yield from _of_steps(log, epoch, chains)
     strange = {key.epoch for key in log.keys.batches} - {*log.keys.epochs}
     for number in sorted(strange):
-        yield Problem(
-            "UCP-E-MISSING", f"epochs/{number}.json", "there are batches of this epoch, and no document"
-        )
+        yield Problem("UCP-E-MISSING", epoch_key(number), "there are batches of this epoch, and no document")
 
 
 def _of_steps(log: StoredLog, epoch: Epoch, chains: list[Chain]) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ import {requireRestored} from '../../../js/lib/images.mjs';
 import {product} from '../../../js/lib/boxes.mjs';
 import {readBox, readerOf, readLocals} from '../../../js/lib/read.mjs';
 import {
-  fileSource, localsSource, lower, open, rewrite, validate, write,
+  fileSource, isLog, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
 } from '../../../js/node/index.mjs';
 
 const REQUEST_DEPTH = 512;
@@ -79,6 +79,21 @@ function imageInput(image) {
   };
 }
 
+/** What a log has, as far as it counts. */
+function described(log) {
+  const branch = log.branch().map(({epoch, stop}) => {
+    const chains = log.chains(epoch);
+    return {
+      epoch: epoch.epoch,
+      first_step: epoch.first_step,
+      stop_step: stop,
+      durable_step: Math.min(...chains.map((chain) => chain.stop)),
+      batches: chains.map(({batches}) => batches.map((batch) => [batch.first, batch.stop])),
+    };
+  });
+  return {id: log.id, epochs: log.numbers, branch};
+}
+
 const methods = {
   hello: () => ({
     protocol: 1,
@@ -86,7 +101,7 @@ const methods = {
     roles: ['validator', 'reader', 'writer', 'rewriter'],
     format_versions: [0],
     storages: ['plain', 'packed'],
-    read_features: ['incremental', 'process-images', 'row-overwrite', 'weight-versions'],
+    read_features: ['incremental', 'process-images', 'row-overwrite', 'update-log', 'weight-versions'],
     write_features: [],
     writes_features: ['process-images', 'weight-versions'],
     compressors: ['gzip'],
@@ -95,7 +110,8 @@ const methods = {
   }),
 
   validate(params) {
-    const problems = validate(params.get('path'), params.get('level'));
+    const path = params.get('path');
+    const problems = isLog(path) ? validateLog(path) : validate(path, params.get('level'));
     for (const {code, at, detail} of problems) process.stderr.write(`${code} ${at}: ${detail}\n`);
     return {problems: problems.map(({code, at}) => ({code, at}))};
   },
@@ -187,6 +203,24 @@ const methods = {
       images: new Map(images),
       pipeline: params.get('pipeline'),
     });
+  },
+
+  log(params) {
+    const log = openLog(params.get('path'));
+    try {
+      const found = described(log);
+      if (!params.has('checkpoint')) return found;
+      const options = {allowLoss: params.get('allow_loss') ?? false};
+      return withCheckpoint(params.get('checkpoint'), (checkpoint) => {
+        const {step, exactness, values} = replay(log, checkpoint, options);
+        for (const {atom, out} of plain(params.get('outs') ?? [])) {
+          writeFileSync(out, values.get(atom) ?? readBox(checkpoint, atom, 'value').bytes);
+        }
+        return {...found, recovery: {step, exactness}};
+      });
+    } finally {
+      log.close();
+    }
   },
 
   rewrite: (params) => rewrite(params.get('source'), params.get('path'), params.get('storage')),

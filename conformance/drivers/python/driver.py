@@ -32,6 +32,10 @@ from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
 from ucpformat.storage.arithmetic import reduced, scaled
+from ucpformat.update_log.place import LOG_KEY
+from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.small_optimizer import replay_small
+from ucpformat.update_log.validation import log_problems
 
 Json = dict[str, Any]
 
@@ -55,6 +59,7 @@ def hello(params: Json) -> Json:
             "incremental",
             "process-images",
             "row-overwrite",
+            "update-log",
             "weight-versions",
             "zstd",
         ],
@@ -69,6 +74,9 @@ def hello(params: Json) -> Json:
 def validate(params: Json) -> Json:
     # An option is refused at a level where it has no effect.
     level = params["level"]
+    if (Path(params["path"]) / LOG_KEY).exists():
+        found = log_problems(params["path"])
+        return {"problems": [{"code": p.code, "at": p.at, "detail": p.message} for p in found]}
     unbounded = {"layout_work": level != "structure", "expand": level == "integrity"}
     bounds = {name: 1 << 62 for name, has_effect in unbounded.items() if has_effect}
     problems = ucp.validate(params["path"], level, **bounds)
@@ -306,6 +314,49 @@ def write(params: Json) -> Json:
     return {"digest": writer.commit()}
 
 
+def described(log: StoredLog) -> Json:
+    """Return what a log has, as far as it counts."""
+    branch = []
+    for stored, stop in log.branch():
+        epoch = stored.epoch
+        chains = [log.chain(epoch.epoch, rank) for rank in range(epoch.ranks)]
+        branch.append(
+            {
+                "epoch": epoch.epoch,
+                "first_step": epoch.first_step,
+                "stop_step": stop,
+                "durable_step": min(chain.stop_step for chain in chains),
+                "batches": [
+                    [[batch.header.first_step, batch.header.stop_step] for batch in chain.batches]
+                    for chain in chains
+                ],
+            }
+        )
+    return {"id": log.document.id, "epochs": log.keys.epochs, "branch": branch}
+
+
+def log_method(params: Json) -> Json:
+    with StoredLog(params["path"]) as log:
+        found = described(log)
+        if "checkpoint" not in params:
+            return found
+        with ucp.open(params["checkpoint"]) as checkpoint:
+            progress = checkpoint.root.progress
+            position = None if progress is None else progress.log
+            step = None if progress is None else progress.step
+            if step is None or position is None or position.id != log.document.id:
+                raise RefusalError("UCP-E-LOG", "ucp.json", "the checkpoint is of no log, or of another one")
+            values = {
+                name: np.array(atom["value"].read()) for name, atom in checkpoint.items() if "value" in atom
+            }
+        recovery = replay_small(
+            log, values, (position.epoch, step), allow_loss=params.get("allow_loss", False)
+        )
+        for out in params.get("outs", ()):
+            save_array(values[out["atom"]], out["out"])
+        return {**found, "recovery": {"step": recovery.step, "exactness": recovery.exactness}}
+
+
 def rewrite(params: Json) -> Json:
     report = convert_checkpoint(
         params["source"],
@@ -329,6 +380,7 @@ METHODS: dict[str, Callable[[Json], Json]] = {
     "read": read,
     "read-blob": read_blob,
     "write": write,
+    "log": log_method,
     "rewrite": rewrite,
     "reset": nothing,
     "shutdown": nothing,

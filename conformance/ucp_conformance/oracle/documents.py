@@ -17,7 +17,19 @@ from ucp_conformance.oracle.store import Store, is_component, is_key
 from ucp_conformance.oracle.strict_json import LARGEST, parse
 from ucp_conformance.resources import schema_validator
 
-__all__ = ["Collected", "atom_problems", "document", "fetch", "open_root", "references", "unique_names"]
+__all__ = [
+    "MOST_DOCUMENT",
+    "Collected",
+    "atom_problems",
+    "document",
+    "fetch",
+    "is_name",
+    "open_root",
+    "references",
+    "schema",
+    "standalone",
+    "unique_names",
+]
 
 ROOT: Final = "ucp.json"
 MOST_ROOT: Final = 4 << 20
@@ -96,24 +108,36 @@ def open_root(store: Store, found: Collected) -> dict[str, Any] | None:
     return dict(value)
 
 
-def _envelope(value: Any) -> None:
-    def wrong(at: str) -> RefusalError:
-        return RefusalError("UCP-E-FORMAT", at)
+def _envelope(value: Any, key: str = ROOT) -> None:
+    def wrong(*at: str) -> RefusalError:
+        return RefusalError("UCP-E-FORMAT", pointer(key, *at))
 
     if not isinstance(value, dict):
-        raise wrong(ROOT)
+        raise wrong()
     for name in ("format", "format_version", *_MEMBERS):
         if name not in value:
-            raise wrong(ROOT)
+            raise wrong()
     if value["format"] != "ucp":
-        raise wrong(pointer(ROOT, "format"))
+        raise wrong("format")
     if type(value["format_version"]) is not int:
-        raise wrong(pointer(ROOT, "format_version"))
+        raise wrong("format_version")
     for name, kind in _MEMBERS.items():
         if not isinstance(value[name], kind):
-            raise wrong(pointer(ROOT, name))
+            raise wrong(name)
         if kind is list and not all(isinstance(item, str) for item in value[name]):
-            raise wrong(pointer(ROOT, name))
+            raise wrong(name)
+
+
+def standalone(value: Any, key: str) -> None:
+    """Refuse what no document that stands alone has in its envelope (UCP-R-022)."""
+    _envelope(value, key)
+    if value["format_version"] != 0:
+        raise RefusalError("UCP-E-VERSION", pointer(key, "format_version"))
+    if value["read_features"]:
+        raise RefusalError("UCP-E-FEATURE", pointer(key, "read_features"))
+    for name, extension in value["extensions"].items():
+        if not isinstance(extension, dict) or extension.get("must_understand", True) is not False:
+            raise RefusalError("UCP-E-EXTENSION", pointer(key, "extensions", name))
 
 
 def _digest(data: bytes, value: dict[str, Any]) -> None:

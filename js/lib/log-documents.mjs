@@ -1,0 +1,157 @@
+/**
+ * Documents of an update log: its own, and those of epochs (SPEC-UPDATE-LOGS section 2).
+ */
+
+import {Problems, UcpError} from './errors.mjs';
+import {parse, place, plain} from './json.mjs';
+import {fits, tiles} from './boxes.mjs';
+import {sha256} from './digest.mjs';
+import {isPossibleShape} from './documents.mjs';
+import {DTYPES} from './dtypes.mjs';
+import {isName} from './names.mjs';
+import {FORMAT_VERSION, MAX_DOCUMENT, checkNegotiation} from './root.mjs';
+import {checkSchema} from './schema.mjs';
+
+/** @typedef {{atom: string, role: 'gradient' | 'value', dtype: string, shape: number[]}} LoggedTensor */
+/** @typedef {{tensor: number, rank: number, offset: number[], shape: number[]}} LogPiece */
+
+/**
+ * @typedef {object} Epoch
+ * @property {string} log
+ * @property {number} epoch
+ * @property {number} first_step
+ * @property {{epoch: number, digest: string} | null} after
+ * @property {number} ranks
+ * @property {LoggedTensor[]} tensors
+ * @property {LogPiece[]} pieces
+ * @property {number[][]} groups
+ * @property {{type: string, profile: Record<string, string>}} optimizer
+ * @property {'bitwise' | 'tolerance' | 'lossy'} exactness
+ * @property {string} digest of the document
+ * @property {string} key of the document
+ */
+
+export const LOG_KEY = 'log.json';
+export const epochKey = (epoch) => `epochs/${epoch}.json`;
+
+/** The bytes of a document, and the JSON of it that satisfies its schema (UCP-R-022). */
+function standalone(store, key, kind) {
+  const length = store.lengthOf(key);
+  if (length > MAX_DOCUMENT) throw new UcpError('UCP-E-LIMIT', key, `longer than ${MAX_DOCUMENT} bytes`);
+  const bytes = store.read(key, 0, length);
+  const document = parse(bytes, key);
+  const problems = new Problems();
+  checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
+  problems.raise();
+  if (document.get('format_version') !== FORMAT_VERSION) {
+    throw new UcpError('UCP-E-VERSION', place(key, '/format_version'), 'another version');
+  }
+  checkNegotiation(document, new Set(), problems, key);
+  problems.raise();
+  checkSchema(kind, document, key, problems);
+  problems.raise();
+  for (const name of ['read_features', 'write_features']) {
+    if (document.get(name).length > 0) {
+      problems.add('UCP-E-FEATURE-SET', place(key, `/${name}`), 'the document needs no feature');
+    }
+  }
+  problems.raise();
+  return {bytes, document};
+}
+
+/**
+ * The `id` of a log.
+ * @param {import('./stores.mjs').Store} store
+ * @returns {string}
+ */
+export function readLogDocument(store) {
+  try {
+    return standalone(store, LOG_KEY, 'update-log').document.get('id');
+  } catch (error) {
+    if (error.code !== 'UCP-E-MISSING') throw error;
+    throw new UcpError('UCP-E-NOT-FOUND', LOG_KEY, 'there is no log');
+  }
+}
+
+/**
+ * An epoch; refuses what contradicts itself, its key or its log.
+ * @param {import('./stores.mjs').Store} store
+ * @param {number} number
+ * @param {string} log `id` of the log
+ * @returns {Epoch}
+ */
+export function readEpoch(store, number, log) {
+  const key = epochKey(number);
+  const {bytes, document} = standalone(store, key, 'update-log-epoch');
+  const problems = new Problems();
+  // Names of options of a profile may be anything, and nothing looks them up as members.
+  const profile = document.get('optimizer').get('profile');
+  const epoch = {
+    ...plain(new Map([...document].filter(([name]) => name !== 'optimizer'))),
+    optimizer: {type: document.get('optimizer').get('type'), profile},
+    digest: sha256(bytes),
+    key,
+  };
+  const report = (code, pointer, detail) => problems.add(code, place(key, pointer), detail);
+  if (epoch.log !== log) report('UCP-E-LOG', '/log', 'an epoch of another log'); // UCP-D-152
+  if (epoch.epoch !== number) report('UCP-E-LOG', '/epoch', `the document of epoch ${epoch.epoch}`); // UCP-D-151
+  if ((epoch.after === null) !== (epoch.epoch === 0)) { // UCP-D-153
+    report('UCP-E-LOG', '/after', 'the first epoch alone goes on from none');
+  } else if (epoch.after !== null && epoch.after.epoch >= epoch.epoch) {
+    report('UCP-E-LOG', '/after/epoch', 'not an earlier epoch');
+  }
+  checkTensors(epoch, report);
+  checkPieces(epoch, report);
+  checkGroups(epoch, report);
+  problems.raise();
+  return epoch;
+}
+
+function checkTensors({tensors}, report) {
+  const names = new Set();
+  tensors.forEach(({atom, dtype, shape}, i) => {
+    if (!isName(atom)) report('UCP-E-NAME', `/tensors/${i}/atom`, 'not a name');
+    if (names.has(atom)) report('UCP-E-NAME', `/tensors/${i}/atom`, 'a second tensor of that name'); // UCP-D-154
+    names.add(atom);
+    const type = DTYPES.get(dtype);
+    if (!type) report('UCP-E-DTYPE', `/tensors/${i}/dtype`, `${dtype.slice(0, 100)} is unknown`);
+    if (!isPossibleShape(shape, type?.size ?? 1)) {
+      report('UCP-E-SHAPE', `/tensors/${i}/shape`, 'too many dimensions or bytes');
+    }
+  });
+}
+
+/** The pieces of each tensor have every element once (UCP-D-155). */
+function checkPieces({tensors, pieces, ranks}, report) {
+  const boxes = tensors.map(() => []);
+  const broken = new Set();
+  pieces.forEach((piece, i) => {
+    const tensor = tensors[piece.tensor];
+    if (piece.rank >= ranks) report('UCP-E-LOG', `/pieces/${i}/rank`, `there are ${ranks} ranks`);
+    if (!tensor) report('UCP-E-LOG', `/pieces/${i}/tensor`, 'there is no such tensor');
+    else if (piece.shape.includes(0) || !fits(piece, tensor.shape)) {
+      report('UCP-E-LOG', `/pieces/${i}`, 'empty, or not within its tensor');
+      broken.add(piece.tensor);
+    } else boxes[piece.tensor].push(piece);
+  });
+  tensors.forEach(({shape}, i) => {
+    const isEmpty = shape.includes(0);
+    if (!broken.has(i) && (isEmpty ? boxes[i].length > 0 : !tiles(boxes[i], shape))) {
+      report('UCP-E-LOG', `/tensors/${i}`, 'its pieces lack elements, or have some twice');
+    }
+  });
+}
+
+/** The groups have each tensor with gradients once (UCP-D-156). */
+function checkGroups({tensors, groups}, report) {
+  const seen = new Set();
+  groups.forEach((group, i) => group.forEach((tensor, j) => {
+    if (tensors[tensor]?.role !== 'gradient') {
+      report('UCP-E-LOG', `/groups/${i}/${j}`, 'not a tensor that has gradients');
+    } else if (seen.has(tensor)) report('UCP-E-LOG', `/groups/${i}/${j}`, 'in a group already');
+    seen.add(tensor);
+  }));
+  tensors.forEach(({role}, i) => {
+    if (role === 'gradient' && !seen.has(i)) report('UCP-E-LOG', `/tensors/${i}`, 'in no group');
+  });
+}
