@@ -351,10 +351,15 @@ def _ranks() -> Iterator[Case]:
         return lambda draft: draft.batches[key].__setitem__(0 if rank else 1, found)
 
     theirs = of_two(3)[1]
+
+    def silent(draft: LogDraft) -> None:
+        third(0, step(options=LATER))(draft)
+        third(1, step(options=LATER, skipped=True))(draft)
+
     for name, change, requirement in (
         ("some-pieces", third(1, step(theirs[1], options=LATER)), "UCP-D-167"),
         ("options", third(1, step(*theirs, options=OPTIONS)), "UCP-D-168"),
-        ("skipped", third(1, step(options=LATER, skipped=True)), "UCP-D-168"),
+        ("skipped", silent, "UCP-D-168"),
         ("options-order", third(1, step(*theirs, options=LATER[::-1])), "UCP-D-168"),
         ("rows", third(1, step(rows(1, [0], bytes(8)), theirs[1], options=LATER)), "UCP-D-167"),
     ):
@@ -405,7 +410,7 @@ def _checkpoints() -> Iterator[Case]:
     yield bad(
         "checkpoint-removed", "Steps behind the checkpoint were removed", ("UCP-R-039",),
         lambda draft: [
-            draft.after.append(lambda files, key=key: files.pop(key)) for key in ("batches/0/0/0.batch", "batches/0/1/0.batch")
+            draft.after.append(lambda files, key=key: files.pop(f"batches/0/{key}.batch")) for key in ("0/0", "0/2", "1/0", "1/3")
         ], codes=[], refused=LOG,
     )  # fmt: skip
     for name, members, code in (
