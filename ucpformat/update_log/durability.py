@@ -55,7 +55,8 @@ def extent_of(log: StoredLog, begin: tuple[int, int] | None = None) -> Extent | 
             step = cut
             continue
         ends = set.intersection(*(chain.ends() for chain in chains))
-        stop = max((end for end in ends if end <= durable), default=epoch.first_step)
+        # A key may lie about a step before the epoch.
+        stop = max([epoch.first_step, *(end for end in ends if end <= durable)])
         # Behind a batch that does not count others may lie, or the epochs that went on from there.
         lost = cut is not None or any(chain.behind for chain in chains)
         return Extent(tuple(branch), stop, tuple(faults), lost)
