@@ -4,7 +4,7 @@
 `async_save` does so in the background, `CheckpointManager` looks after those of a run, `redistribute` moves one
 between ranks, `convert` reads and writes other formats, `inspect`, `diff` and `validate` say what a checkpoint holds,
 how two differ, and every problem, `CheckpointWriter` writes piece by piece, `zarr_store` shows a checkpoint to Zarr.
-`layouts` has all that layouts are made of.
+`layouts` has all that layouts are made of, `cadence` how often to save.
 SPEC.md is the format.
 
 Names are loaded when they are first used (PEP 562), so that a command waits for nothing that it does not need.
@@ -15,6 +15,7 @@ import typing
 from ucpformat.storage.reading import zarr_arrival
 
 if typing.TYPE_CHECKING:
+    from ucpformat import cadence as cadence
     from ucpformat import layouts as layouts
     from ucpformat.comparison import Comparison, Difference, TensorDifference, diff
     from ucpformat.conversion.convert import ConversionReport, convert

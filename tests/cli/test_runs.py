@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Ucp
-from ucpformat import CheckpointManager
+from ucpformat import CheckpointManager, save
+from ucpformat.cadence import SaveTimes, decide
 from ucpformat.drawing.text import human_bytes
+from ucpformat.jsonio import JsonValue
+from ucpformat.manager.pace import CADENCE
 
 
 @pytest.fixture
@@ -53,6 +56,7 @@ def test_a_listing_has_steps_in_order_and_their_metrics(ucp: Ucp, run: Path) -> 
         "step": 10,
         "metrics": {"loss": 0.125},
         "increment": False,
+        "cadence": None,
         "bytes": {"freed_bytes": total(run / "step-10.ucp"), **sizes},
         "problem": None,
     }
@@ -122,6 +126,17 @@ def increments(tmp_path: Path) -> Path:
         for step in (1, 2, 3):
             manager.save(step, {"frozen": frozen, "trained": np.full(10, step)})
     return path
+
+
+def test_a_listing_says_how_often_the_run_saves(ucp: Ucp, tmp_path: Path) -> None:
+    decision = decide(SaveTimes(step=0.5, stall=0.3, write=4.0), max_overhead=0.03).to_json()
+    notes: list[JsonValue] = [None, decision, {"every": "now and then"}]
+    for step, note in enumerate(notes, 1):
+        save(tmp_path / f"step-{step}.ucp", {"w": np.zeros(3)}, step=step, annotations={CADENCE: note})
+    said = ucp("ls", tmp_path).stdout
+    assert said.splitlines()[-1].startswith("saved every 20 steps: a step takes 0.5 s")
+    listed = json.loads(ucp("ls", tmp_path, "--format", "json").stdout)["committed"]
+    assert [one["cadence"] for one in listed] == [None, decision, None]
 
 
 def test_what_increments_share_is_counted_once(ucp: Ucp, increments: Path) -> None:

@@ -62,6 +62,11 @@ def page() -> str:
             found = getattr(ucp, name)
             text.append(_entry("###", f"ucp.{name}", found))
             text += [_entry("####", f"{name}.{member}", value) for member, value in members(found)]
+    text.append(f"\n## Cadence\n\n{_parted(inspect.getdoc(ucp.cadence) or '')[0]}")
+    for name in ucp.cadence.__all__:
+        found = getattr(ucp.cadence, name)
+        text.append(_entry("###", f"ucp.cadence.{name}", found))
+        text += [_entry("####", f"{name}.{member}", value) for member, value in members(found)]
     text.append(f"\n## Layouts\n\n`ucp.layouts` has these: {_listed(ucp.layouts.__all__)}.\n")
     return "".join(text)
 

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ def test_examples_are_true(test: doctest.DocTest, tmp_path: Path, monkeypatch: p
     assert runner.failures == 0, "".join(said)
 
 
-@pytest.mark.parametrize("name", ucp.__all__)
+@pytest.mark.parametrize("name", [*ucp.__all__, *(f"cadence.{name}" for name in ucp.cadence.__all__)])
 def test_every_public_name_has_an_example(name: str) -> None:
-    found: Any = getattr(ucp, name)
+    found: Any = attrgetter(name)(ucp)
     parser = doctest.DocTestParser()
     public = {name: found, **{f"{name}.{member}": value for member, value in members(found)}}
     without = [one for one, value in public.items() if not parser.get_examples(inspect.getdoc(value) or "")]

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ucpformat.cadence import Cadence
 from ucpformat.cli.report import format_option, table
 from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, error, naming
 from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
 from ucpformat.manager.footprints import Footprint, Footprints
 from ucpformat.manager.increments import INCREMENTS
+from ucpformat.manager.pace import CADENCE
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, metrics_of, open_run, step_of
 from ucpformat.model.root import ROOT_KEY
@@ -37,7 +39,8 @@ def ls(run: str, output: str) -> None:
     """List the checkpoints of RUN, a directory of step-N.ucp: what is committed, damaged, or was never committed.
 
     In a file system also: which are increments, the bytes that the removal of each would free, and those that it shares
-    with others. Root documents are read, and nothing else: `ucp validate` looks at every byte of a checkpoint.
+    with others; and how often the run saves, where its manager has measured that. Root documents are read, and nothing
+    else: `ucp validate` looks at every byte of a checkpoint.
     """
     with naming(run):
         directory = _existing_run(run)
@@ -50,6 +53,7 @@ def ls(run: str, output: str) -> None:
                 "step": step,
                 "metrics": look.metrics,
                 "increment": look.is_increment,
+                "cadence": None if look.cadence is None else look.cadence.to_json(),
                 "bytes": None if look.footprint is None else look.footprint.to_json(),
                 "problem": None if look.problem is None else look.problem.problem().to_json(),
             }
@@ -67,6 +71,9 @@ def ls(run: str, output: str) -> None:
     columns = ["step", "state", "frees", "shared", "with", *names]
     for line in table(columns, rows, right=frozenset({"step", "frees", "shared", *names})):
         click.echo(printable(line))
+    cadence = next((look.cadence for look in reversed(committed.values()) if look.cadence), None)
+    if cadence is not None:
+        click.echo(printable(f"saved {cadence}"))
 
 
 def _existing_run(run: str) -> RunDirectory:
@@ -105,6 +112,7 @@ class _Look:
     problem: UcpError | None = None
     is_increment: bool | None = None
     footprint: Footprint | None = None
+    cadence: Cadence | None = None
 
     @property
     def state(self) -> str:
@@ -132,7 +140,8 @@ def _look(directory: RunDirectory, step: int, prints: Footprints) -> _Look:
     except UcpError as problem:
         return _Look(None, problem, footprint=footprint)
     is_increment = "incremental" in envelope.read_features or INCREMENTS in envelope.annotations
-    return _Look(metrics_of(envelope.annotations), None, is_increment, footprint)
+    cadence = Cadence.from_json(envelope.annotations.get(CADENCE))
+    return _Look(metrics_of(envelope.annotations), None, is_increment, footprint, cadence)
 
 
 def _brief(names: Sequence[str]) -> str:

@@ -9,19 +9,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from ucpformat.distributed.group import agreed, another, decided
+from ucpformat.distributed.group import agreed, decided
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import step_number
 from ucpformat.errors import UcpError, error, require_one_of
 from ucpformat.manager.collection import DEBRIS_AGE, Collected, collect
 from ucpformat.manager.increments import Increments
-from ucpformat.manager.restoring import damage_met
+from ucpformat.manager.pace import CADENCE, Pace
+from ucpformat.manager.restoring import first_good, seen_by_first
 from ucpformat.manager.retention import Retention
-from ucpformat.manager.run_directory import METRICS, RunDirectory, metrics_to_keep, open_run, step_name
+from ucpformat.manager.run_directory import METRICS, RunDirectory, metrics_to_keep, open_run
 from ucpformat.manager.stop_request import StopRequest
-from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy
+from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy, begin_save
 from ucpformat.state_dict.save_load import save_state
-from ucpformat.state_dict.torch_group import group_of
+from ucpformat.state_dict.torch_group import own_group
 from ucpformat.storage.stores.urls import refuse_target
 from ucpformat.validation import LEVELS, Level
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
+    from ucpformat.cadence import Cadence
     from ucpformat.distributed.save_options import Replicas
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
@@ -57,6 +59,10 @@ class CheckpointManager:
     With ``incremental`` a checkpoint shares what is equal with the newest one, by hard links. It is as complete as any:
     whatever else is removed, it stays whole. Each ``full_every``-th, 50 unless given, shares nothing, since a byte that
     is lost is lost for all that share it.
+    ``every`` is how many steps `is_due` lets pass between saves. With ``"auto"`` they are as few as measured times
+    allow: a checkpoint is written before the next begins, all of them take at most ``max_overhead`` of the time, 0.03
+    unless given, and none is saved more often than failures every ``mtbf`` seconds make worth while. `cadence` says
+    what was decided, and why.
 
     >>> state = {"w": np.zeros(4, np.float32)}
     >>> with ucp.CheckpointManager("run", keep_last=2) as manager:
@@ -84,8 +90,12 @@ class CheckpointManager:
         debris_age: float = DEBRIS_AGE,
         incremental: bool = False,
         full_every: int | None = None,
+        every: int | Literal["auto"] | None = None,
+        max_overhead: float | None = None,
+        mtbf: float | None = None,
     ) -> None:
         refuse_target(directory)
+        self._pace = Pace(every, max_overhead, mtbf)
         self._increments = Increments(directory, full_every, incremental=incremental)
         if not debris_age >= 0:
             raise error("UCP-E-LIMIT", f"an age is a number of seconds, not {debris_age!r}", at="debris_age")
@@ -94,10 +104,9 @@ class CheckpointManager:
         self.asynchronous = asynchronous
         self.damaged: dict[int, UcpError] = {}
         self._debris_age = debris_age
-        found = group_of(group)
-        self._group = found if found is group else another(found)
+        self._group = own_group(group)
         self._first = self._group.rank == self._group.ranks[0]
-        decided(self._group, self._require_run)
+        decided(self._group, self.run.require_no_checkpoint)
         self._arena_bytes = arena_bytes
         self._overlap = overlap
         self._saver: AsyncSaver | None = None
@@ -108,12 +117,6 @@ class CheckpointManager:
         if asynchronous:
             # Its group is made by all ranks together: rather now than in the midst of training.
             self._background()
-
-    def _require_run(self) -> bytes:
-        if self.run.is_checkpoint():
-            message = "this is a checkpoint, and not a directory of them; give the one that it lies in"
-            raise error("UCP-E-EXISTS", message, at=self.run.url)
-        return b""
 
     def path(self, step: int) -> str:
         """Return URL of the checkpoint of a step; where there is none, that of the first one that will be.
@@ -153,8 +156,7 @@ class CheckpointManager:
 
     def _seen_by_first(self, look: Callable[[], _Seen]) -> _Seen:
         """Return what the first rank finds, which is JSON, on all ranks."""
-        found: _Seen = json.loads(decided(self._group, lambda: json.dumps(look()).encode()))
-        return found
+        return seen_by_first(self._group, look)
 
     def save(
         self,
@@ -202,12 +204,12 @@ class CheckpointManager:
 
         def begin() -> bytes:
             numbers = metrics_to_keep(metrics or {}, self.retention.metric)
-            if not may_replace and self.run.is_committed(step):
-                message = "this step is committed already, and not by this manager; replace=True replaces it"
-                raise error("UCP-E-EXISTS", message, at=self.run.path(step))
+            if not may_replace:
+                self.run.require_uncommitted(step)
             self._metrics.pop(step, None)
             base, notes = self._increments.base(self.run, storage, chunk_bytes)
             notes |= {METRICS: numbers} if numbers else {}
+            notes |= {CADENCE: self.cadence.to_json()} if self.cadence else {}
             return json.dumps([self.run.vacant(step), notes, base]).encode()
 
         if self._saver is not None and (may_replace or (self._increments.are_wanted and when_busy == "wait")):
@@ -216,41 +218,52 @@ class CheckpointManager:
         path, annotations, base = json.loads(decided(self._group, begin))
         self.damaged.pop(step, None)
         self._own.add(step)
-        if background:
-            saved = self._background().save(
-                path,
-                state,
-                layouts=layouts,
-                replicas=replicas,
-                storage=storage,
-                chunk_bytes=chunk_bytes,
-                compressor=compressor,
-                pipeline=pipeline,
-                log=log,
-                step=step,
-                annotations=annotations,
-                base=base,
-                when_busy=when_busy,
-                then=lambda: self._committed(step),
-            )
-        else:
-            options = SaveOptions(
-                storage,
-                chunk_bytes,
-                step,
-                log,
-                annotations=annotations,
-                replicas=replicas,
-                base=base,
-                pipeline=pipeline,
-            )
-            report = save_state(
-                path, state, options, group=self._group, layouts=layouts, compressor=compressor
-            )
-            saved = AsyncSave.ended(path, report)
+        options = SaveOptions(
+            storage,
+            chunk_bytes,
+            step,
+            log,
+            annotations=annotations,
+            replicas=replicas,
+            base=base,
+            pipeline=pipeline,
+        )
+        of_state: dict[str, Any] = {"layouts": layouts, "compressor": compressor}
+
+        def make() -> AsyncSave:
+            if background:
+                then = partial(self._committed, step)
+                return begin_save(
+                    self._background(), path, state, options, when_busy=when_busy, then=then, **of_state
+                )
+            report = save_state(path, state, options, group=self._group, **of_state)
             decided(self._group, lambda: self._committed(step))
+            return AsyncSave.ended(path, report)
+
+        saved = self._pace.timed(step, make)
         self._warn(self._failed, "could not be removed, or keeps others from being removed")
         return saved
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to save behind a step, as ``every`` says; all ranks call it, once a step, and are told alike.
+
+        Raises:
+            UcpError: ``UCP-E-MISMATCH`` where ``every`` was not given.
+
+        >>> with ucp.CheckpointManager("run", every=100) as manager:
+        ...     [step for step in range(1, 301) if manager.is_due(step)]
+        [100, 200, 300]
+        """
+        return self._pace.is_due(step, self._group)
+
+    @property
+    def cadence(self) -> Cadence | None:
+        """How often `is_due` says to save, and why; None before enough steps and a save were measured.
+
+        >>> ucp.CheckpointManager("run", every="auto").cadence is None
+        True
+        """
+        return self._pace.cadence
 
     def _background(self) -> AsyncSaver:
         if self._saver is None:
@@ -259,6 +272,7 @@ class CheckpointManager:
 
     def _committed(self, step: int) -> bytes:
         """Collect on the first rank when a step is committed; what fails is told later, and tried again next time."""
+        self._pace.committed()
         if self._first:
             try:
                 collected = self._collected(step)
@@ -356,27 +370,16 @@ class CheckpointManager:
         self.wait()
         steps = self.steps()
         candidates = steps[::-1] if step is None else [step]
-        passed: dict[int, UcpError] = {}
-        said: dict[str, UcpError] = {}
-        for candidate in candidates:
-            names = self._seen_by_first(partial(self.run.committed, candidate)) or [step_name(candidate)]
-            for name in names:
-                path = self.run.place.child(name)
-                fault = damage_met(path, state, check, options, self._group)
-                if fault is None:
-                    self.damaged.update(passed)
-                    before = "" if name == names[0] else f" as it was saved before, {name}"
-                    self._warn(said, f"is damaged and was passed over; resumed from step {candidate}{before}")
-                    self._own.add(candidate)
-                    if step is not None:
-                        # Whoever goes back to an earlier step comes to the later ones anew.
-                        self._own.update(one for one in steps if one > step)
-                    return candidate
-                passed.setdefault(candidate, fault)
-                said[f"step {candidate} ({name})" if len(names) > 1 else f"step {candidate}"] = fault
-        for fault in passed.values():
-            raise fault
-        return None
+        found = first_good(self.run, candidates, state, check, options, self._group)
+        if found is None:
+            return None
+        self.damaged.update(found.passed)
+        self._warn(found.said, f"is damaged and was passed over; resumed from {found.what}")
+        self._own.add(found.step)
+        if step is not None:
+            # Whoever goes back to an earlier step comes to the later ones anew.
+            self._own.update(one for one in steps if one > step)
+        return found.step
 
     def _warn(self, problems: dict[str, Any], what: str) -> None:
         """Tell on the first rank what is not for all to raise; once."""

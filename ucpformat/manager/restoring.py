@@ -3,31 +3,90 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ucpformat.distributed.group import decided, reply_of
 from ucpformat.errors import UcpError, error
 from ucpformat.manager.collection import first_fault, is_damage
+from ucpformat.manager.run_directory import step_name
 from ucpformat.state_dict.save_load import load
 from ucpformat.storage.stores.urls import is_remote
 from ucpformat.validation import validate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn import Module
 
     from ucpformat.distributed.group import Group
+    from ucpformat.manager.run_directory import RunDirectory
     from ucpformat.validation import Level
 
-__all__ = ["damage_met"]
+__all__ = ["Found", "first_good", "seen_by_first"]
 
 _GOOD = 0
 _DAMAGED = 1
 _FAILED = 2
 
 
-def damage_met(
+class Found(NamedTuple):
+    """The checkpoint that a state was filled from.
+
+    Attributes:
+        step: its step.
+        what: its step, in words, with its name where it was replaced by one that is damaged.
+        passed: the first damage of each step that was damaged.
+        said: the same by words that name each damaged checkpoint.
+    """
+
+    step: int
+    what: str
+    passed: dict[int, UcpError]
+    said: dict[str, UcpError]
+
+
+_Seen = TypeVar("_Seen")
+
+
+def seen_by_first(group: Group, look: Callable[[], _Seen]) -> _Seen:
+    """Return what the first rank finds, which is JSON, on all ranks."""
+    found: _Seen = json.loads(decided(group, lambda: json.dumps(look()).encode()))
+    return found
+
+
+def first_good(
+    run: RunDirectory,
+    steps: Sequence[int],
+    state: dict[str, Any] | Module,
+    check: Level | None,
+    options: Mapping[str, Any],
+    group: Group,
+) -> Found | None:
+    """Fill ``state`` from the first of the checkpoints of ``steps`` that is not damaged; None where there is none.
+
+    Of a step that was saved again, the earlier checkpoint comes after the one that has replaced it.
+
+    Raises:
+        UcpError: as `load`; the first damage, where all are damaged.
+    """
+    passed: dict[int, UcpError] = {}
+    said: dict[str, UcpError] = {}
+    for step in steps:
+        names = seen_by_first(group, partial(run.committed, step)) or [step_name(step)]
+        for name in names:
+            fault = _damage_met(run.place.child(name), state, check, options, group)
+            if fault is None:
+                before = "" if name == names[0] else f" as it was saved before, {name}"
+                return Found(step, f"step {step}{before}", passed, said)
+            passed.setdefault(step, fault)
+            said[f"step {step} ({name})" if len(names) > 1 else f"step {step}"] = fault
+    for fault in passed.values():
+        raise fault
+    return None
+
+
+def _damage_met(
     path: str,
     state: dict[str, Any] | Module,
     check: Level | None,

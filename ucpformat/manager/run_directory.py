@@ -143,6 +143,27 @@ class RunDirectory:
         """Return URL of the checkpoint of a step; where there is none, that of the first one that will be."""
         return self.place.child(self.name(step) or step_name(step))
 
+    def require_no_checkpoint(self) -> bytes:
+        """Refuse a directory that is itself a checkpoint; returns nothing to tell.
+
+        Raises:
+            UcpError: ``UCP-E-EXISTS``.
+        """
+        if self.is_checkpoint():
+            message = "this is a checkpoint, and not a directory of them; give the one that it lies in"
+            raise error("UCP-E-EXISTS", message, at=self.url)
+        return b""
+
+    def require_uncommitted(self, step: int) -> None:
+        """Refuse a step that has a checkpoint.
+
+        Raises:
+            UcpError: ``UCP-E-EXISTS``.
+        """
+        if self.is_committed(step):
+            message = "this step is committed already, and not by this manager; replace=True replaces it"
+            raise error("UCP-E-EXISTS", message, at=self.path(step))
+
     def vacant(self, step: int) -> str:
         """Return URL for the next checkpoint of a step: beside the committed one, where there is one.
 

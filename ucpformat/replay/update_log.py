@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import torch
 
 from ucpformat import jsonio
-from ucpformat.distributed.group import agreed, another, decided
+from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import error
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.dtype import dtype
@@ -32,7 +32,7 @@ from ucpformat.replay.tracked import (
 )
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank
-from ucpformat.state_dict.torch_group import group_of
+from ucpformat.state_dict.torch_group import own_group
 from ucpformat.update_log.documents import After, Epoch, LogDocument
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
 from ucpformat.update_log.place import LOG_KEY, LogPlace, batch_key, epoch_key
@@ -119,8 +119,7 @@ class UpdateLog:
         for name, number in (("batch", batch), ("full_every", full_every), ("check_every", check_every)):
             if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
                 raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
-        found = group_of(group)
-        self._group = found if found is group else another(found)
+        self._group = own_group(group)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer

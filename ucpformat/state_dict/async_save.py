@@ -14,7 +14,7 @@ from ucpformat.distributed.snapshot import HostCopier
 from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.state import live_state
 from ucpformat.state_dict.stateful import state_to_save
-from ucpformat.state_dict.torch_group import TorchGroup, group_of
+from ucpformat.state_dict.torch_group import TorchGroup, group_of, own_group
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ucpformat.model.root import LogPosition, Storage
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
-__all__ = ["AsyncSave", "AsyncSaver", "WhenBusy", "async_save"]
+__all__ = ["AsyncSave", "AsyncSaver", "WhenBusy", "async_save", "begin_save"]
 
 
 class AsyncSaver:
@@ -57,8 +57,7 @@ class AsyncSaver:
     def __init__(
         self, *, group: object = None, arena_bytes: int | None = None, overlap: bool = False
     ) -> None:
-        found = group_of(group)
-        self._group = found if found is group else another(found)
+        self._group = own_group(group)
         self._overlap = overlap
         copier = _copier(overlap=overlap)
         self._saver = BackgroundSaver(self._group, arena_bytes=arena_bytes, copier=copier)
@@ -100,18 +99,6 @@ class AsyncSaver:
         >>> ucp.open("step-1.ucp").step
         1
         """
-        group = self._group
-
-        def describe() -> LocalState:
-            return live_state(
-                state_to_save(state),
-                rank=group.rank,
-                layouts=layouts,
-                compressor=compressor,
-                pipeline=pipeline,
-                changed=changed,
-            )
-
         if changed and base is None:
             raise without_base()
         options = SaveOptions(
@@ -124,7 +111,17 @@ class AsyncSaver:
             base=None if base is None else os.fspath(base),
             pipeline=pipeline,
         )
-        return self._saver.save(path, describe, options, when_busy=when_busy, then=then)
+        return begin_save(
+            self,
+            path,
+            state,
+            options,
+            layouts=layouts,
+            compressor=compressor,
+            changed=changed,
+            when_busy=when_busy,
+            then=then,
+        )
 
     def drain(self) -> None:
         """Return when nothing is under way; does not raise.
@@ -177,6 +174,34 @@ def _copier(*, overlap: bool) -> HostCopier:
 
 
 _savers: dict[object, AsyncSaver] = {}
+
+
+def begin_save(
+    saver: AsyncSaver,
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any] | Module,
+    options: SaveOptions,
+    *,
+    layouts: Mapping[str, TensorLayout] | None = None,
+    compressor: Compression | None = None,
+    changed: Mapping[str, Any] | None = None,
+    when_busy: WhenBusy = "wait",
+    then: Callable[[], object] | None = None,
+) -> AsyncSave:
+    """Save in the background as `AsyncSaver.save` does, with options that are put together already."""
+    group = saver._group
+
+    def describe() -> LocalState:
+        return live_state(
+            state_to_save(state),
+            rank=group.rank,
+            layouts=layouts,
+            compressor=compressor,
+            pipeline=options.pipeline,
+            changed=changed,
+        )
+
+    return saver._saver.save(path, describe, options, when_busy=when_busy, then=then)
 
 
 def async_save(

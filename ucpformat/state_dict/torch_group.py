@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ucpformat.distributed.group import Group, OneProcess
+from ucpformat.distributed.group import Group, OneProcess, another
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "TorchGroup",
     "group_of",
     "job_group",
+    "own_group",
     "started_by_torchrun",
 ]
 
@@ -38,6 +39,16 @@ def group_of(group: object) -> Group:
     ):
         return OneProcess()
     return TorchGroup(group)
+
+
+def own_group(group: object) -> Group:
+    """Return what `group_of` returns, apart from the job's own collectives: a `Group` as it is, else a new one.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where this process is not in the group.
+    """
+    found = group_of(group)
+    return found if found is group else another(found)
 
 
 @contextmanager
