@@ -54,7 +54,7 @@ def main(run: str, kind: str, stop: str, out: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     recovery = ucp.recover(run, model, optimizer)
     assert recovery.exactness == "bitwise"
-    with ucp.UpdateLog(run, model, optimizer, after=recovery, batch=2, full_every=9, check_every=1) as log:
+    with ucp.UpdateLog(run, model, optimizer, after=recovery, batch=2, full_every=4, check_every=1) as log:
         for step in range(log.steps, int(stop)):
             optimizer.zero_grad()
             # All ranks see the same data, so that every world size trains alike, but for roundings of sums.

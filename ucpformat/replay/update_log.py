@@ -155,7 +155,8 @@ class UpdateLog:
         self._values = own_values(self._immediate, rng=self._rng)
         self._hooks = [
             optimizer.register_step_pre_hook(self._capture.before_step),
-            model.register_forward_pre_hook(self._settle),
+            # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
+            model.register_forward_pre_hook(self._settle, prepend=True),
         ]
         goes_on = after is not None and self._goes_on(after)
         if after is None or after.checkpoint_step != self._step or not goes_on:
