@@ -14,11 +14,14 @@ from generate.log_cases import (
     TENSORS,
     changed,
     epoch,
+    first_epoch,
     log_case,
     of_one,
     of_two,
     state,
+    then,
     with_sums,
+    without,
 )
 from generate.logs import LogDraft, checkpoint, dense, rows, sparse, step
 
@@ -64,7 +67,7 @@ def _put(key: str, change: Callable[[bytes], bytes]) -> Change:
 
 
 def _gone(key: str) -> Change:
-    return lambda draft: draft.after.append(lambda files: files.pop(key))
+    return then(without(key))
 
 
 def _log_documents() -> Iterator[Case]:
@@ -241,7 +244,7 @@ def _objects() -> Iterator[Case]:
     )  # fmt: skip
     yield bad(
         "gap-before-an-epoch", "The last batch is missing before an epoch that goes on", ("UCP-R-040",),
-        lambda draft: [draft.after.append(lambda files, n=n: files.pop(f"batches/0/0/{n}.batch")) for n in (2, 4)],
+        then(*(without(f"batches/0/0/{n}.batch") for n in (2, 4))),
         codes=[], refused=LOG,
     )  # fmt: skip
     yield bad(
@@ -409,9 +412,7 @@ def _checkpoints() -> Iterator[Case]:
     )
     yield bad(
         "checkpoint-removed", "Steps behind the checkpoint were removed", ("UCP-R-039",),
-        lambda draft: [
-            draft.after.append(lambda files, key=key: files.pop(f"batches/0/{key}.batch")) for key in ("0/0", "0/2", "1/0", "1/3")
-        ], codes=[], refused=LOG,
+        then(*(without(f"batches/0/{key}.batch") for key in ("0/0", "0/2", "1/0", "1/3"))), codes=[], refused=LOG,
     )  # fmt: skip
     for name, members, code in (
         ("optimizer", {"optimizer": {"type": "torch.optim.SGD", "profile": {}}}, "UCP-E-MISMATCH"),
@@ -419,7 +420,7 @@ def _checkpoints() -> Iterator[Case]:
     ):
         yield bad(
             f"replay-{name}", f"A log that is not of the small optimizer: {name}", ("UCP-R-043",),
-            lambda draft, members=members: draft.epochs[0].update(members), codes=[], refused=code,
+            first_epoch(members), codes=[], refused=code,
         )  # fmt: skip
     for name, options in (
         ("momentum", [{"lr": 0.5, "momentum": 0.9}, {"lr": 0.1}]),

@@ -60,6 +60,7 @@ def _increments() -> Iterator[Case]:
     yield good("increments/nothing-own", "All packs are shared", ("UCP-D-009", "UCP-D-136"), draft)
     wide = SlotDraft("complex128", (3,), _counting("complex128", 3))
     draft = Draft([AtomDraft("a", {"value": wide, "small": SlotDraft("int8", (3,), b"\1\2\3")})], packs=2)
+    assert draft.packs is not None
     draft.packs["packs"][0]["shared"] = draft.packs["packs"][1]["shared"] = True
     draft.root["read_features"] = ["incremental"]
     yield good(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ CHECKPOINT = "step-0.ucp"
 OPTIONS = [{"lr": 0.5}, {"lr": 0.1}]
 LATER = [{"lr": {"$float": "1.0"}}, {"lr": 0.3}]
 SHAPES: dict[str, tuple[int, ...]] = {"bias": (), "emb": (6, 2), "mean": (2,), "w": (4, 3)}
-TENSORS = [
+TENSORS: list[dict[str, Any]] = [
     {"atom": "w", "role": "gradient", "dtype": "float32", "shape": [4, 3]},
     {"atom": "mean", "role": "value", "dtype": "float32", "shape": [2]},
     {"atom": "emb", "role": "gradient", "dtype": "float32", "shape": [6, 2]},
@@ -206,6 +206,21 @@ def changed(*changes: Callable[[LogDraft], object]) -> LogDraft:
     return draft
 
 
+def then(*acts: Callable[[dict[str, bytes]], object]) -> Callable[[LogDraft], object]:
+    """Return a change of a draft: what is done to its files, when they are made."""
+    return lambda draft: draft.after.extend(acts)
+
+
+def without(key: str) -> Callable[[dict[str, bytes]], object]:
+    """Return what takes a file away."""
+    return lambda files: files.pop(key)
+
+
+def first_epoch(members: Mapping[str, Any]) -> Callable[[LogDraft], object]:
+    """Return a change of members of the first epoch."""
+    return lambda draft: draft.epochs[0].update(members)
+
+
 def small(*steps_: dict[str, Any], shape: tuple[int, ...] = (4,), values: bytes | None = None) -> LogDraft:
     """Return a log of one rank and one tensor ``w``, with one batch."""
     tensor = {"atom": "w", "role": "gradient", "dtype": "float32", "shape": list(shape)}
@@ -236,7 +251,7 @@ def _ends() -> Iterator[Case]:
     for name, cut in (("header", 60), ("prefix", 20), ("empty", 0), ("payload", -1)):
         yield good(
             f"torn-{name}", f"A last batch that is torn: {name}", ("UCP-D-157",),
-            changed(lambda draft, cut=cut: draft.after.append(_cut("batches/1/0/7.batch", cut))),
+            changed(then(_cut("batches/1/0/7.batch", cut))),
             codes=["UCP-W-UNREFERENCED"], at=["batches/1/0/7.batch"],
         )  # fmt: skip
     others = ("notes.txt", "epochs/01.json", "epochs/2.json.tmp", "batches/1/0/08.batch", "batches/1/0/.8.batch",
@@ -281,7 +296,7 @@ def _ends() -> Iterator[Case]:
 
     def removed(draft: LogDraft) -> None:
         for key in ("batches/0/0/0.batch", "batches/0/1/0.batch"):
-            draft.after.append(lambda files, key=key: files.pop(key))
+            draft.after.append(without(key))
         draft.checkpoints = {"c.ucp": checkpoint(state(4), 3, epoch=0)}
 
     yield good(
@@ -407,7 +422,7 @@ def _proofs() -> Iterator[Case]:
     ):
         yield good(
             f"exactness-{name}", f"A log that is not bitwise: {name}", ("UCP-R-044",),
-            changed(lambda draft, members=members: draft.epochs[0].update(members)),
+            changed(first_epoch(members)),
         )  # fmt: skip
     yield good("sums", "Sums of the state that are right", ("UCP-R-044",), with_sums(0))
 

@@ -32,8 +32,9 @@ def untestable_file() -> Path:
 
 
 def specification() -> str:
-    """Return the text of the specification that the suite is of."""
-    return _data("SPEC.md", "../SPEC.md").read_text(encoding="utf-8")
+    """Return the text of the specification that the suite is of, SPEC.md and that of update logs behind it."""
+    names = ("SPEC.md", "SPEC-UPDATE-LOGS.md")
+    return "\n".join(_data(name, f"../{name}").read_text(encoding="utf-8") for name in names)
 
 
 @cache
