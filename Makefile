@@ -22,7 +22,7 @@ PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/pytho
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
+.PHONY: help environment lint docs demo demo-run test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ environment: $(READY)  ## make the environment in .venv, which every other targe
 
 demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 1 processes, compare
 	$(BIN)/python examples/demo.py
+
+demo-run: $(READY)  ## log every step, kill the job twice, go on from the very step under other layouts; what each step costs
+	$(BIN)/python examples/demo_run.py
 
 $(SHORT): $(READY) tests/versions/table.toml
 	$(BIN)/python -m tests.versions --make-only 'short-*'

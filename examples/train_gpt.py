@@ -17,6 +17,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -229,14 +230,14 @@ class Training:
             for tensor in slots.values():
                 tensor.zero_()
 
-    def advance(self, text: Tensor) -> float:
-        """Take one optimizer step and return the loss over the global batch, in nats per byte."""
+    def advance(self, text: Tensor, make_step: Callable[[], object] | None = None) -> float:
+        """Take one optimizer step, by ``make_step`` if given; return the loss over the global batch, nats per byte."""
         starts = torch.randint(len(text) - CONTEXT, (GLOBAL_BATCH,), generator=self.generator)
         mine = starts.chunk(self.parallelism.dp)[self.parallelism.dp_rank]
         windows = torch.stack([text[i : i + CONTEXT + 1] for i in mine.tolist()]).long()
         loss: Tensor = self.model(windows[:, :-1], windows[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        (make_step or self.optimizer.step)()
         self.optimizer.zero_grad()
         self.scheduler.step()
         self.step += 1
