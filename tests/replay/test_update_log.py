@@ -418,6 +418,30 @@ def test_a_disk_that_fails_is_said_at_the_next_step(tmp_path: Path, monkeypatch:
     assert recovered(tmp_path)[1].step == 2
 
 
+def test_a_checkpoint_that_is_due_is_not_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for one at the very step at which one is due gets one, not that one and another over it."""
+    saved: list[int] = []
+    save = ucp.CheckpointManager.save
+
+    def counted(manager: ucp.CheckpointManager, step: int, *content: object, **options: object) -> object:
+        saved.append(step)
+        return save(manager, step, *content, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ucp.CheckpointManager, "save", counted)
+    job = Job()
+    torch.manual_seed(2)
+    with ucp.UpdateLog(tmp_path, job.model, job.optimizer, state=job.objects, full_every=4) as log:
+        job.train(log, 0, 4)
+        log.full()
+        job.train(log, 4, 7)
+        log.full()
+        job.train(log, 7, 11)
+    assert saved == [0, 4, 7, 11]
+    again, recovery = recovered(tmp_path)
+    assert (recovery.step, recovery.checkpoint_step) == (11, 11)
+    again.require_equal(trained(11))
+
+
 def test_old_steps_are_removed(tmp_path: Path) -> None:
     logged(tmp_path, STEPS, batch=2, full_every=5, keep_full=2)
     first = min(int(one.stem) for one in (tmp_path / "updates.ucplog/batches/0/0").iterdir())

@@ -351,7 +351,8 @@ class UpdateLog:
         >>> ucp.CheckpointManager("run").steps()
         [0, 1]
         """
-        self._settle()
+        # Where a checkpoint is due at this step already, this is it.
+        self._is_unsettled = False
         self._hand_over()
         self._save_full()
 
