@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from glob import escape
+from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from ucpformat.cli.explain import explained_slots, explanation_lines, explanations_json
 from ucpformat.cli.plan_json import detail_json, survey_json
+from ucpformat.cli.plan_picture import paint, survey_bars
 from ucpformat.cli.plan_text import detail_lines, survey_lines
 from ucpformat.cli.report import format_option
 from ucpformat.cli.sides import open_side, open_sides, settings_option
@@ -44,6 +47,13 @@ __all__ = ["plan"]
     metavar="NAME",
     help="Who holds what of this atom, in words and pictures; --to may be left out.",
 )
+@click.option("--picture", is_flag=True, help="Draw what each rank is to hold and has to move as bars.")
+@click.option(
+    "-o",
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the picture to this file as well.",
+)
 @settings_option
 @format_option
 def plan(
@@ -53,6 +63,8 @@ def plan(
     rank: int | None,
     via: str | None,
     name: str | None,
+    picture: bool,
+    svg: Path | None,
     settings: tuple[tuple[str, int | list[int]], ...],
     output: str,
 ) -> None:
@@ -69,6 +81,12 @@ def plan(
         raise click.UsageError(
             "--via is about what moves, and this explains only who holds what: leave it out"
         )
+    if (picture or svg is not None) and (name is not None or rank is not None):
+        raise click.UsageError(
+            "--picture and --svg show all ranks: leave out --rank, or draw one atom with `ucp shards`"
+        )
+    if picture and output == "json":
+        raise click.UsageError("--picture is text: leave out --format json")
     with ExitStack() as stack:
         if target is None:
             if name is None:
@@ -84,8 +102,13 @@ def plan(
         pairing = pair(*sides, _route(via, sides[0]), atoms=atoms)
         if rank is None:
             totals = survey(pairing)
+            if svg is not None:
+                svg.write_text(survey_bars(totals).svg(), encoding="utf-8")
             if output == "json":
                 click.echo(json.dumps(survey_json(totals), indent=2))
+            elif picture:
+                for line in survey_bars(totals).lines(get_terminal_size().columns, paint):
+                    click.echo(line)
             else:
                 for line in survey_lines(totals):
                     click.echo(printable(line))

@@ -31,7 +31,10 @@ _COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red", "white")
 @click.option("--slot", help="The slot to draw; by default, every group of slots that are held alike.")
 @click.option("--layout", metavar="PATTERNS", help="Draw it as these patterns or this arrangement spread it.")
 @click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write the drawing to this file as well."
+    "-o",
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the drawing to this file as well.",
 )
 @settings_option
 @format_option

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.drawing.picture import Paint, Picture, label_of, lines_of, picture_of
+from ucpformat.drawing.svg import FONT, hue, notes_height, svg_document
 from ucpformat.drawing.text import printable
 from ucpformat.geometry import lower
 
@@ -23,7 +23,6 @@ _EXTENT: Final = 480  # of the grid, in pixels, without what small cells add
 _LEAST_WIDTH: Final = 64
 _LEAST_HEIGHT: Final = 28
 _MARGIN: Final = 72
-_FONT: Final = 12
 _NOBODY: Final = "#e0e0e0"
 
 
@@ -89,24 +88,13 @@ class Drawing:
     def _repr_svg_(self) -> str:
         picture = self._picture
         notes = [self.title, *self._notes()]
-        top = 20 * (len(notes) + 1)
+        top = notes_height(notes)
         columns = (0,) if picture is None else _places(picture.columns, _LEAST_WIDTH)
         rows = (0,) if picture is None else _places(picture.rows, _LEAST_HEIGHT)
         width, height = columns[-1] + _MARGIN + 10, rows[-1] + top + 10
-        width = max(width, *(8 * len(note) + 20 for note in notes))
-        parts = [
-            (
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-                f'font-family="sans-serif" font-size="{_FONT}">'
-            ),
-            f"<title>{escape(self.title)}</title>",
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        ]
-        for number, note in enumerate(notes, 1):
-            parts.append(f'<text x="10" y="{20 * number - 4}">{escape(note)}</text>')
-        if picture is not None:
-            parts += _grid(picture, columns, rows, top)
-        return "".join([*parts, "</svg>"])
+        return svg_document(
+            notes, width, height, () if picture is None else _grid(picture, columns, rows, top)
+        )
 
     def _notes(self) -> Iterator[str]:
         picture, shape = self._picture, self._lowering.shape
@@ -158,14 +146,13 @@ def _grid(picture: Picture, columns: tuple[int, ...], rows: tuple[int, ...], top
     colours: dict[tuple[int, ...], str] = {(): _NOBODY}
     if len(picture.dims) > 1:
         for start, y in zip(picture.rows, rows[:-1], strict=False):
-            yield f'<text x="{_MARGIN - 6}" y="{top + y + _FONT}" text-anchor="end">{start}</text>'
+            yield f'<text x="{_MARGIN - 6}" y="{top + y + FONT}" text-anchor="end">{start}</text>'
     for start, x in zip(picture.columns, columns[:-1], strict=False):
         yield f'<text x="{_MARGIN + x}" y="{top - 4}">{start}</text>'
     for row, (low, high) in enumerate(pairwise(rows)):
         for column, (left, right) in enumerate(pairwise(columns)):
             ranks = picture.holders[row][column]
-            # Steps of the golden angle: neighbours in the order of first sight differ well in hue.
-            colour = colours.setdefault(ranks, f"hsl({(len(colours) - 1) * 137 % 360},60%,75%)")
+            colour = colours.setdefault(ranks, hue(len(colours) - 1))
             yield (
                 f"<g><title>{_ranks(ranks) if ranks else 'no rank'}</title>"
                 f'<rect x="{_MARGIN + left}" y="{top + low}" width="{right - left}" height="{high - low}" '
