@@ -13,8 +13,10 @@ from ucpformat.drawing.html_tree import html_page
 from ucpformat.drawing.module_tree import AtomForm, SlotForm
 from ucpformat.errors import error
 from ucpformat.geometry import Box
+from ucpformat.html_facts import html_facts
 from ucpformat.storage.host_memory import array_view
 from ucpformat.storage.reading.indexing import select
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -99,6 +101,17 @@ class SlotView:
 
     def __repr__(self) -> str:
         return f"<SlotView {self._stored.label}: {self._stored.dtype.name}{list(self.shape)}>"
+
+    def _repr_html_(self) -> str:
+        return html_facts(
+            {
+                "tensor": self._stored.label,
+                "data type": self._stored.dtype.name,
+                "shape": list(self.shape),
+                "size": human_bytes(self.nbytes),
+                "chunks": list(self.chunk_shape),
+            }
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -327,6 +340,9 @@ class StateEntries(Mapping[str, _T]):
 
     def __repr__(self) -> str:
         return f"<{self._what}s: {', '.join(self._entries)}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._entries)
 
 
 class AtomView(Mapping[str, SlotView]):

@@ -10,10 +10,10 @@ from jsonschema import Draft202012Validator, ValidationError
 import ucpformat
 from tests.cli.conftest import Make, Ucp
 from ucpformat.cli.inspect import brief_layout
-from ucpformat.drawing.text import human_bytes
 from ucpformat.geometry import Blocks, Flatten, Join, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
+from ucpformat.text import human_bytes
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 

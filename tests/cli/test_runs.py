@@ -11,9 +11,9 @@ import pytest
 from tests.cli.conftest import Ucp
 from ucpformat import CheckpointManager, save
 from ucpformat.cadence import SaveTimes, decide
-from ucpformat.drawing.text import human_bytes
 from ucpformat.jsonio import JsonValue
 from ucpformat.manager.pace import CADENCE
+from ucpformat.text import human_bytes
 
 
 @pytest.fixture

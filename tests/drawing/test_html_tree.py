@@ -11,7 +11,7 @@ import ucpformat as ucp
 from ucpformat.drawing.html_tree import html_page
 from ucpformat.drawing.module_tree import AtomForm, SlotForm
 
-_TAGS = {"div", "b", "span", "small", "details", "summary"}
+_TAGS = {"div", "b", "span", "small", "details", "summary", "table", "tr", "th", "td"}
 
 
 class Shown(HTMLParser):

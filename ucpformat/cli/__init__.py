@@ -13,9 +13,9 @@ from typing import Any, Final
 import click
 
 from ucpformat.cli.report import wants_json
-from ucpformat.drawing.text import printable
 from ucpformat.errors import UcpError, error
 from ucpformat.gc_pause import paused
+from ucpformat.text import printable
 
 __all__ = ["main"]
 

@@ -14,9 +14,9 @@ from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.conversion.contract.registry import registry
 from ucpformat.conversion.convert import convert as run
 from ucpformat.conversion.engine.dropped_items import grouped
-from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.model.compressor import AUTO, Compression, Compressor
 from ucpformat.state_dict.torch_group import job_group, started_by_torchrun
+from ucpformat.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.foreign import ForeignObjects

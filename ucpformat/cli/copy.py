@@ -8,8 +8,8 @@ import click
 
 from ucpformat.cli.report import format_option, progress_bar
 from ucpformat.copying import copy_checkpoint
-from ucpformat.drawing.text import human_bytes
 from ucpformat.storage.stores.urls import refuse_swapped
+from ucpformat.text import human_bytes
 
 __all__ = ["cp"]
 

@@ -9,7 +9,7 @@ import click
 
 from ucpformat.cli.report import format_option
 from ucpformat.comparison import diff as compare_paths
-from ucpformat.drawing.text import human_bytes, printable
+from ucpformat.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from ucpformat.comparison import Comparison, Difference, TensorDifference

@@ -7,9 +7,9 @@ import json
 import click
 
 from ucpformat.cli.report import format_option, progress_bar
-from ucpformat.drawing.text import printable
 from ucpformat.errors import error, naming
 from ucpformat.reader import open_checkpoint
+from ucpformat.text import printable
 from ucpformat.validation import validate_store
 
 __all__ = ["digest"]

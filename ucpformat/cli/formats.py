@@ -9,7 +9,7 @@ import click
 
 from ucpformat.cli.report import format_option
 from ucpformat.conversion.contract.registry import registry
-from ucpformat.drawing.text import printable
+from ucpformat.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,12 +14,12 @@ import click
 from ucpformat.cli.report import format_option, progress_bar, table
 from ucpformat.cli.statistics_table import lines_of_statistics
 from ucpformat.drawing.module_tree import Module, Sort, module_tree, rows_of_tree
-from ucpformat.drawing.text import human_bytes, printable, shortened
 from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
 from ucpformat.inspection.description import chosen_atoms, described
 from ucpformat.inspection.plain_words import in_words
 from ucpformat.inspection.statistics import statistics
 from ucpformat.reader import open_checkpoint
+from ucpformat.text import human_bytes, printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -7,18 +7,17 @@ from contextlib import ExitStack
 from glob import escape
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 
 from ucpformat.cli.explain import explained_slots, explanation_lines, explanations_json
 from ucpformat.cli.plan_json import detail_json, survey_json
-from ucpformat.cli.plan_picture import paint, survey_bars
 from ucpformat.cli.plan_text import detail_lines, survey_lines
 from ucpformat.cli.report import format_option
 from ucpformat.cli.sides import open_side, open_sides, settings_option
-from ucpformat.drawing.text import printable
 from ucpformat.planning import Route, pair, rank_detail, survey
+from ucpformat.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from ucpformat.planning import Side
 
 __all__ = ["plan"]
+
+_COLOURS: Final = ("green", "cyan", "yellow", "magenta")
 
 
 @click.command()
@@ -103,11 +104,11 @@ def plan(
         if rank is None:
             totals = survey(pairing)
             if svg is not None:
-                svg.write_text(survey_bars(totals).svg(), encoding="utf-8")
+                svg.write_text(totals.bars().svg(), encoding="utf-8")
             if output == "json":
                 click.echo(json.dumps(survey_json(totals), indent=2))
             elif picture:
-                for line in survey_bars(totals).lines(get_terminal_size().columns, paint):
+                for line in totals.bars().lines(get_terminal_size().columns, _paint):
                     click.echo(line)
             else:
                 for line in survey_lines(totals):
@@ -120,6 +121,11 @@ def plan(
         else:
             for line in detail_lines(detail):
                 click.echo(printable(line))
+
+
+def _paint(column: int, text: str) -> str:
+    """Colour the bars of a column; `click.echo` removes colours where output is no terminal."""
+    return click.style(text, fg=_COLOURS[column % len(_COLOURS)]) if text else text
 
 
 def _explain(sides: Sequence[Side], name: str, rank: int | None, output: str) -> None:

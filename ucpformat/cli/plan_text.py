@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.cli.report import table
-from ucpformat.drawing.text import human_bytes
 from ucpformat.geometry import strided_runs
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,11 +7,11 @@ import json
 import click
 
 from ucpformat.cli.report import format_option, progress_bar
-from ucpformat.drawing.text import human_bytes
 from ucpformat.image_files import image_source
 from ucpformat.process_images import attach as attach_images
 from ucpformat.process_images import extract as extract_image
 from ucpformat.storage.stores.urls import refuse_swapped
+from ucpformat.text import human_bytes
 
 __all__ = ["attach", "extract"]
 

@@ -9,8 +9,8 @@ import click
 
 from ucpformat.cli.report import format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
-from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.repairing import repair as repair_checkpoint
+from ucpformat.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,6 @@ import click
 
 from ucpformat.cadence import Cadence
 from ucpformat.cli.report import format_option, table
-from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, error, naming
 from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
 from ucpformat.manager.footprints import Footprint, Footprints
@@ -23,6 +22,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import local_path, open_store
+from ucpformat.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,9 +13,9 @@ from ucpformat.cli.explain import explained_slots, explanations_json
 from ucpformat.cli.report import format_option
 from ucpformat.cli.sides import open_side, open_sides, settings_option
 from ucpformat.drawing.shards import draw
-from ucpformat.drawing.text import printable
 from ucpformat.errors import error
 from ucpformat.planning import about
+from ucpformat.text import printable
 
 if TYPE_CHECKING:
     from ucpformat.drawing.picture import Paint

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.drawing.text import human_bytes
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ucpformat.cli.report import format_option, table
-from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import UcpError, naming
 from ucpformat.replay.plan import has_log, log_url, plan_recovery
 from ucpformat.storage.stores.urls import name_of
+from ucpformat.text import human_bytes, printable
 from ucpformat.update_log.place import SUFFIX, batch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.validation import log_problems

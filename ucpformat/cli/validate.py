@@ -11,10 +11,10 @@ import click
 
 from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
-from ucpformat.drawing.text import printable
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
 from ucpformat.replay.plan import has_log, log_url
+from ucpformat.text import printable
 from ucpformat.update_log.validation import log_problems
 from ucpformat.validation import LEVELS, Examination, Level, examine
 

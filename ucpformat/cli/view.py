@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ucpformat.cli.report import progress_bar
-from ucpformat.drawing.text import human_bytes, printable
 from ucpformat.errors import error, naming
 from ucpformat.inspection.statistics import statistics
 from ucpformat.manager.run_directory import open_run
@@ -18,6 +17,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import open_store
+from ucpformat.text import human_bytes, printable
 from ucpformat.viewing.page import carried, single_page
 from ucpformat.viewing.server import PageServer
 

@@ -14,9 +14,11 @@ from ucpformat.comparison.measuring import Measure, TensorDifference
 from ucpformat.comparison.same_bytes import Files, unshared_boxes
 from ucpformat.errors import error
 from ucpformat.geometry import Box
+from ucpformat.html_facts import html_facts
 from ucpformat.jsonio import equal
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.reading.documents import check_object
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
@@ -102,6 +104,19 @@ class Comparison:
     slots_by_sharing: int = 0
     fetched: int = field(default=0, compare=False)
     tolerance: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self._summary()}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"comparison": self._summary()} | dict.fromkeys(self.warnings, "")
+        rows = [(one.kind, one.what, one.detail or one.tensor or "") for one in self.differences]
+        return html_facts(facts, ("", "what", "how"), rows)
+
+    def _summary(self) -> str:
+        count = len(self.differences)
+        found = f"{count:,} difference{'s' if count > 1 else ''}" if count else "both hold the same"
+        return f"{found}, {human_bytes(self.fetched)} read"
 
     @property
     def is_equal(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ucpformat.errors import error, require_one_of
+from ucpformat.html_facts import html_facts
 from ucpformat.model.root import Storage
 from ucpformat.storage.increments.base_contents import root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -134,6 +135,10 @@ class SaveReport:
     staging: float = 0.0
     writing: float = 0.0
     arena_bytes: int = 0
+
+    def _repr_html_(self) -> str:
+        rows = [(entry.name, getattr(self, entry.name)) for entry in fields(self)]
+        return html_facts({"save": self.digest or "skipped"}, ("", ""), rows[1:])
 
     @property
     def skipped(self) -> bool:

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.drawing.svg import FONT, hue, notes_height, svg_document
-from ucpformat.drawing.text import human_bytes, shortened
+from ucpformat.text import human_bytes, printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,7 +106,7 @@ def bars_of(
         sizes = tuple(max(column) for column in zip(*(sizes for _, sizes in group), strict=True))
         rows.append((str(first) if first == last else f"{first}..{last}", sizes))
     more = (f"{step} ranks share a row: the most of any one",) if step > 1 else ()
-    return Bars((*notes, *more), tuple(headings), tuple(rows))
+    return Bars((*map(printable, notes), *more), tuple(headings), tuple(rows))
 
 
 def _bar(nbytes: int, most: int, width: int) -> str:

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.drawing.module_tree import module_tree
-from ucpformat.drawing.text import human_bytes, printable, shortened
+from ucpformat.html_facts import WHOLE_STYLE, facts_in_html, text_in_html
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ucpformat.drawing.module_tree import AtomForm, Module
 
-__all__ = ["html_page", "text_in_html"]
+__all__ = ["html_page"]
 
-_LONGEST: Final = 120
 _BESIDE: Final = 50
 """Modules that are shown beside one another, the largest first."""
 _DEEPEST: Final = 12
 _OPEN: Final = 2
 """Levels that are unfolded at first."""
 _STYLE: Final = (
-    "font-family:ui-monospace,monospace;font-size:90%;line-height:1.5",
     "display:inline-block;width:6.5em;text-align:right;margin-right:.6em;opacity:.75",
     "display:inline-block;width:6em;margin-right:.6em;background:rgba(128,128,128,.15)",
     "display:inline-block;height:.7em;background:#4c8bf5",
     "margin-left:1.2em",
 )
-_WHOLE, _SIZE, _TRACK, _FILL, _BELOW = _STYLE
-
-
-def text_in_html(text: str) -> str:
-    """Return a text that nobody chose as HTML that shows it: not markup, on one line, and no longer than a name.
-
-    >>> text_in_html("<script>")
-    '&lt;script&gt;'
-    """
-    return html.escape(shortened(printable(text), _LONGEST))
+_SIZE, _TRACK, _FILL, _BELOW = _STYLE
 
 
 def html_page(facts: Mapping[str, str], atoms: Iterable[AtomForm]) -> str:
     """Return facts about atoms, by name, and below them the modules of these, which fold and unfold."""
     tree = module_tree(atoms)
-    heading = "".join(
-        f"<div><b>{text_in_html(name)}</b> {text_in_html(fact)}</div>" for name, fact in facts.items()
-    )
+    heading = facts_in_html(facts)
     rows = "".join(_rows([tree], tree.nbytes, 0))
-    return f'<div style="{_WHOLE}">{heading}{rows}</div>'
+    return f'<div style="{WHOLE_STYLE}">{heading}{rows}</div>'
 
 
 def _rows(modules: Sequence[Module], whole: int, level: int) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from ucpformat.drawing.picture import Paint, Picture, label_of, lines_of, picture_of
 from ucpformat.drawing.svg import FONT, hue, notes_height, svg_document
-from ucpformat.drawing.text import printable
 from ucpformat.geometry import lower
+from ucpformat.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

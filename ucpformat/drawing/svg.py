@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.drawing.text import printable
+from ucpformat.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

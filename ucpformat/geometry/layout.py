@@ -36,6 +36,7 @@ from ucpformat.geometry.steps import (
     Step,
     View,
 )
+from ucpformat.html_facts import html_facts
 
 __all__ = ["Layout"]
 
@@ -59,6 +60,10 @@ class Layout:
 
     mesh: Mesh
     steps: tuple[Step, ...] = ()
+
+    def _repr_html_(self) -> str:
+        axes = " x ".join(f"{axis.name} {axis.size}" for axis in self.mesh.axes) or "one rank"
+        return html_facts({"mesh": axes}, ("step",), [(step,) for step in self.steps])
 
     def __post_init__(self) -> None:
         checker = _Checker(self.mesh)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ucpformat.drawing.bars import bars_of
 from ucpformat.geometry import Amount, ExchangeTable, lower, traffic
 from ucpformat.planning.pairing import about
 from ucpformat.storage.reading.local_reader import require_readable
 from ucpformat.storage.reading.read_plan import planned_reads
+from ucpformat.text import human_bytes
 
 if TYPE_CHECKING:
+    from ucpformat.drawing.bars import Bars
     from ucpformat.planning.pairing import Kind, Pairing
 
 __all__ = ["Flow", "RankTotals", "Survey", "survey"]
@@ -53,7 +56,7 @@ class RankTotals:
         return self.sent.nbytes + self.received.nbytes + self.fetched
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Survey:
     """The totals of every rank, also of those that do nothing; ``lower_bound`` is in bytes.
 
@@ -63,6 +66,32 @@ class Survey:
     pairing: Pairing
     ranks: dict[int, RankTotals]
     lower_bound: int = 0
+
+    def __repr__(self) -> str:
+        moved = human_bytes(sum(entry.moved for entry in self.ranks.values()))
+        ends = f"{self.pairing.source.label} to {self.pairing.target.label}"
+        return f"<Survey {ends}: {len(self.ranks)} ranks, {moved} sent, received and fetched>"
+
+    def _repr_svg_(self) -> str:
+        return self.bars().svg()
+
+    def bars(self) -> Bars:
+        """Return bars: what a rank is to hold, what of it stays in place, what it receives and sends, or fetches."""
+        pairing = self.pairing
+        storage = pairing.route == "storage"
+        how = "out of the checkpoint" if storage else "from rank to rank"
+        notes = [
+            f"from {pairing.source.label} to {pairing.target.label}, {how}",
+            f"{pairing.slots} slots, {human_bytes(pairing.nbytes)}",
+        ]
+        if storage:
+            fetched = [(rank, (entry.written, entry.fetched)) for rank, entry in self.ranks.items()]
+            return bars_of(notes, ("is to hold", "fetches"), fetched)
+        moved = [
+            (rank, (entry.written, entry.kept.nbytes, entry.received.nbytes, entry.sent.nbytes))
+            for rank, entry in self.ranks.items()
+        ]
+        return bars_of(notes, ("is to hold", "has", "receives", "sends"), moved)
 
 
 def survey(pairing: Pairing) -> Survey:

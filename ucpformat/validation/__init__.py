@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ucpformat.errors import Problem, StoreError, error, naming, require_one_of
+from ucpformat.html_facts import html_facts
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.repetition import is_not_repeated
 from ucpformat.storage.stores.urls import open_store
@@ -60,6 +61,20 @@ class Examination:
 
     problems: list[Problem]
     survey: Survey | None
+
+    def __repr__(self) -> str:
+        return f"<Examination: {self._summary()}>"
+
+    def _repr_html_(self) -> str:
+        lost = [] if self.survey is None else [*self.survey.losses, *self.survey.parts, *self.survey.blobs]
+        rows = [(problem.code, problem.at, problem.message) for problem in self.problems]
+        return html_facts({"validation": self._summary()}, ("code", "place", "problem"), rows) + (
+            html_facts({}, ("lost",), [(one,) for one in lost]) if lost else ""
+        )
+
+    def _summary(self) -> str:
+        count = len(self.problems)
+        return f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problems"
 
 
 def validate(

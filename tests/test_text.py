@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucpformat.drawing.text import shortened
+from ucpformat.text import shortened
 
 
 @pytest.mark.parametrize(
