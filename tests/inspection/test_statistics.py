@@ -51,6 +51,19 @@ def test_the_figures_of_any_data_type(dtype: str, seed: int, shape: tuple[int, .
         assert found[name] == value, name
 
 
+@pytest.mark.parametrize("scale", [1e-35, 1e-18, 1e-6, 1.0, 1e18, 1e37])
+def test_sums_of_bfloat16_have_the_range_of_float64(scale: float) -> None:
+    numbers = np.random.default_rng(0).standard_normal(300_001).clip(-4, 4) + 2
+    numbers[::7] = 0
+    data = (numbers * scale).astype(DTYPES["bfloat16"].numpy)
+    wide = data.astype(np.float64)
+    found = module._of_array(data)
+    assert found.total == pytest.approx(wide.sum(), rel=1e-6)
+    assert found.norm == pytest.approx(np.linalg.norm(wide / scale) * scale, rel=1e-6)
+    assert (found.minimum, found.maximum) == (wide.min(), wide.max())
+    assert found.zeros == np.count_nonzero(wide == 0)
+
+
 @pytest.mark.parametrize("shape", [(1 << 20,), (3, 700, 600), (1, 1, 1 << 19), (5000, 130)])
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 1 << 24])
 def test_pieces_tile_large_tensors(

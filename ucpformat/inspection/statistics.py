@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SlotStatistics", "statistics"]
 
-_PIECE_BYTES: Final = 1 << 22
-_BLOCK: Final = 1 << 17
-"""Elements that are summed at a time, as float64."""
-_SAMPLED: Final = 1 << 12
-"""Elements of each block, at most, whose magnitudes are counted."""
-_SHORT: Final = 1 << 13
+_PIECE_BYTES: Final = 1 << 23
+_BLOCK: Final = 1 << 18
+"""Elements that are looked at together: few enough for caches, so many that threads seldom wait between calls."""
+_SAMPLED: Final = 1 << 14
+"""Elements of each piece, at most, whose magnitudes are counted."""
+_SHORT: Final = 1 << 10
+"""Elements that are added in the data type that they are looked at in, as a row, before float64 takes over."""
 _OFFSET: Final = 1100
 """Makes every exponent of a float64 positive."""
 _MOST_WORKERS: Final = 8
+_LEAST_LARGEST: Final = 1e-12
+_MOST_LARGEST: Final = 1e15
+"""Between these, squares of the largest element fit float32, and those that do not count for nothing beside them."""
 
 
 @dataclass(slots=True)
@@ -45,7 +49,7 @@ class SlotStatistics:
         zeros: how many are zero.
         minimum: the least finite one; None where none is finite.
         maximum: the largest finite one.
-        total: the sum of the finite ones, in float64.
+        total: the sum of the finite ones, in float64; of bfloat16, a thousand at a time in float32.
         squares: the sum of their squares.
         magnitudes: of some elements that are neither zero nor infinite, how many have an absolute value from 2**n up to
             2**(n+1), by n: all of a small tensor, evenly distant ones of a large one.
@@ -179,29 +183,68 @@ def _of_array(data: NDArray[np.generic]) -> SlotStatistics:
     if flat.dtype.kind == "c":
         flat = flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
     found = SlotStatistics()
+    # One memory for all blocks, which stays in the cache: fresh memory would cost more than the sums.
+    room = np.empty(min(flat.size, _BLOCK), np.float64)
     for low in range(0, flat.size, _BLOCK):
-        found.add(_of_block(flat[low : low + _BLOCK].astype(np.float64)))
+        block = flat[low : low + _BLOCK]
+        made = None
+        if block.dtype.name == "bfloat16":
+            made = _of_short_floats(block, room)
+        if made is None:
+            values = room[: block.size]
+            np.copyto(values, block, casting="unsafe")
+            made = _of_block(values, block if block.dtype == np.float32 else values)
+        found.add(made)
+    found.magnitudes = _magnitudes(flat)
     return found
 
 
-def _of_block(values: NDArray[np.float64]) -> SlotStatistics:
+def _of_short_floats(block: NDArray[np.generic], room: NDArray[np.float64]) -> SlotStatistics | None:
+    """Return the statistics of bfloat16 elements, or None where float32 has not the range for their squares."""
+    values = room.view(np.float32)[: block.size]
+    np.copyto(values, block, casting="unsafe")
+    low, high = float(values.min()), float(values.max())
+    largest = max(-low, high)
+    if not _LEAST_LARGEST < largest < _MOST_LARGEST:  # also where one is NaN
+        return None
+    found = SlotStatistics(values.size, minimum=low, maximum=high)
+    found.total, found.squares = _sums(values)
+    found.zeros = int(np.count_nonzero(values == 0))
+    return found
+
+
+def _of_block(values: NDArray[np.float64], same: NDArray[np.generic]) -> SlotStatistics:
+    """Return the statistics of elements; ``same`` has them too, of a shorter type, to compare them in."""
     found = SlotStatistics(count=values.size)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(values.sum())
+        total, squares = _sums(values)
         if not math.isfinite(total):
             found.nan = int(np.isnan(values).sum())
             found.inf = int(np.isinf(values).sum())
-            values = values[np.isfinite(values)]
-            total = float(values.sum())
+            values = same = values[np.isfinite(values)]
+            total, squares = _sums(values)
         if values.size:
-            found.minimum, found.maximum = float(values.min()), float(values.max())
-            found.total = total
-            # In parts that are too short for BLAS to start threads of its own, of which there are enough.
-            parts = (values[low : low + _SHORT] for low in range(0, values.size, _SHORT))
-            found.squares = sum(float(np.dot(part, part)) for part in parts)
-        found.zeros = int(np.count_nonzero(values == 0))
-    sample = values[:: max(1, values.size // _SAMPLED)]
-    _, exponents = np.frexp(sample[sample != 0])
-    counts = np.bincount(exponents + _OFFSET)
-    found.magnitudes = {int(place) - _OFFSET - 1: int(counts[place]) for place in np.flatnonzero(counts)}
+            found.minimum, found.maximum = float(same.min()), float(same.max())
+            found.total, found.squares = total, squares
+        found.zeros = int(np.count_nonzero(same == 0))
     return found
+
+
+def _sums(values: NDArray[np.floating[Any]]) -> tuple[float, float]:
+    """Return the sum and that of squares: of rows that are too short for BLAS to start threads of its own."""
+    total = squares = 0.0
+    whole = values.size // _SHORT * _SHORT
+    for part in (values[:whole].reshape(-1, 1, _SHORT), values[whole:].reshape(1, 1, -1)):
+        if part.size:
+            # One call for all rows, as threads wait for one another between calls.
+            ones = np.ones((part.shape[2], 1), values.dtype)
+            total += float(np.matmul(part, ones).sum(dtype=np.float64))
+            squares += float(np.matmul(part, part.transpose(0, 2, 1)).sum(dtype=np.float64))
+    return total, squares
+
+
+def _magnitudes(values: NDArray[np.generic]) -> dict[int, int]:
+    sample = values[:: max(1, values.size // _SAMPLED)].astype(np.float64)
+    _, exponents = np.frexp(sample[(sample != 0) & np.isfinite(sample)])
+    counts = np.bincount(exponents + _OFFSET)
+    return {int(place) - _OFFSET - 1: int(counts[place]) for place in np.flatnonzero(counts)}
