@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+import ucpformat as ucp
 
 STEPS = 24
 Optimizers = dict[str, Callable[[Any], torch.optim.Optimizer]]
@@ -125,3 +128,28 @@ class NoLog:
             self._job.optimizer.step()
         else:
             scaler.step(self._job.optimizer)
+
+
+def recovered(run: Path, name: str = "AdamW", **options: object) -> tuple[Job, ucp.Recovery]:
+    """Recover a new job from the log of a run."""
+    job = Job(name)
+    found = ucp.recover(run, job.model, job.optimizer, state=job.objects, **options)  # type: ignore[arg-type]
+    return job, found
+
+
+def trained(steps: int, name: str = "AdamW") -> Job:
+    """Train a job that logs nothing, from the beginning."""
+    with torch.random.fork_rng():
+        job = Job(name)
+        torch.manual_seed(2)
+        job.train(NoLog(job), 0, steps)
+    return job
+
+
+def logged(run: Path, steps: int, name: str = "AdamW", **options: object) -> Job:
+    """Train a job that logs its steps, from the beginning."""
+    job = Job(name)
+    torch.manual_seed(2)
+    with ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, **options) as log:  # type: ignore[arg-type]
+        job.train(log, 0, steps)
+    return job

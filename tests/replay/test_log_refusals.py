@@ -1,0 +1,96 @@
+"""What an update log refuses: what cannot be logged, and what is not what was logged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ucpformat as ucp
+from tests.replay.jobs import OPTIMIZERS, Job, logged
+
+
+class TestRefusals:
+    """What cannot be logged, or is not what was logged."""
+
+    @pytest.mark.parametrize(
+        ("optimizer", "match"),
+        [
+            (lambda p: torch.optim.AdamW(p, fused=True), "`fused` set to False"),
+            (lambda p: torch.optim.AdamW(p, capturable=True), "`capturable` set to False"),
+            (lambda p: torch.optim.SGD(p, differentiable=True), "`differentiable` to False"),
+            (torch.optim.LBFGS, "LBFGS"),
+        ],
+    )
+    def test_optimizers(self, tmp_path: Path, optimizer: object, match: str) -> None:
+        model = nn.Linear(2, 2)
+        with pytest.raises(ucp.MismatchError, match=match):
+            ucp.UpdateLog(tmp_path, model, optimizer(model.parameters()))  # type: ignore[operator]
+        assert not list(tmp_path.iterdir())
+
+    def test_parameters_of_no_module(self, tmp_path: Path) -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+        with pytest.raises(ucp.UcpError, match="UCP-E-OBJECT"):
+            ucp.UpdateLog(tmp_path, nn.Linear(2, 2), optimizer)
+
+    @pytest.mark.parametrize("name", ["batch", "full_every", "check_every"])
+    def test_numbers_of_steps(self, tmp_path: Path, name: str) -> None:
+        model = nn.Linear(2, 2)
+        with pytest.raises(ucp.MismatchError, match=name):
+            ucp.UpdateLog(tmp_path, model, torch.optim.SGD(model.parameters()), **{name: 0})  # type: ignore[arg-type]
+
+    def test_other_objects_than_were_logged(self, tmp_path: Path) -> None:
+        """UCP-R-043: another optimizer, other groups, another model, another state."""
+        logged(tmp_path, 4, full_every=None)
+        job = Job()
+        for optimizer, match in (
+            (torch.optim.Adam(OPTIMIZERS["AdamW"](job.groups()).param_groups), "this is torch.optim.Adam"),
+            (torch.optim.AdamW(job.model.parameters()), "parameter groups"),
+        ):
+            with pytest.raises(ucp.MismatchError, match=match):
+                ucp.recover(tmp_path, job.model, optimizer)
+        wide = nn.Linear(9, 9)
+        with pytest.raises(ucp.MismatchError, match="parameter groups"):
+            ucp.recover(tmp_path, wide, torch.optim.AdamW(wide.parameters()))
+        job = Job()
+        with pytest.raises(ucp.MismatchError, match="leave it out"):
+            ucp.recover(tmp_path, job.model, job.optimizer, state={"other": job.schedule})
+
+    def test_a_group_that_is_added(self, tmp_path: Path) -> None:
+        """It takes an epoch of its own, which begins with a checkpoint."""
+        model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        optimizer = torch.optim.AdamW(model["a"].parameters())
+        log = ucp.UpdateLog(tmp_path, model, optimizer, batch=1)
+        recovery = ucp.recover(tmp_path, model, optimizer)
+        optimizer.add_param_group({"params": list(model["b"].parameters())})
+        with pytest.raises(ucp.MismatchError, match="groups"):
+            log.step()
+        log.close()
+        with ucp.UpdateLog(tmp_path, model, optimizer, after=recovery) as log:
+            for one in model.parameters():
+                one.grad = torch.ones_like(one)
+            log.step()
+        again = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        other = torch.optim.AdamW([{"params": list(one.parameters())} for one in again.values()])
+        assert ucp.recover(tmp_path, again, other).step == 1
+        assert all(map(torch.equal, again.parameters(), model.parameters()))
+
+    def test_a_closure(self, tmp_path: Path) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        class Closing:
+            def step(self, optimizer: torch.optim.Optimizer) -> None:
+                optimizer.step(lambda: 0.0)
+
+        with (
+            ucp.UpdateLog(tmp_path, model, optimizer) as log,
+            pytest.raises(ucp.MismatchError, match="closure"),
+        ):
+            log.step(Closing())
+
+    def test_a_density(self) -> None:
+        with pytest.raises(ucp.MismatchError, match="density"):
+            ucp.TopK(0.0)
