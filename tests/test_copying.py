@@ -15,7 +15,7 @@ from tests.builders import GZIP, State, Tensor, read_everything, save
 from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import validate
 
 STATE: State = {
@@ -117,7 +117,7 @@ def test_targets_that_are_taken(tmp_path: Path) -> None:
 def test_a_pack_that_is_too_long_for_an_object(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ucpformat.storage.stores import remote_pack
+    from ucpformat.storage.stores.remote import packs as remote_pack
 
     big: State = {("a", "value"): Tensor(np.ones(9 << 20, np.int8), "int8")}
     save(tmp_path / "a.ucp", big)

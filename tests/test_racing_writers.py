@@ -26,7 +26,7 @@ from ucpformat.manager.run_directory import RunDirectory, open_run
 from ucpformat.model.root import Storage
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import validate
 from ucpformat.writer import CheckpointWriter
 

@@ -25,8 +25,8 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.conditional_put import ConditionalPuts
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import LEVELS, validate
 
 __all__ = [

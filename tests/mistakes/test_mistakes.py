@@ -24,7 +24,7 @@ from tests.mistakes import repairs
 from tests.mistakes.making import MISTAKES, STATE, mistake, refusing, run, said, ucp
 from ucpformat.conversion.engine import exporting
 from ucpformat.conversion.engine.out_directory import OutDirectory
-from ucpformat.storage.stores import remote
+from ucpformat.storage.stores.remote import store as remote
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 

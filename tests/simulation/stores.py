@@ -20,9 +20,10 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import remote_place
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage.stores import conditional_put, remote, repetition
-from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.remote_access import translated
+from ucpformat.storage.stores.remote import conditional_put, objects, repetition
+from ucpformat.storage.stores.remote import store as remote
+from ucpformat.storage.stores.remote.access import translated
+from ucpformat.storage.stores.remote.store import RemoteStore
 
 __all__ = ["Stores", "simulated"]
 
@@ -150,7 +151,7 @@ def simulated() -> Iterator[None]:
     """Remote stores send their requests to the simulation."""
     clock = SimpleNamespace(time=lambda: 0.0 if _medium is None else _medium.now, sleep=lambda _: None)
     with (
-        patch.object(remote, "file_system", _opened),
+        patch.object(objects, "file_system", _opened),
         patch.object(remote, "time", clock),
         patch.object(repetition, "time", clock),
         patch.object(fsspec.core, "url_to_fs", _opened),

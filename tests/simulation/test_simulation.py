@@ -20,11 +20,11 @@ from tests.simulation.schedule import Bounds, Schedule, ViolationError, World, e
 from tests.simulation.stores import Stores
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage.stores.conditional_put import ConditionalPuts
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import Draft
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.storage.stores.store import Store
 
 

@@ -23,7 +23,7 @@ from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.validation import validate
 
@@ -194,7 +194,7 @@ def test_an_attempt_that_was_silent_for_long_gives_up(url: str) -> None:
     store.prepare()
     store.create("index/x", [memoryview(b"x")])
     now = time.time()
-    with patch("ucpformat.storage.stores.remote.time.time", lambda: now + 13 * 3600):
+    with patch("ucpformat.storage.stores.remote.store.time.time", lambda: now + 13 * 3600):
         store.create("index/y", [memoryview(b"y")])
         with pytest.raises(UcpError, match=r"UCP-E-STORE.*12 hours"):
             store.publish(b"{}")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from tests.builders import State, Tensor, read_everything, save
 from ucpformat.errors import UcpError
 from ucpformat.storage.reading.slot_form import slot_form
-from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.s3_uploads import S3Uploads
+from ucpformat.storage.stores.remote.s3_uploads import S3Uploads
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, SlotPlace, StoredChunk
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
 from ucpformat.validation import validate
@@ -209,7 +209,7 @@ def test_whatever_is_written_lies_in_packs_of_few_equal_parts(
 def test_streams_end_as_well(url: str) -> None:
     """Media that take parts by their own counting get packs of bounded length."""
     sizes = [300, 500, 2000, 10, 900]
-    with patch("ucpformat.storage.stores.remote_pack._STREAM_BYTES", 1000):
+    with patch("ucpformat.storage.stores.remote.packs._STREAM_BYTES", 1000):
         store = RemoteStore(url)
         chunks, packs = written(store, sizes)
     assert_read_back(store, sizes, chunks, packs)

@@ -16,9 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.builders import save
 from tests.storage.test_remote import STATE
 from ucpformat.errors import UcpError
-from ucpformat.storage.stores import repetition
-from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.repetition import NotRepeatedError
+from ucpformat.storage.stores.remote import repetition
+from ucpformat.storage.stores.remote.repetition import NotRepeatedError
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import LEVELS, examine, validate
 
 
@@ -67,7 +67,7 @@ def conflicting(times: int, code: str) -> Any:
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", "409"])
 def test_a_put_that_met_another_under_way_is_repeated(url: str, code: str) -> None:
     """UCP-W-004: S3 answers 409 to a put under a condition, and wants it repeated."""
-    with patch("ucpformat.storage.stores.repetition.time.sleep") as slept, conflicting(3, code):
+    with patch("ucpformat.storage.stores.remote.repetition.time.sleep") as slept, conflicting(3, code):
         save(url, STATE)
     assert slept.call_count == 3
     assert validate(url) == []
@@ -75,7 +75,7 @@ def test_a_put_that_met_another_under_way_is_repeated(url: str, code: str) -> No
 
 def test_a_put_that_meets_others_for_ever_fails(url: str) -> None:
     with (
-        patch("ucpformat.storage.stores.repetition.time.sleep"),
+        patch("ucpformat.storage.stores.remote.repetition.time.sleep"),
         conflicting(1 << 30, "ConditionalRequestConflict"),
         pytest.raises(UcpError, match=r"UCP-E-STORE.*cannot succeed now"),
     ):
@@ -93,8 +93,8 @@ def test_waits_are_drawn_within_bounds_that_double_and_repetitions_are_logged(
         return high / 2
 
     with (
-        patch("ucpformat.storage.stores.repetition.time.sleep") as slept,
-        patch("ucpformat.storage.stores.repetition.random.uniform", draw),
+        patch("ucpformat.storage.stores.remote.repetition.time.sleep") as slept,
+        patch("ucpformat.storage.stores.remote.repetition.random.uniform", draw),
         conflicting(1 << 30, "BadDigest"),
         pytest.raises(UcpError, match="UCP-E-STORE"),
     ):
@@ -110,7 +110,7 @@ def test_waits_are_drawn_within_bounds_that_double_and_repetitions_are_logged(
 def test_what_may_have_been_done_is_not_repeated(url: str) -> None:
     """An error that does not say that nothing was done is for whoever asked."""
     with (
-        patch("ucpformat.storage.stores.repetition.time.sleep", side_effect=AssertionError),
+        patch("ucpformat.storage.stores.remote.repetition.time.sleep", side_effect=AssertionError),
         conflicting(1, "InternalError"),
         pytest.raises(UcpError, match="UCP-E-STORE"),
     ):
@@ -134,7 +134,7 @@ def test_a_root_that_appears_while_a_put_is_repeated_wins(url: str) -> None:
     save(url, STATE)
     store = RemoteStore(url)
     with (
-        patch("ucpformat.storage.stores.repetition.time.sleep"),
+        patch("ucpformat.storage.stores.remote.repetition.time.sleep"),
         conflicting(1, "ConditionalRequestConflict"),
         pytest.raises(UcpError, match="UCP-E-EXISTS"),
     ):
@@ -233,7 +233,7 @@ def test_after_a_minute_without_a_failure_requests_are_repeated_again() -> None:
     async def requests() -> list[int]:
         found = [await _request(None), await _request(None)]
         real = time.monotonic
-        with patch("ucpformat.storage.stores.repetition.time.monotonic", lambda: real() + 61):
+        with patch("ucpformat.storage.stores.remote.repetition.time.monotonic", lambda: real() + 61):
             found.append(await _request(None, None, 200))
         return found
 

@@ -13,8 +13,8 @@ from ucpformat.errors import UcpError, error
 from ucpformat.manager.run_directory import foreign_among, step_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.remote_access import has_directories, translated
-from ucpformat.storage.stores.s3_uploads import S3Upload, S3Uploads
+from ucpformat.storage.stores.remote.access import has_directories, translated
+from ucpformat.storage.stores.remote.s3_uploads import S3Upload, S3Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -102,7 +102,7 @@ class LogPlace:
                 exclusively.
         """
         if self._directory is None:
-            from ucpformat.storage.stores.remote import RemoteStore
+            from ucpformat.storage.stores.remote.store import RemoteStore
 
             if isinstance(self.store, RemoteStore):
                 self.store.require_exclusive()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ucpformat.errors import Problem, StoreError, error, naming, require_one_of
 from ucpformat.html_facts import html_facts
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.stores.repetition import is_not_repeated
+from ucpformat.storage.stores.remote.repetition import is_not_repeated
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import worker_count
 from ucpformat.validation.documents import Documents

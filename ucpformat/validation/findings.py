@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ucpformat.errors import Problem, UcpError
-from ucpformat.storage.stores.repetition import is_not_repeated
+from ucpformat.storage.stores.remote.repetition import is_not_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom, Scratch, selection
 from ucpformat.storage.reading.documents import check_object
 from ucpformat.storage.reading.layers import fill_of_rows, rows_within
-from ucpformat.storage.stores.repetition import is_not_repeated
+from ucpformat.storage.stores.remote.repetition import is_not_repeated
 from ucpformat.storage.workers import task_groups
 from ucpformat.validation.findings import SegmentDamage
 from ucpformat.validation.passing import (

@@ -27,7 +27,7 @@ from ucpformat.storage.checksum import (
 )
 from ucpformat.storage.host_memory import Scratch
 from ucpformat.storage.reading.byte_runs import stretches
-from ucpformat.storage.stores.repetition import is_not_repeated
+from ucpformat.storage.stores.remote.repetition import is_not_repeated
 from ucpformat.storage.workers import call_edges
 from ucpformat.validation.findings import as_runs, joined_runs
 

@@ -38,7 +38,7 @@ from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.stores import conditional_put, repetition
+from ucpformat.storage.stores.remote import conditional_put, repetition
 
 __all__ = ["Campaign", "Run", "drawn"]
 

@@ -24,8 +24,8 @@ from ucpformat.manager.collection import collect
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.s3_uploads import S3Uploads
+from ucpformat.storage.stores.remote.s3_uploads import S3Uploads
+from ucpformat.storage.stores.remote.store import RemoteStore
 
 __all__ = ["SCENARIOS", "Place", "Scenario"]
 

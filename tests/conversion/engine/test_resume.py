@@ -22,7 +22,7 @@ from ucpformat.errors import UcpError
 from ucpformat.storage.stores import local
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_pack import LocalPackFile
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,7 +107,7 @@ from tests.conversion.engine.jobs import rewrite
 from ucpformat.storage.stores import local
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_pack import LocalPackFile
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 calls = []
 def killing(write, at):
     def killed(first, buffers, *rest, **named):
@@ -211,7 +211,7 @@ def test_what_is_committed_is_not_resumed(source: Path, tmp_path: Path) -> None:
 
 def test_remote_stores_resume_too(source: Path) -> None:
     out = "memory://resumed/c"
-    from ucpformat.storage.stores.remote_pack import RemotePackFile
+    from ucpformat.storage.stores.remote.packs import RemotePackFile
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemotePackFile, "append", Breaks(12, KeyboardInterrupt())(RemotePackFile.append))

@@ -36,8 +36,8 @@ from ucpformat.manager.run_directory import place_at
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.repairing import repair
-from ucpformat.storage.stores.remote import RemoteStore
-from ucpformat.storage.stores.remote_pack import RemotePackFile
+from ucpformat.storage.stores.remote.packs import RemotePackFile
+from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import LEVELS, validate
 
 pytestmark = [
@@ -312,7 +312,7 @@ def test_parts_of_an_attempt_whose_process_ended_are_removed(url: str) -> None:
 KILLED = """
 import os, signal, sys
 import fsspec
-from ucpformat.storage.stores.remote import RemoteStore
+from ucpformat.storage.stores.remote.store import RemoteStore
 
 fsspec.config.conf["s3"] = {options!r}
 pack = RemoteStore({url!r}).create_pack("packs/killed.pack")
@@ -409,7 +409,7 @@ def test_a_conditional_put_that_met_another_is_repeated(url: str) -> None:
             }
             raise ClientError({"Error": answer, "ResponseMetadata": {"HTTPStatusCode": 409}}, operation)
 
-    with requests(conflict), patch("ucpformat.storage.stores.repetition.time.sleep"):
+    with requests(conflict), patch("ucpformat.storage.stores.remote.repetition.time.sleep"):
         save(url, STATE)
     assert refused == ["*", "*"]
     assert validate(url) == []

@@ -44,7 +44,7 @@ def source_state(recipe: Recipe) -> str:
     if "://" in recipe.source or "::" in recipe.source:
         import fsspec
 
-        from ucpformat.storage.stores.remote_access import translated
+        from ucpformat.storage.stores.remote.access import translated
 
         with translated(recipe.source):
             filesystem, path = fsspec.core.url_to_fs(recipe.source)

@@ -32,14 +32,14 @@ from ucpformat.storage.stores.local_io import (
     translated,
     write_all,
 )
-from ucpformat.storage.stores.remote_access import has_directories, protocols_of
+from ucpformat.storage.stores.remote.access import has_directories, protocols_of
 from ucpformat.storage.stores.store import PackFullError
 from ucpformat.storage.stores.urls import local_path, refuse_target
 
 if TYPE_CHECKING:
     import types
 
-    from ucpformat.storage.stores.remote import RemoteStore
+    from ucpformat.storage.stores.remote.store import RemoteStore
     from ucpformat.storage.stores.store import Store
 
 __all__ = ["Restorer", "restorer"]

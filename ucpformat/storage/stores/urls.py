@@ -129,7 +129,7 @@ def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync")
         from ucpformat.storage.stores.local import LocalStore
 
         return LocalStore(path, durability=durability)
-    from ucpformat.storage.stores.remote import RemoteStore
+    from ucpformat.storage.stores.remote.store import RemoteStore
 
     return RemoteStore(str(url))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fsspec.spec import AbstractFileSystem
 
 from ucpformat.errors import error
-from ucpformat.storage.stores.repetition import answer_code, repeated
+from ucpformat.storage.stores.remote.repetition import answer_code, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ucpformat.storage.stores.repetition import repeated
+from ucpformat.storage.stores.remote.repetition import repeated
 
 if TYPE_CHECKING:
     import datetime

@@ -1,79 +1,57 @@
-"""Any fsspec file system: object stores, memory, HTTP for reading (SPEC section 8)."""
+"""Any fsspec file system: object stores, memory, HTTP for reading; and attempts to write there (SPEC section 8)."""
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.model.names import CLAIM_KEY, check_key
+from ucpformat.model.names import CLAIM_KEY
 from ucpformat.model.root import ROOT_KEY
-from ucpformat.storage.stores.conditional_put import ConditionalPuts
-from ucpformat.storage.stores.local_io import MISSING
-from ucpformat.storage.stores.remote_access import (
-    file_system,
+from ucpformat.storage.stores.remote.access import (
     has_directories,
-    protocols_of,
-    sends_parts,
-    streamed,
     translated,
-    without_ranges,
     writing,
 )
-from ucpformat.storage.stores.remote_pack import (
+from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.objects import BLOCK_BYTES, RemoteObjects
+from ucpformat.storage.stores.remote.packs import (
     MultipartPackFile,
     RemotePackFile,
     StreamedPackFile,
     UploadSlots,
 )
-from ucpformat.storage.stores.repetition import repeated, watch
-from ucpformat.storage.stores.s3_uploads import S3Uploads
-from ucpformat.storage.stores.store import PREFIXES, Calls
+from ucpformat.storage.stores.remote.repetition import repeated
+from ucpformat.storage.stores.remote.s3_uploads import S3Uploads
+from ucpformat.storage.stores.store import PREFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Sequence
 
     from ucpformat.model.root import Storage
-    from ucpformat.storage.stores.store import StoredRange
 
 __all__ = ["RemoteStore"]
-
-_ONE_AT_A_TIME: Final = frozenset(("tar", "libarchive", "ftp"))
-"""Protocols that fsspec reads by one file or connection, at a place that its threads share."""
-
-_TURN: Final = threading.Lock()
-"""Of these file systems, which fsspec shares among all stores of a process."""
-
-_WEB: Final = frozenset(("http", "https"))
-"""Protocols whose servers may or may not send parts of objects."""
 
 _SILENCE: Final = 12 * 3600.0
 """Seconds. An attempt of which nothing was seen for a day is dead to others; this one gives up long before."""
 
 _STREAMS: Final = 4
-_BLOCK_BYTES: Final = 1 << 24
-"""What a stream to an object store gathers and sends at once; four of them hold, and copy, 128 MiB at most."""
+"""Packs under way at once, each a stream of blocks: four of them hold, and copy, 128 MiB at most."""
 
 
-class RemoteStore:
+class RemoteStore(RemoteObjects):
     """A checkpoint under an fsspec URL.
 
     Objects become visible whole when they are written, and durable with that, as object stores promise.
     """
 
-    # A call waits for tens of milliseconds, in which a connection carries about a megabyte: many wait at once, and
-    # hold 64 MiB together.
-    calls = Calls(at_once=16, window=1 << 22, gap=1 << 19)
     writers_wait = True
     packs_have_rooms = False
-    glimpse_bytes = 0
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        super().__init__(url)
         self._created: dict[str, None] = {}
         self._debris: list[str] = []
         self._name = uuid.uuid4().hex
@@ -82,118 +60,16 @@ class RemoteStore:
         self._seen = time.time()
         self._directories: set[str] = set()
         with translated(url):
-            self._filesystem, self._path = file_system(url)
-            protocols = protocols_of(self._filesystem)
-            is_shared = not _ONE_AT_A_TIME.isdisjoint(protocols)
-            self._turn: AbstractContextManager[object] = _TURN if is_shared else nullcontext()
-            self._is_web = not _WEB.isdisjoint(protocols)
-            self._has_ranges = not self._is_web
             self._has_directories = has_directories(self._filesystem)
             self._uploads = S3Uploads.by(self._filesystem)
             self._puts = ConditionalPuts(self._filesystem, self._head)
-            watch(self._filesystem)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
         # Streams wait one for another, parts do not.
         if self._uploads is None:
-            self.packs_at_once, self.upload_bytes = _STREAMS, 2 * _BLOCK_BYTES
+            self.packs_at_once, self.upload_bytes = _STREAMS, 2 * BLOCK_BYTES
         else:
             # What is gathered, beside the parts that are under way.
             self.packs_at_once, self.upload_bytes = 1, (self._uploads.at_once + 1) * self._uploads.part_bytes
-
-    @property
-    def url(self) -> str:
-        """The URL as given."""
-        return self._url
-
-    def _full(self, key: str) -> str:
-        check_key(key, key or self.url)
-        return f"{self._path.rstrip('/')}/{key}"
-
-    def size(self, key: str) -> int | None:
-        """Return length of an object in bytes, or None if there is none."""
-        try:
-            with translated(key), self._turn:
-                # Listings are kept, and shared by all stores of a process: what was not there may be by now.
-                self._filesystem.invalidate_cache(self._filesystem._parent(self._full(key)))
-                size = self._filesystem.size(self._full(key))
-        except UcpError as problem:
-            if problem.code == "UCP-E-MISSING":
-                return None
-            raise
-        return None if size is None else int(size)
-
-    def head(self, key: str, most: int) -> bytes | None:
-        """Return the first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
-        try:
-            with translated(key):
-                return self._head(self._full(key), most)
-        except UcpError as problem:
-            if problem.code == "UCP-E-MISSING":
-                return None
-        # Some media refuse a range that leaves the object.
-        size = self.size(key)
-        return None if size is None else self.read(key, 0, min(most, size))
-
-    def _head(self, path: str, most: int) -> bytes:
-        # A server may send all of it.
-        with self._turn:
-            return bytes(self._filesystem.cat_file(path, start=0, end=most))[:most]
-
-    def read(self, key: str, start: int, stop: int) -> bytes:
-        """Return bytes ``[start, stop)`` of an object."""
-        if start == stop:
-            return b""
-        with translated(key), self._turn:
-            if not self._has_ranges and stop > 1:
-                # Else each part would be fetched as a whole object.
-                self._has_ranges = sends_parts(self._filesystem, self._full(key), max(start, 1), key)
-            data = bytes(self._filesystem.cat_file(self._full(key), start=start, end=stop))
-        if len(data) > stop - start:
-            raise without_ranges(key)
-        if len(data) != stop - start:
-            raise error("UCP-E-LENGTH", f"the object ends at byte {start + len(data)}, before {stop}", at=key)
-        return data
-
-    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers, one after another, from byte ``start`` on."""
-        data = memoryview(self.read(key, start, start + sum(buffer.nbytes for buffer in buffers)))
-        for buffer in buffers:
-            buffer[:] = data[: buffer.nbytes]
-            data = data[buffer.nbytes :]
-
-    def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield all bytes of an object, in order; from web servers by one request, since some ignore ranges."""
-        if not self._is_web:
-            size = self.size(key)
-            if size is None:
-                raise error("UCP-E-MISSING", MISSING, at=key)
-            for start in range(0, size, _BLOCK_BYTES):
-                yield self.read(key, start, min(start + _BLOCK_BYTES, size))
-            return
-        yield from streamed(self._filesystem, self._full(key), _BLOCK_BYTES, key)
-
-    def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Refuse: objects of a remote store are not mapped."""
-        del start, stop
-        raise error("UCP-E-STORE", "a remote object cannot be mapped; read it", at=key)
-
-    def mapped_together(self, parts: Sequence[StoredRange]) -> None:
-        """Return none: nothing of a remote store is mapped."""
-        del parts
-
-    def glimpse(self, key: str, start: int, stop: int) -> AbstractContextManager[None]:
-        """Return none: objects of a remote store are read."""
-        del key, start, stop
-        return nullcontext()
-
-    def keys(self) -> Iterator[str]:
-        """Yield all keys below the URL."""
-        with translated(self._url):
-            self._filesystem.invalidate_cache()
-            base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
-            found = self._filesystem.find(self._path) if self._filesystem.exists(self._path) else []
-        for path in found:
-            yield path.removeprefix(base)
 
     def prepare(self, storage: Storage = "packed") -> None:
         """Begin an attempt. What others have left, or are writing, is not touched before this one has committed."""
@@ -306,7 +182,7 @@ class RemoteStore:
                 )
             else:
                 # Media other than object stores know the size of their blocks.
-                block = {} if self._has_directories else {"block_size": _BLOCK_BYTES}
+                block = {} if self._has_directories else {"block_size": BLOCK_BYTES}
                 stream = self._filesystem.open(self._full(key), "wb", **block)
                 pack = StreamedPackFile(key, stream, writing)
             self._created[key] = None

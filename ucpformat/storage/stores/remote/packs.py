@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from ucpformat.storage.stores.s3_uploads import S3Part, S3Uploads
+    from ucpformat.storage.stores.remote.s3_uploads import S3Part, S3Uploads
     from ucpformat.storage.stores.store import Look
 
 __all__ = ["MultipartPackFile", "RemotePackFile", "StreamedPackFile", "UploadSlots"]
