@@ -53,9 +53,6 @@ class BatchWriter:
             self._pending += nbytes
             self._changed.notify_all()
 
-    def _has_room(self, nbytes: int) -> bool:
-        return not self._pending or self._pending + nbytes <= self._most_bytes
-
     def drain(self) -> None:
         """Return when every batch is durable."""
         with self._changed:

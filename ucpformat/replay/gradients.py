@@ -17,6 +17,8 @@ from ucpformat.storage.host_memory import selection
 from ucpformat.update_log.forms import places_of, rows_of, values_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from ucpformat.geometry import Box
@@ -49,6 +51,7 @@ class Receiver:
     one: Tracked
     parts: list[_Part]
     native: np.dtype[np.generic]
+    pieces: frozenset[int]
     memory: NDArray[np.generic] | None = None
     gradient: Any = None
     _dirty: NDArray[np.int64] | None = field(default=None)
@@ -57,10 +60,12 @@ class Receiver:
     def of(cls, one: Tracked, tensor: int, epoch: Epoch) -> Receiver:
         """Return what receives a tensor of an epoch."""
         parts = []
+        pieces = []
         whole = tuple(local_of(one.tensor).shape)
         for number, logged in enumerate(epoch.pieces):
             if logged.tensor != tensor:
                 continue
+            pieces.append(number)
             box = logged.box
             for piece in one.pieces:
                 clipped = piece.clip(box)
@@ -68,9 +73,9 @@ class Receiver:
                     dense = clipped.local.strides == row_major_strides(whole) and clipped.local.offset == 0
                     is_all = clipped.box == box and dense and box.shape == whole
                     parts.append(_Part(number, box, clipped.box, clipped, is_all))
-        return cls(one, parts, dtype(epoch.tensors[tensor].dtype).numpy)
+        return cls(one, parts, dtype(epoch.tensors[tensor].dtype).numpy, frozenset(pieces))
 
-    def take(self, entries: dict[int, LoggedEntry]) -> Any:
+    def take(self, entries: Mapping[int, LoggedEntry]) -> Any:
         """Return the gradient of a step, None where there is none.
 
         Raises:
@@ -79,7 +84,7 @@ class Receiver:
         """
         found = [(part, entries[part.number]) for part in self.parts if part.number in entries]
         if not found:
-            return self._empty(entries)
+            return self._without_entries(entries)
         if found[0][1].entry.form == "rows":
             return self._rows(found[0][1])
         memory = self._cleared(len(found) == 1 and found[0][0].is_all, found[0][1].entry)
@@ -87,18 +92,27 @@ class Receiver:
             self._fill(memory, part, logged)
         return self.gradient
 
-    def _empty(self, entries: dict[int, LoggedEntry]) -> Any:
-        # A rank that holds nothing of a tensor has a gradient without elements where others have one.
-        del entries
-        return None
+    def _without_entries(self, entries: Mapping[int, LoggedEntry]) -> Any:
+        """Return a gradient without elements where other ranks have one of a tensor of which this rank holds nothing.
+
+        The optimizer then counts its steps here as well, as it did in training.
+        """
+        if self.parts or local_of(self.one.tensor).numel() or self.pieces.isdisjoint(entries):
+            return None
+        self._allocate()
+        return self.gradient
+
+    def _allocate(self) -> NDArray[np.generic]:
+        local = local_of(self.one.tensor)
+        self.memory = np.zeros(local.numel(), self.native)
+        made = to_torch(self.memory.reshape(tuple(local.shape)), self.one.dtype).to(local.device)
+        self.gradient = _like(made, self.one.tensor)
+        return self.memory
 
     def _cleared(self, is_all: bool, entry: Entry) -> NDArray[np.generic]:
         """Return the memory of the gradient, with zeros wherever it is not about to be filled."""
         if self.memory is None:
-            local = local_of(self.one.tensor)
-            self.memory = np.zeros(local.numel(), self.native)
-            made = to_torch(self.memory.reshape(tuple(local.shape)), self.one.dtype).to(local.device)
-            self.gradient = _like(made, self.one.tensor)
+            self.memory = self._allocate()
         elif self._dirty is not None and is_all and entry.form == "sparse":
             self.memory[self._dirty] = 0
         elif not (is_all and entry.form == "dense"):
@@ -132,7 +146,7 @@ class Receiver:
         made = torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
         return made.to(local.device)
 
-    def replace(self, entries: dict[int, LoggedEntry]) -> None:
+    def replace(self, entries: Mapping[int, LoggedEntry]) -> None:
         """Replace the values of a buffer that the step has changed."""
         for part in self.parts:
             logged = entries.get(part.number)

@@ -189,7 +189,7 @@ class _Job:
             replay = Replay(self._live, log, begin, begin)
             for stored, cut in log.branch():
                 if cut is None or cut > begin:
-                    replay.receivers(stored.epoch)
+                    replay.applier(stored.epoch)
 
     def load(self, candidate: Candidate) -> UcpError | None:
         """Load a checkpoint; what is wrong with it, as all ranks agree, is returned where another may do."""

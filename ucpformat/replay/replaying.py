@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from ucpformat.errors import error
-from ucpformat.model.values import decode
+from ucpformat.replay.applying import Applier
 from ucpformat.replay.exactness import profile_of
-from ucpformat.replay.gradients import Receiver
 from ucpformat.replay.own_values import decoded
 from ucpformat.replay.state_sums import state_sums
-from ucpformat.replay.tracked import by_name, group_names, optimizer_name, shared_out
-from ucpformat.state_dict.objects import WITH_TORCH
+from ucpformat.replay.tracked import shared_out
 from ucpformat.update_log.steps import entries_of, require_agreement, steps_from
 
 if TYPE_CHECKING:
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.group import Group
     from ucpformat.replay.capture import Owned
     from ucpformat.replay.tracked import TrackedState
-    from ucpformat.update_log.batch import BatchHeader, Options
+    from ucpformat.update_log.batch import BatchHeader
     from ucpformat.update_log.documents import Epoch, Exactness
     from ucpformat.update_log.reading import Chain, RankStep, StoredLog
 
@@ -87,40 +82,12 @@ class Replay:
             return "tolerance"
         return epoch.exactness
 
-    def receivers(self, epoch: Epoch) -> dict[int, Receiver]:
-        """Return what receives each tensor of the epoch.
-
-        Raises:
-            MismatchError: ``UCP-E-MISMATCH`` (SPEC UCP-R-043).
-        """
-        state = self._job.tracked
-        names = by_name(state)
-        if epoch.optimizer != optimizer_name(self._job.optimizer):
-            message = f"the log is of {epoch.optimizer}, and this is {optimizer_name(self._job.optimizer)}"
-            raise error("UCP-E-MISMATCH", message, at=self._log.url)
-        logged = [[epoch.tensors[number].atom for number in group] for group in epoch.groups]
-        if logged != [list(group) for group in group_names(state)]:
-            message = "the parameter groups of the optimizer are not those of the log"
-            raise error("UCP-E-MISMATCH", message, at=self._log.url)
-        found = {}
-        for number, tensor in enumerate(epoch.tensors):
-            one = names.get(tensor.atom)
-            if one is None or one.described() != tensor:
-                has = "nothing of that name" if one is None else f"{one.dtype} {list(one.shape)} ({one.role})"
-                message = (
-                    f"the log has {tensor.dtype} {list(tensor.shape)} ({tensor.role}), and the model {has}"
-                )
-                raise error("UCP-E-MISMATCH", message, at=tensor.atom)
-            found[number] = Receiver.of(one, number, epoch)
-        missing = sorted(names.keys() - {tensor.atom for tensor in epoch.tensors})
-        if missing:
-            raise error("UCP-E-MISMATCH", "the model has a tensor that the log has not", at=missing[0])
-        return found
+    def applier(self, epoch: Epoch) -> Applier:
+        """Return what applies the steps of an epoch; raises ``UCP-E-MISMATCH`` (SPEC UCP-R-043)."""
+        return Applier.of(self._job.optimizer, self._job.tracked, epoch, at=self._log.url)
 
     def _epoch(self, epoch: Epoch, stop: int, *, is_exact: bool) -> None:
-        receivers = self.receivers(epoch)
-        parameters = {n: one for n, one in receivers.items() if epoch.tensors[n].role == "gradient"}
-        buffers = [one for n, one in receivers.items() if epoch.tensors[n].role == "value"]
+        applier = self.applier(epoch)
         owned = self._owned()
         ranks = [_Steps(self._log, self._log.chain(epoch.epoch, rank)) for rank in range(epoch.ranks)]
         for one in ranks:
@@ -128,14 +95,7 @@ class Replay:
         while self._step < stop:
             steps = [one.next() for one in ranks]
             require_agreement(steps, epoch)
-            self._options(steps[0].record.options, steps[0].at)
-            entries = entries_of(steps, epoch)
-            if not steps[0].record.skipped:
-                for receiver in parameters.values():
-                    receiver.one.tensor.grad = receiver.take(entries)
-                self._job.optimizer.step()
-            for receiver in buffers:
-                receiver.replace(entries)
+            applier.step(steps[0].record, entries_of(steps, epoch), steps[0].at)
             self._step += 1
             ended = [one.ended for one in ranks]
             if all(header is not None for header in ended):
@@ -144,7 +104,7 @@ class Replay:
                 )
         own = ranks[self._job.rank if epoch.ranks == len(self._job.group.ranks) else 0].ended
         if own is not None:
-            self._options(own.options, f"batches/{epoch.epoch}")
+            applier.set_options(own.options, f"batches/{epoch.epoch}")
             self._values = decoded(own.values, f"batches/{epoch.epoch}")
 
     def _owned(self) -> Owned:
@@ -155,16 +115,6 @@ class Replay:
             for number, piece in enumerate(pieces)
             if piece.rank == self._job.rank
         }
-
-    def _options(self, given: Options | None, at: str) -> None:
-        """Give the optimizer options, where they are not those that it has."""
-        for group, options in zip(self._job.optimizer.param_groups, given or (), strict=given is not None):
-            for name, value in options.items():
-                found = decode(value, at=f"{at}/options/{name}", restore=WITH_TORCH)
-                if isinstance(group.get(name), torch.Tensor) and isinstance(found, torch.Tensor):
-                    group[name].copy_(found)
-                else:
-                    group[name] = found
 
     def _end_of_batch(
         self,
