@@ -98,7 +98,7 @@ def test_rows_are_the_same_however_little_is_read_at_a_time(
     wide = np.zeros(box.shape if dense else [2 * extent for extent in box.shape], np.int32)
     out = wide if dense else wide[::2, ::2, ::2]
     with ucp.open(room / str(last), verify=False) as ckpt:
-        ckpt.reader._calls = Calls(at_once=None, window=window, gap=16)
+        ckpt.store.calls = Calls(at_once=None, window=window, gap=16)
         ckpt.read_box(ckpt["table"]["value"].stored, box, out)
     np.testing.assert_array_equal(out, table[tuple(slice(low, high) for low, high in corners)])
     assert np.count_nonzero(wide) == out.size

@@ -22,7 +22,7 @@ from ucpformat.model.root import Producer, Progress, Root, Storage, parse_root
 from ucpformat.model.spread import SpreadSlot, spread_faults
 from ucpformat.model.state import Optimizer, ParameterGroup
 from ucpformat.model.values import encode
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 from ucpformat.storage.writing.chunk_writer import SlotPlace
 
 if TYPE_CHECKING:

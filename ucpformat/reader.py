@@ -27,8 +27,8 @@ from ucpformat.model.values import decode
 from ucpformat.storage.reading.box_reader import BoxReader, PartTargets
 from ucpformat.storage.reading.documents import StoredDocuments, read_document, read_root
 from ucpformat.storage.reading.local_reader import read_local, require_readable
-from ucpformat.storage.reading.part import StoredPart, StoredSlot
-from ucpformat.storage.stores.counted import CountedReads
+from ucpformat.storage.reading.part import StoredPart
+from ucpformat.storage.reading.stored_slot import StoredSlot
 from ucpformat.storage.stores.store import Store
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import ForkedExecutor, worker_count
@@ -76,10 +76,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         super().__init__(store, root, executor, path or store.url)
         self._restored = frozenset(restored)
         self._opening = (store.url, verify, workers, root.digest, self._restored)
-        self._reads = CountedReads(store)
-        self.reader = BoxReader(
-            self._reads, executor, calls=store.calls, verify=verify, workers=workers, path=self.path
-        )
+        self.reader = BoxReader(store, executor, verify=verify, workers=workers, path=self.path)
         self._aliases: dict[str, str] | None = None
 
     def __enter__(self) -> Self:
@@ -190,7 +187,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         ...     before, fresh.fetched > 0
         (0, True)
         """
-        return self._reads.nbytes
+        return self.reader.fetched
 
     @property
     def objects(self) -> Mapping[str, object]:
@@ -333,14 +330,14 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         return sum(part.atoms for part in self.root.parts)
 
     def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
-        """Fill ``out`` with a box of a slot (see `BoxReader.read_box`).
+        """Fill ``out`` with a box of a slot (see `read_boxes`).
 
         >>> out = np.empty((1, 2), np.float32)
         >>> ckpt.read_box(ckpt["fc.weight"]["value"].stored, ucp.layouts.Box((1, 0), (1, 2)), out)
         >>> out.tolist()
         [[2.0, 3.0]]
         """
-        self.reader.read_box(stored, box, out)
+        self.reader.read([(stored, box, out)])
 
     def read(
         self,

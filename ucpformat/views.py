@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.dtype import DType
     from ucpformat.storage.reading.box_reader import BoxReader
-    from ucpformat.storage.reading.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.reading.stored_slot import StoredSlot
 
 __all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource", "destination_of", "is_destination"]
 
@@ -265,7 +266,7 @@ class SlotView:
         [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
         """
         target = destination_of(self._stored, self.shape, out)
-        self._source.reader.read_box(self._stored, Box.whole(self.shape), target)
+        self._source.reader.read([(self._stored, self._stored.grid.whole, target)])
         return target
 
     def mapped(self) -> NDArray[np.generic]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
 
 __all__ = ["UcpZarrStore", "zarr_store"]
 

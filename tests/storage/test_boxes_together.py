@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -24,7 +23,7 @@ from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.reading.box_reader import BoxReader
 from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.store import Calls, StoredRange
+from ucpformat.storage.stores.store import Calls
 from ucpformat.writer import CheckpointWriter
 
 LOCAL = Calls(at_once=None, window=MIB, gap=4096)
@@ -32,31 +31,21 @@ REMOTE = Calls(at_once=4, window=4 * MIB, gap=MIB // 2)
 APART = Calls(at_once=None, window=2 * MIB, gap=-1)
 
 
-class Counted:
-    """A store that remembers its calls."""
+class Counted(LocalStore):
+    """A store with other `Calls` that remembers what was read."""
 
-    def __init__(self, store: LocalStore) -> None:
-        self._store = store
-        self._lock = threading.Lock()
-        self.calls: list[tuple[str, int, int]] = []
-
-    def _count(self, key: str, start: int, stop: int) -> None:
-        with self._lock:
-            self.calls.append((key, start, stop))
+    def __init__(self, path: Path, calls: Calls) -> None:
+        super().__init__(path)
+        self.calls = calls
+        self.ranges: list[tuple[str, int, int]] = []
 
     def read(self, key: str, start: int, stop: int) -> bytes:
-        self._count(key, start, stop)
-        return self._store.read(key, start, stop)
+        self.ranges.append((key, start, stop))
+        return super().read(key, start, stop)
 
     def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        self._count(key, start, start + sum(buffer.nbytes for buffer in buffers))
-        self._store.read_into(key, start, buffers)
-
-    def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        raise AssertionError("nothing is mapped here")
-
-    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        raise NotImplementedError
+        self.ranges.append((key, start, start + sum(buffer.nbytes for buffer in buffers)))
+        super().read_into(key, start, buffers)
 
 
 def numbers(shape: tuple[int, ...], kind: str, seed: int) -> Array:
@@ -162,14 +151,16 @@ def test_boxes_of_many_slots(data: st.DataObject, written: list[Written], calls:
         targets.append((checkpoint[name]["value"].stored, box, out))
         rooms.append(room[..., 1])
     with ThreadPoolExecutor(2) as executor:
-        store = Counted(LocalStore(path))
-        BoxReader(store, executor, calls=calls, verify=verify).read(targets)
+        store = Counted(path, calls)
+        reader = BoxReader(store, executor, verify=verify)
+        reader.read(targets)
+    assert reader.fetched == sum(stop - start for _, start, stop in store.ranges)
     for (name, box), (_, _, out), room in zip(wanted, targets, rooms, strict=True):
         assert out.tobytes() == STATE[name, "value"].data[region(box)].tobytes()
         assert not room.tobytes().strip(b"\0")
     if "squeezed" in names:  # chunks that are compressed are fetched for each box
         return
-    fetched = sorted(store.calls)
+    fetched = sorted(store.ranges)
     needed = needed_blocks(checkpoint, wanted)
     for (key, _, end), (other, start, _) in pairwise(fetched):
         assert key != other or end <= start, "nothing is fetched twice"
@@ -206,9 +197,9 @@ def test_small_parts_of_many_slots_are_one_call(tmp_path: Path, calls: Calls) ->
             for number, (name, slot) in enumerate(state)
             for box in [parts[number % 3]]
         ]
-        store = Counted(LocalStore(tmp_path / "c"))
-        BoxReader(store, executor, calls=calls).read(targets)
-    assert len(store.calls) == 1
+        store = Counted(tmp_path / "c", calls)
+        BoxReader(store, executor).read(targets)
+    assert len(store.ranges) == 1
     for (stored, box, out), tensor in zip(targets, state.values(), strict=True):
         assert (out == tensor.data[region(box)]).all(), stored.label
 
@@ -239,7 +230,7 @@ def test_damage_is_found_where_it_lies(
             (checkpoint[name]["value"].stored, box, np.zeros(box.shape, np.uint8)) for name, box in wanted
         ]
         with ThreadPoolExecutor(2) as executor:
-            reader = BoxReader(LocalStore(path), executor, calls=calls)
+            reader = BoxReader(Counted(path, calls), executor)
             if not met:
                 reader.read(targets)
                 return

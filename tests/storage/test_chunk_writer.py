@@ -17,7 +17,7 @@ from ucpformat.geometry import Box
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.checksum import checksum_run, zeros_checksum
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, SlotPlace, StoredChunk
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter

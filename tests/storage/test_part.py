@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.builders import STORAGES, ZSTD, Tensor, result_or_refusal, save
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.reading.part import StoredPart, StoredSlot
+from ucpformat.storage.reading.part import StoredPart
+from ucpformat.storage.reading.stored_slot import StoredSlot
 
 
 def slot_of(path: Path, storage: Storage, shape: tuple[int, ...]) -> StoredSlot:
@@ -110,11 +111,11 @@ def test_single_chunks_are_those_whose_segments_are_sound_and_one(
     checksums = [part.table.checksums[first].tobytes() for first in single.checksums]
     columns = zip(single.containers, single.offsets, single.lengths, checksums, strict=True)
     assert dict(zip(single.slots.tolist(), columns, strict=True)) == expected
-    assert [stored.number for stored in part.slots_at([*expected])] == [*expected]
+    assert [stored.number for stored in map(part.slot, [*expected])] == [*expected]
     places = single.places(np.arange(len(part.contents)))
     assert places.tolist() == [
         [*expected].index(number) if number in expected else -1 for number in range(places.size)
     ]
-    for place, stored in enumerate(part.slots_at([*expected])):
+    for place, stored in enumerate(map(part.slot, [*expected])):
         assert (single.segment(place, part.table),) == stored.segments(0)
         assert single.covered(np.array([place])) == stored.nbytes

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.builders import State, Tensor, read_everything, save
 from ucpformat.errors import UcpError
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 from ucpformat.storage.stores.remote.s3_uploads import S3Uploads
 from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, SlotPlace, StoredChunk

@@ -99,7 +99,7 @@ def test_a_box_is_the_same_however_little_is_read_at_a_time(
     wide = np.zeros([2 * extent for extent in box.shape], np.int16)
     out = wide[(slice(None, None, 2),) * len(shape)]
     with open_checkpoint(url, verify=False) as checkpoint:
-        checkpoint.reader._calls = Calls(at_once=None, window=window, gap=gap)
+        checkpoint.store.calls = Calls(at_once=None, window=window, gap=gap)
         checkpoint.read_box(checkpoint["a"]["value"].stored, box, out)
     np.testing.assert_array_equal(out, full[index])
     assert np.count_nonzero(wide) == out.size

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Store
 
 __all__ = ["Files", "unshared_boxes"]

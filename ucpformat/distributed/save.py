@@ -37,7 +37,7 @@ from ucpformat.model.names import assign_keys
 from ucpformat.model.state import StateDocument
 from ucpformat.storage.increments.base import Base
 from ucpformat.storage.increments.changes import DeclaredRows
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import writer_count
 from ucpformat.storage.writing.piece_writer import PieceWriter

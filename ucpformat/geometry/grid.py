@@ -62,6 +62,8 @@ class ChunkGrid:
 
     def box_at(self, position: int) -> Box:
         """Return the cells of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
+        if position == 0 and self.count == 1:
+            return self.whole
         return self._box(self.index_of(position))
 
     def chunk_start(self, index: tuple[int, ...]) -> int:

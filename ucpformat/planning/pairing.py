@@ -15,7 +15,7 @@ from ucpformat.planning.side import Side, SlotName
 from ucpformat.storage.reading.read_plan import storage_pattern
 
 if TYPE_CHECKING:
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
 
 __all__ = ["Kind", "Pairing", "Route", "Unplanned", "about", "pair"]
 

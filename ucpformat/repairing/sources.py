@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ucpformat.geometry import Box
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Store
     from ucpformat.views import SlotView
 

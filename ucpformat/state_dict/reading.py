@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box
     from ucpformat.reader import Checkpoint
     from ucpformat.state_dict.tensors.local_tensors import LocalTensor
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.views import SlotView
 
 __all__ = ["LoadReport", "WantedTensor", "read_tensors"]

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
-    from ucpformat.storage.reading.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Store
     from ucpformat.validation.findings import Findings
     from ucpformat.validation.semantics import CheckedCheckpoint
@@ -89,7 +90,7 @@ def check_integrity(
     for outcomes in _in_order(executor, lambda group: _check_chunks(store, group, scratch, room), groups):
         _collect(outcomes, findings, progress)
     for part, numbers in zip(checked.parts, passed, strict=True):
-        for stored in part.slots_at(numbers.tolist()):
+        for stored in map(part.slot, numbers.tolist()):
             findings.damage.unchecked.append(stored)
             findings.damage.segments += _cut_off(store, stored)
     for number in range(len(checked.packs or ())):

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.model.table import Segment
-    from ucpformat.storage.reading.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Store
 
 __all__ = [
@@ -337,7 +338,7 @@ def _unsound(
         block = 4 * ((low - start) // BLOCK_BYTES)
         found = block_checksums([piece.data])
         if found != checksums[block : block + len(found)] or not unused_bits_are_zero(
-            piece, part.dtype_of(number)
+            piece, part.forms[number][0]
         ):
             yield number
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Layout, Lowering
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Store
     from ucpformat.validation.documents import Documents
     from ucpformat.validation.findings import Findings
@@ -70,7 +70,7 @@ class CheckedCheckpoint:
         for part, numbers in zip(self.parts, passed, strict=True):
             left = np.ones(len(part.contents), np.bool_)
             left[numbers] = False
-            yield from part.slots_at(np.flatnonzero(left).tolist())
+            yield from map(part.slot, np.flatnonzero(left).tolist())
 
 
 def check_semantics(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ucpformat.model.index_part import IndexPart
-    from ucpformat.storage.reading.part import StoredPart, StoredSlot
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.validation.findings import Damage, SegmentDamage
     from ucpformat.validation.semantics import CheckedCheckpoint
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ucpformat.geometry import Box
 from ucpformat.model.dtype import DType, dtype
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:

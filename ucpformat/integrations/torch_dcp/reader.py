@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
     from ucpformat.reader import Checkpoint
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.views import SlotView
 
 __all__ = ["UcpStorageReader"]

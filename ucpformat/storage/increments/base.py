@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ucpformat.model.root import Storage
     from ucpformat.model.table import Segment
     from ucpformat.storage.increments.changes import KnownChanges
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.linking import LinkSource
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import SlotPlace

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpformat.model.root import Storage
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.documents import StoredDocuments
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.writing.chunk_writer import SlotPlace
 
 __all__ = ["NO_LINKS", "PackUse", "opened_base", "packs_in_use", "root_of_base", "segments_of", "slots_alike"]

@@ -8,6 +8,7 @@ looked up all at once, and those that are one checksum block or less are columns
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,7 +24,7 @@ from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes, sel
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
 from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
-from ucpformat.storage.reading.slot_form import NO_SINGLE_CHUNKS
+from ucpformat.storage.reading.part import NO_SINGLE_CHUNKS
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.byte_runs import Call, Reads
     from ucpformat.storage.reading.held_boxes import HeldBox
-    from ucpformat.storage.reading.part import StoredPart, StoredSlot
-    from ucpformat.storage.stores.counted import Readable
-    from ucpformat.storage.stores.store import Calls
+    from ucpformat.storage.reading.part import StoredPart
+    from ucpformat.storage.reading.stored_slot import StoredSlot
+    from ucpformat.storage.stores.store import Store
 
 __all__ = ["BoxReader", "PartTargets"]
 
@@ -62,17 +63,17 @@ _WantedChunk = tuple["StoredSlot", int, "Box", "NDArray[np.generic]"]
 
 
 class BoxReader:
-    """Reads boxes of slots from a store, which has ``calls``; ``verify`` False leaves the checksums alone.
+    """Reads boxes of slots from a store; ``verify`` False leaves the checksums alone. Safe to use from several threads.
 
-    Errors name ``path``, where the checkpoint is.
+    Errors name ``path``, where the checkpoint is. ``fetched`` counts the bytes that were asked of the store so far, and
+    those that were mapped.
     """
 
     def __init__(
         self,
-        store: Readable,
+        store: Store,
         executor: Executor,
         *,
-        calls: Calls,
         verify: bool = True,
         workers: int | None = None,
         path: str = "",
@@ -80,18 +81,19 @@ class BoxReader:
         self._store = store
         self._path = path
         self._executor = executor
-        self._workers = worker_count(workers, calls.at_once)
+        self._workers = worker_count(workers, store.calls.at_once)
         self._verify = verify
-        self._calls = calls
         # Where a call waits for the network, it takes as many runs as it can, and calls do not wait for one another.
-        self._waits = calls.at_once is not None
+        self._waits = store.calls.at_once is not None
         self._call_runs = _REMOTE_RUNS if self._waits else _CALL_RUNS
         self._scratch = Scratch()
         self._room = DecodingRoom()
+        self._lock = threading.Lock()
+        self.fetched = 0
 
-    def read_box(self, stored: StoredSlot, box: Box, out: NDArray[np.generic]) -> None:
-        """Fill ``out`` (shape of ``box``, numpy type of the slot, any strides) with a box of the slot; see `read`."""
-        self.read([(stored, box, out)])
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.fetched += nbytes
 
     def read(self, targets: Iterable[_Target]) -> None:
         """Fill each array (shape of its box, numpy type of its slot, any strides) with a box of a slot.
@@ -142,7 +144,7 @@ class BoxReader:
         self, runs: Sequence[ByteRun], blocks: Sequence[Blocks], others: Iterable[Callable[[], None]]
     ) -> None:
         """Read runs and blocks in as few calls as can be, several at once, and do ``others`` beside them."""
-        gap, window = self._calls.gap, self._calls.window
+        _, window, gap = self._store.calls
         reads = as_reads(runs, blocks, window=window)
         calls = reads.calls(gap=gap, window=window, most=self._call_runs)
         fetches = (partial(self._fetch, reads, edges) for edges in calls)
@@ -217,13 +219,15 @@ class BoxReader:
                 position = stop
             buffers += part
             parts.append(part)
+        self._count(call.stops[-1] - call.starts[0])
         self._store.read_into(call.key, call.starts[0], buffers)
         return parts
 
     def _received(self, call: Call) -> Iterator[list[memoryview]]:
         """Read runs by one call whose answer is memory of its own; each run as it is taken from there."""
-        origin = call.starts[0]
-        data = memoryview(self._store.read(call.key, origin, call.stops[-1]))
+        origin, stop = call.starts[0], call.stops[-1]
+        self._count(stop - origin)
+        data = memoryview(self._store.read(call.key, origin, stop))
         for first, stop, item in zip(call.starts, call.stops, call.items, strict=True):
             for start, memory in item.straight if isinstance(item, ByteRun) else ((first, flat_bytes(item)),):
                 memory[:] = data[start - origin : start - origin + memory.nbytes]
@@ -247,6 +251,7 @@ class BoxReader:
         self, stored: StoredSlot, compressor: Compressor, chunk: int, segment: Segment
     ) -> NDArray[np.generic]:
         key = stored.object_key(chunk, segment)
+        self._count(segment.covered)
         data = self._store.read(key, segment.offset, segment.offset + segment.covered)
         if self._verify:
             verify_blocks([memoryview(data)], segment.checksums, 0, key)
@@ -271,6 +276,7 @@ class BoxReader:
                 yield held.box, np.broadcast_to(np.zeros((), kind), held.box.shape)
                 continue
             with naming(self._path):
+                self._count(held.stop - held.start)
                 data = self._store.mapped(held.key, held.start, held.stop)
                 self._check_held(held, data)
             # The padding of an edge chunk lies behind what it has.
@@ -301,6 +307,7 @@ class BoxReader:
             for held, (key, start, stop) in zip(parts, ranges, strict=True):
                 if key is not None:
                     is_padded = held.stop > stop
+                    self._count(stop - start)
                     part = data[position : position + stop - start]
                     self._check_held(held, self._store.mapped(key, start, held.stop) if is_padded else part)
                 position += stop - start
@@ -326,7 +333,9 @@ def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np
     if part.packed:
         keys, of = [pack.key for pack in part.packs], single.containers[places]
     else:
-        keys = [f"{slot.prefix}/{slot.chunk_key(0)}" for slot in part.slots_at(single.slots[places].tolist())]
+        keys = [
+            f"{slot.prefix}/{slot.chunk_key(0)}" for slot in map(part.slot, single.slots[places].tolist())
+        ]
         of = np.arange(places.size)
     checksums = part.table.checksums[single.checksums[places]]
     return Blocks(keys, of, starts, starts + single.covered(places), checksums, arrays)

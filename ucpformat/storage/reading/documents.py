@@ -19,7 +19,8 @@ from ucpformat.model.references import DocumentRef, Pack, PackList, sha256_diges
 from ucpformat.model.root import MAX_DOCUMENT_BYTES, MAX_ROOT_BYTES, MAX_TABLE_BYTES, ROOT_KEY, Root
 from ucpformat.model.state import StateDocument
 from ucpformat.model.table import ChunkTable
-from ucpformat.storage.reading.part import StoredPart, StoredSlot
+from ucpformat.storage.reading.part import StoredPart
+from ucpformat.storage.reading.stored_slot import StoredSlot
 from ucpformat.storage.stores.local_io import MISSING
 from ucpformat.storage.workers import ForkedLock
 

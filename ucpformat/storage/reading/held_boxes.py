@@ -10,7 +10,7 @@ from ucpformat.storage.reading.layers import are_layered
 
 if TYPE_CHECKING:
     from ucpformat.model.table import Segment
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
 
 __all__ = ["HeldBox", "held_together"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Layout, LocalMap, Lowering
     from ucpformat.model.dtype import DType
     from ucpformat.storage.reading.box_reader import BoxReader
-    from ucpformat.storage.reading.part import StoredSlot
+    from ucpformat.storage.reading.stored_slot import StoredSlot
 
 __all__ = ["read_local", "require_readable"]
 
@@ -109,7 +109,7 @@ def _read_viewed(
         if not any(run.intersect(box) for run in runs for box, _ in places):
             continue
         data = np.empty(held.size, stored.dtype.numpy)
-        reader.read_box(stored, held, data.reshape(held.shape))
+        reader.read([(stored, held, data.reshape(held.shape))])
         position = 0
         for run in runs:
             elements = data[position : position + run.size].reshape(run.shape)

@@ -1,4 +1,4 @@
-"""An index part joined with its chunk table: where every chunk of every slot lies (SPEC section 16)."""
+"""An index part joined with its chunk table: which rows of the table are of which slot (SPEC section 16)."""
 
 from __future__ import annotations
 
@@ -6,212 +6,64 @@ import bisect
 from array import array
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Box, element_count, exact_cover
+from ucpformat.geometry import element_count
 from ucpformat.jsonio import pointer
-from ucpformat.model.table import OWN_OBJECT
-from ucpformat.storage.reading.layers import are_layered, check_layers
-from ucpformat.storage.reading.slot_form import (
-    SingleChunks,
-    single_chunks,
-    sizes_of_tiles,
-    slot_form,
-    stored_bytes,
-)
+from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, OWN_OBJECT, Segment
+from ucpformat.storage.reading.stored_slot import StoredSlot, slot_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from ucpformat.geometry import ChunkGrid
-    from ucpformat.jsonio import JsonValue
-    from ucpformat.model.atom import Atom, Slot
-    from ucpformat.model.compressor import Compressor
-    from ucpformat.model.dtype import DType
     from ucpformat.model.index_part import IndexPart
     from ucpformat.model.part_columns import PartColumns
     from ucpformat.model.references import Pack
-    from ucpformat.model.table import ChunkTable, Segment
+    from ucpformat.model.table import ChunkTable
 
-__all__ = ["StoredPart", "StoredSlot"]
+__all__ = ["NO_SINGLE_CHUNKS", "SingleChunks", "StoredPart"]
 
 
-class StoredSlot(NamedTuple):
-    """A slot and its rows of the chunk table. Its segments are checked as they are asked for.
+class SingleChunks(NamedTuple):
+    """Columns, in derived order: numbers of slots, where the segment of each lies, and its first checksum's place."""
 
-    ``number`` is its place among the slots of the part, ``position`` that of its atom among the atoms.
-    """
+    slots: NDArray[np.int64]
+    containers: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    checksums: NDArray[np.int64]
 
-    part: StoredPart
-    number: int
-    position: int
-    name: str
-    dtype: DType
-    grid: ChunkGrid
-    compressor: Compressor | None
-    first_row: int
+    def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where in the columns the slots of these numbers stand; -1 for those that do not."""
+        found = np.full(numbers.size, -1, np.int64)
+        places = np.searchsorted(self.slots, numbers)
+        (inside,) = np.nonzero(places < self.slots.size)
+        inside = inside[self.slots[places[inside]] == numbers[inside]]
+        found[inside] = places[inside]
+        return found
 
-    @property
-    def atom(self) -> Atom:
-        """The atom, made when it is asked for."""
-        return self.part.index.atoms[self.position]
+    def covered(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many bytes of segments the checksums cover, which are all of the slot."""
+        lengths = self.lengths[places]
+        lengths[self.containers[places] == OWN_OBJECT] -= OBJECT_TRAILER
+        return lengths
 
-    @property
-    def slot(self) -> Slot:
-        """The slot as the index has it."""
-        return self.atom.slot(self.name)
+    def segment(self, place: int, table: ChunkTable) -> Segment:
+        """Return one of them as an object."""
+        at = np.array([place])
+        first, last = int(self.checksums[place]), int(-(-self.covered(at)[0] // BLOCK_BYTES))
+        checksums = table.checksums[first : first + last].tobytes()
+        where = (self.containers[place], self.offsets[place], self.lengths[place])
+        container, offset, length = map(int, where)
+        return Segment(container, offset, length, None, checksums)
 
-    @property
-    def annotations(self) -> Mapping[str, JsonValue]:
-        """Notes about the slot, as the index has them."""
-        return self.part.annotations.get(self.number, {})
 
-    @property
-    def content(self) -> str | None:
-        """The content digest that the index records."""
-        return self.part.contents[self.number]
-
-    @property
-    def label(self) -> str:
-        """What messages to callers call it: the names of atom and slot."""
-        return f"{self.part.names[self.position]}/{self.name}"
-
-    @property
-    def nbytes(self) -> int:
-        """Logical bytes."""
-        return element_count(self.grid.shape) * self.dtype.item_bytes
-
-    @property
-    def prefix(self) -> str:
-        """Key of the Zarr array, in storage plain."""
-        return f"atoms/{self.part.keys[self.position]}/{self.name}"
-
-    @property
-    def at(self) -> str:
-        """The place of the slot in its index part."""
-        return pointer(self.part.index_key, "atoms", self.position, "slots", self.name)
-
-    def chunk_key(self, chunk: int) -> str:
-        """Return the Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
-        return self.grid.key(self.grid.index_of(chunk))
-
-    def chunk_box(self, chunk: int) -> Box:
-        """Return the chunk's box of the slot, clipped to the shape."""
-        return self.grid.box_at(chunk)
-
-    def logical_start(self, chunk: int) -> int:
-        """Return the first byte of a chunk within the slot's logical bytes."""
-        if chunk == 0:
-            return 0
-        return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
-
-    def place(self, chunk: int) -> str:
-        """Return the location of a chunk, for messages."""
-        return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.label}"
-
-    def object_key(self, chunk: int, segment: Segment) -> str:
-        """Return key of the object that holds a segment."""
-        if segment.container == OWN_OBJECT:
-            return f"{self.prefix}/{self.chunk_key(chunk)}"
-        return self.part.packs[segment.container].key
-
-    def has_object(self, key: str) -> bool:
-        """Return whether ``key`` is that of one of this slot's chunk objects, zero entries included (storage plain)."""
-        try:
-            index = tuple(int(step) for step in key.removeprefix(f"{self.prefix}/c").split("/")[1:])
-        except ValueError:
-            return False
-        counts = self.grid.counts
-        known = len(index) == len(counts) and all(0 <= at < n for at, n in zip(index, counts, strict=True))
-        return known and key == f"{self.prefix}/{self.grid.key(index)}"
-
-    def chunk_shape(self, chunk: int) -> tuple[int, ...]:
-        """Return extents of a chunk clipped to the shape."""
-        if self.grid.chunk_shape == self.grid.shape:
-            return self.grid.shape
-        return self.chunk_box(chunk).shape
-
-    def raw_bytes(self, chunk: int) -> int:
-        """Return size of a chunk, clipped, before compression."""
-        return element_count(self.chunk_shape(chunk)) * self.dtype.item_bytes
-
-    def meeting(
-        self, chunk: int, segments: Iterable[Segment], box: Box
-    ) -> Iterator[tuple[Segment, Box, Box]]:
-        """Yield segments of a chunk with cells of ``box``: each with the box of the slot that it holds, and those."""
-        chunk_box = self.chunk_box(chunk)
-        wanted = chunk_box.intersect(box)
-        if wanted is None:
-            return
-        within = wanted.relative_to(chunk_box)
-        for segment in segments:
-            if segment.box is None:
-                yield segment, chunk_box, wanted
-                continue
-            part = segment.box.intersect(within)
-            if part is not None:
-                offset = chunk_box.offset
-                yield segment, segment.box.translate(offset), part.translate(offset)
-
-    def whole_bytes(self) -> int:
-        """Return size of an unclipped chunk before compression."""
-        return element_count(self.grid.chunk_shape) * self.dtype.item_bytes
-
-    def segments(self, chunk: int) -> tuple[Segment, ...]:
-        """Return the checked segments of a chunk; none is a zero entry.
-
-        Raises:
-            InvalidCheckpointError: ``UCP-E-SEGMENT`` or ``UCP-E-TABLE`` (SPEC UCP-D-101 to UCP-D-107, UCP-D-115).
-        """
-        segments = self.part.table.segments(self.first_row + chunk, len(self.grid.shape))
-        if segments:
-            self._check(chunk, segments)
-        return segments
-
-    def _check(self, chunk: int, segments: tuple[Segment, ...]) -> None:
-        if len(segments) != 1 or segments[0].box is not None:
-            self._check_boxes(chunk, segments)
-            return
-        if self.compressor is None:
-            packed = self.part.packed
-            expected = stored_bytes(self.dtype, self.grid, self.chunk_shape(chunk), packed=packed)
-            if segments[0].length != expected:
-                raise error(
-                    "UCP-E-SEGMENT",
-                    f"the segment has {segments[0].length} bytes, the chunk takes {expected}",
-                    at=self.place(chunk),
-                )
-
-    def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
-        shape, item = self.chunk_shape(chunk), self.dtype.item_bytes
-        if self.compressor is None and not are_layered(segments):
-            sizes = sizes_of_tiles(tuple([segment.box for segment in segments]), shape)
-            if sizes is not None and [one.length for one in segments] == [size * item for size in sizes]:
-                return
-        at = self.place(chunk)
-        if all(segment.box is None for segment in segments):
-            raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=at)
-        if self.compressor is not None:
-            raise error("UCP-E-SEGMENT", "a compressed chunk has one segment without a box", at=at)
-        whole = Box.whole(shape)
-        for segment in segments:
-            if segment.box is None:
-                raise error("UCP-E-SEGMENT", "segments with and without a box claim one chunk", at=at)
-            if segment.box.is_empty:
-                raise error("UCP-E-SEGMENT", "a segment's box is empty", at=at)
-            if not whole.contains(segment.box):
-                raise error("UCP-E-SEGMENT", f"{segment.box} lies outside the chunk", at=at)
-        boxes = [*check_layers(segments, item, at)]
-        if boxes != sorted(boxes, key=lambda box: box.offset):
-            raise error("UCP-E-SEGMENT", "segments are not sorted by box offset", at=at)
-        fault = exact_cover(boxes, whole.shape)
-        if fault is not None:
-            raise error("UCP-E-SEGMENT", f"segments do not tile the chunk: {fault}", at=at)
+NO_SINGLE_CHUNKS: Final = SingleChunks(*(np.zeros(0, np.int64) for _ in SingleChunks._fields))
 
 
 class StoredPart:
@@ -302,14 +154,11 @@ class StoredPart:
 
     def slot(self, number: int) -> StoredSlot:
         """Return the slot of a number."""
-        return self._slot(bisect.bisect_right(self._first_slots, number) - 1, number)
-
-    def _slot(self, position: int, number: int) -> StoredSlot:
         kind, grid = self.forms[number]
         return StoredSlot(
             self,
             number,
-            position,
+            bisect.bisect_right(self._first_slots, number) - 1,
             self._slot_names[number],
             kind,
             grid,
@@ -319,18 +168,7 @@ class StoredPart:
 
     def slots(self) -> Iterator[StoredSlot]:
         """Yield all slots, in derived order."""
-        for position in range(len(self.names)):
-            for number in range(self._first_slots[position], self._first_slots[position + 1]):
-                yield self._slot(position, number)
-
-    def dtype_of(self, number: int) -> DType:
-        """Return the data type of the slot of a number."""
-        return self.forms[number][0]
-
-    def slots_at(self, numbers: Iterable[int]) -> Iterator[StoredSlot]:
-        """Yield the slots of these numbers."""
-        for number in numbers:
-            yield self.slot(number)
+        return map(self.slot, range(len(self.forms)))
 
     @cached_property
     def single_chunks(self) -> SingleChunks:
@@ -338,7 +176,31 @@ class StoredPart:
 
         There is nothing else to say of their segments: `StoredSlot.segments` would not refuse one.
         """
-        return single_chunks(self.table, self.forms, self._first_rows, self.compressors, packed=self.packed)
+        trailer_bytes = 0 if self.packed else OBJECT_TRAILER
+        # The slots of a model repeat few forms.
+        of_form = {
+            key: element_count(grid.shape) * kind.item_bytes + trailer_bytes
+            if grid.chunk_shape == grid.shape
+            else -1
+            for key, (kind, grid) in {id(form): form for form in self.forms}.items()
+        }
+        sizes = np.array([of_form[id(form)] for form in self.forms], np.int64)
+        sizes[[*self.compressors]] = -1
+        slots = np.flatnonzero(sizes >= 0)
+        chunks = np.array(self._first_rows[:-1], np.int64)[slots]
+        one = self.table.counts[chunks] == 1
+        slots, chunks = slots[one], chunks[one]
+        segments = self.table.first_segment[chunks]
+        rows = self.table.rows[segments]
+        lengths = rows["length"].astype(np.int64)
+        fit = (rows["box"] == 0) & (lengths == sizes[slots])
+        return SingleChunks(
+            slots[fit],
+            rows["container"][fit].astype(np.int64),
+            rows["offset"][fit].astype(np.int64),
+            lengths[fit],
+            self.table.first_checksum[segments][fit],
+        )
 
     def _check_plain(self) -> None:
         rows = self.table.rows

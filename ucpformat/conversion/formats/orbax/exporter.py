@@ -34,7 +34,7 @@ from ucpformat.model.values import decode
 from ucpformat.state_dict.keys.groups import expand_groups
 from ucpformat.state_dict.keys.origins import SOURCE, alias_paths, group_origin, slot_path, value_paths
 from ucpformat.state_dict.keys.paths import NumberKey, StatePath, dotted
-from ucpformat.storage.reading.slot_form import slot_form
+from ucpformat.storage.reading.stored_slot import slot_form
 
 if TYPE_CHECKING:
     from ucpformat.conversion.contract.content import Content, SlotContent
