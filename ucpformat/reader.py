@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
@@ -20,7 +20,7 @@ from ucpformat.drawing.html_tree import html_page
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.geometry import Box, Layout, lower
-from ucpformat.model.envelope import PROCESS_IMAGES, READ_FEATURES, WEIGHT_VERSIONS
+from ucpformat.model.envelope import PROCESS_IMAGES, READ_FEATURES
 from ucpformat.model.names import fits_glob
 from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.geometry import BufferPlace, Coordinate
-    from ucpformat.jsonio import JsonValue
-    from ucpformat.model.pipeline import Pipeline
-    from ucpformat.model.process_image import ProcessImage
 
 __all__ = ["AtomView", "Checkpoint", "SlotView", "open_checkpoint"]
 
@@ -109,75 +106,6 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
         return _view_again, (self._opening, atom, slot)
 
     @property
-    def layouts(self) -> Sequence[Layout]:
-        """The layouts that slots refer to by number.
-
-        >>> len(ckpt.layouts)
-        0
-        """
-        return self.root.layouts
-
-    @property
-    def digest(self) -> str:
-        """The root digest, which names this checkpoint and everything in it: ``sha256:`` and 64 digits.
-
-        >>> ckpt.digest[:7], len(ckpt.digest)
-        ('sha256:', 71)
-        """
-        return self.root.digest
-
-    @property
-    def step(self) -> int | None:
-        """How many optimizer steps were done when it was saved, if it says so.
-
-        >>> ckpt.step
-        100
-        """
-        return None if self.root.progress is None else self.root.progress.step
-
-    @property
-    def annotations(self) -> Mapping[str, JsonValue]:
-        """The notes that it was saved with (``annotations=`` of `save`), by reversed domain name.
-
-        >>> dict(ckpt.annotations)
-        {'org.example.run': 'a'}
-        """
-        return self.root.envelope.annotations
-
-    @property
-    def producer(self) -> str | None:
-        """Name and version of the software that wrote it, if it says so.
-
-        >>> ckpt.producer.partition(" ")[0]
-        'ucpformat'
-        """
-        return (
-            None if self.root.producer is None else f"{self.root.producer.name} {self.root.producer.version}"
-        )
-
-    @property
-    def metadata(self) -> dict[str, JsonValue]:
-        """What the root document says of the whole, as `ucpformat.inspect` shows it: version, storage, step, notes.
-
-        >>> report = ucp.save("run.ucp", {"w": np.ones(2)}, step=100, annotations={"org.example.run": "a"})
-        >>> found = ucp.open("run.ucp").metadata
-        >>> found["format_version"], found["storage"], found["step"], found["annotations"]
-        (0, 'packed', 100, {'org.example.run': 'a'})
-        """
-        root = self.root
-        return {
-            "format_version": root.envelope.format_version,
-            "digest": root.digest,
-            "storage": root.storage,
-            "chunk_bytes": root.chunk_bytes,
-            "read_features": list(root.envelope.read_features),
-            "write_features": list(root.envelope.write_features),
-            "producer": None if root.producer is None else root.producer.to_json(),
-            "step": self.step,
-            "annotations": dict(self.annotations),
-        }
-
-    @property
     def fetched(self) -> int:
         """Bytes of data that were fetched from the store so far: documents are not counted, whole blocks are.
 
@@ -202,33 +130,6 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
     def _object(self, name: str) -> object:
         with naming(self.path):
             return decode(self.state.values[name], at=f"values/{name}")
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The stages of the pipeline that saved it, and what was in flight there; None where nothing was.
-
-        >>> ckpt.pipeline is None
-        True
-        """
-        return self.state.pipeline if WEIGHT_VERSIONS in self.root.envelope.read_features else None
-
-    def require_drained(self) -> None:
-        """Raise ``UCP-E-MISMATCH`` where a pipeline was in flight, whose stages alone can go on.
-
-        >>> ckpt.require_drained()
-        """
-        if self.pipeline is not None:
-            message = "a pipeline was in flight when this was saved: load it into the same stages, or save it drained"
-            raise error("UCP-E-MISMATCH", message, at=self.path)
-
-    @property
-    def images(self) -> Mapping[str, ProcessImage]:
-        """The process images that it carries, by name; `extract` writes one to the disk. None is ever executed.
-
-        >>> dict(ckpt.images)
-        {}
-        """
-        return {} if self.root.state is None else self.state.images
 
     def require_restored(self) -> None:
         """Raise ``UCP-E-MISMATCH`` where a process image is required that ``restored=`` of `open` did not name.

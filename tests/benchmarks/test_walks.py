@@ -9,10 +9,10 @@ from tests.documentation.markdown import ROOT
 
 MOST = {
     "save, one process": (289, 47),
-    "save, two ranks": (442, 64),
-    "open and slice": (197, 31),
-    "validate": (189, 36),
-    "convert safetensors to ucp": (302, 54),
+    "save, two ranks": (440, 64),
+    "open and slice": (190, 30),
+    "validate": (185, 35),
+    "convert safetensors to ucp": (297, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

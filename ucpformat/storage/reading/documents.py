@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused
 from ucpformat.jsonio import loads
+from ucpformat.model.envelope import WEIGHT_VERSIONS
 from ucpformat.model.fields import raise_first
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.references import DocumentRef, Pack, PackList, sha256_digest
@@ -25,6 +26,10 @@ from ucpformat.storage.stores.local_io import MISSING
 from ucpformat.storage.workers import ForkedLock
 
 if TYPE_CHECKING:
+    from ucpformat.geometry import Layout
+    from ucpformat.jsonio import JsonValue
+    from ucpformat.model.pipeline import Pipeline
+    from ucpformat.model.process_image import ProcessImage
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.workers import ForkedExecutor
 
@@ -99,9 +104,9 @@ _PARTS_AHEAD: Final = 4
 
 
 class StoredDocuments:
-    """Reads the documents of the checkpoint in a store, whose root document is known. Safe to use from several threads.
+    """Reads the documents of a checkpoint, of which the root is known already, and tells what they say.
 
-    ``path`` is how errors name the checkpoint.
+    Each is read when it is first asked for, and kept. Errors name ``path``. Safe to use from several threads.
     """
 
     def __init__(self, store: Store, root: Root, executor: ForkedExecutor, path: str) -> None:
@@ -114,6 +119,75 @@ class StoredDocuments:
         self._packs: tuple[Pack, ...] | None = None
         self._state: StateDocument | None = None
         self._firsts = [part.first for part in root.parts]
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """The layouts that slots refer to by number.
+
+        >>> len(ckpt.layouts)
+        0
+        """
+        return self.root.layouts
+
+    @property
+    def digest(self) -> str:
+        """The root digest, which names this checkpoint and everything in it: ``sha256:`` and 64 digits.
+
+        >>> ckpt.digest[:7], len(ckpt.digest)
+        ('sha256:', 71)
+        """
+        return self.root.digest
+
+    @property
+    def step(self) -> int | None:
+        """How many optimizer steps were done when it was saved, if it says so.
+
+        >>> ckpt.step
+        100
+        """
+        return None if self.root.progress is None else self.root.progress.step
+
+    @property
+    def annotations(self) -> Mapping[str, JsonValue]:
+        """The notes that it was saved with (``annotations=`` of `save`), by reversed domain name.
+
+        >>> dict(ckpt.annotations)
+        {'org.example.run': 'a'}
+        """
+        return self.root.envelope.annotations
+
+    @property
+    def producer(self) -> str | None:
+        """Name and version of the software that wrote it, if it says so.
+
+        >>> ckpt.producer.partition(" ")[0]
+        'ucpformat'
+        """
+        return (
+            None if self.root.producer is None else f"{self.root.producer.name} {self.root.producer.version}"
+        )
+
+    @property
+    def metadata(self) -> dict[str, JsonValue]:
+        """What the root document says of the whole, as `ucpformat.inspect` shows it: version, storage, step, notes.
+
+        >>> report = ucp.save("run.ucp", {"w": np.ones(2)}, step=100, annotations={"org.example.run": "a"})
+        >>> found = ucp.open("run.ucp").metadata
+        >>> found["format_version"], found["storage"], found["step"], found["annotations"]
+        (0, 'packed', 100, {'org.example.run': 'a'})
+        """
+        root = self.root
+        return {
+            "format_version": root.envelope.format_version,
+            "digest": root.digest,
+            "storage": root.storage,
+            "chunk_bytes": root.chunk_bytes,
+            "read_features": list(root.envelope.read_features),
+            "write_features": list(root.envelope.write_features),
+            "producer": None if root.producer is None else root.producer.to_json(),
+            "step": self.step,
+            "annotations": dict(self.annotations),
+        }
 
     @property
     def packs(self) -> tuple[Pack, ...] | None:
@@ -146,6 +220,33 @@ class StoredDocuments:
                     self._state = StateDocument.from_json(value, at=reference.key)
             return self._state
 
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages of the pipeline that saved it, and what was in flight there; None where nothing was.
+
+        >>> ckpt.pipeline is None
+        True
+        """
+        return self.state.pipeline if WEIGHT_VERSIONS in self.root.envelope.read_features else None
+
+    def require_drained(self) -> None:
+        """Raise ``UCP-E-MISMATCH`` where a pipeline was in flight, whose stages alone can go on.
+
+        >>> ckpt.require_drained()
+        """
+        if self.pipeline is not None:
+            message = "a pipeline was in flight when this was saved: load it into the same stages, or save it drained"
+            raise error("UCP-E-MISMATCH", message, at=self.path)
+
+    @property
+    def images(self) -> Mapping[str, ProcessImage]:
+        """The process images that it carries, by name; `extract` writes one to the disk. None is ever executed.
+
+        >>> dict(ckpt.images)
+        {}
+        """
+        return {} if self.root.state is None else self.state.images
+
     def part(self, index: int) -> StoredPart:
         """Return one index part with its table, read and checked on first use.
 
@@ -158,11 +259,13 @@ class StoredDocuments:
         with self._lock:
             if index in self._parts:
                 return self._parts[index]
+            entry = self.root.parts[index]
             if self.store.calls.at_once is None:
-                return self._keep(index, self._index_of(index), self._table_of(index))
+                index_document = self._document(entry.index)
+                return self._keep(index, index_document, self._document(entry.table, MAX_TABLE_BYTES))
             # Where a call waits for the network, two wait at once.
-            table = self._executor.submit(self._table_of, index)
-            return self._keep(index, self._index_of(index), table.result())
+            of_table = self._executor.submit(self._document, entry.table, MAX_TABLE_BYTES)
+            return self._keep(index, self._document(entry.index), of_table.result())
 
     def parts(self, indices: Iterable[int] | None = None) -> Iterator[StoredPart]:
         """Yield some index parts, or all, in turn: documents of the next ones are read and hashed meanwhile.
@@ -180,8 +283,9 @@ class StoredDocuments:
 
         def begin(count: int) -> None:
             for index in islice(later, count):
-                of_index = self._executor.submit(self._index_of, index)
-                ahead[index] = of_index, self._executor.submit(self._table_of, index)
+                entry = self.root.parts[index]
+                of_index = self._executor.submit(self._document, entry.index)
+                ahead[index] = of_index, self._executor.submit(self._document, entry.table, MAX_TABLE_BYTES)
 
         begin(max(1, (self.store.calls.at_once or _PARTS_AHEAD) // 2))
         for index in wanted:
@@ -191,13 +295,9 @@ class StoredDocuments:
                 self._keep(index, index_document, table)
             yield self.part(index)
 
-    def _index_of(self, index: int) -> bytes:
+    def _document(self, reference: DocumentRef, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         with naming(self.path):
-            return read_document(self.store, self.root.parts[index].index)
-
-    def _table_of(self, index: int) -> bytes:
-        with naming(self.path):
-            return read_document(self.store, self.root.parts[index].table, limit=MAX_TABLE_BYTES)
+            return read_document(self.store, reference, limit=limit)
 
     def _keep(self, index: int, index_document: bytes, table_document: bytes) -> StoredPart:
         with self._lock, paused, naming(self.path):
