@@ -154,8 +154,8 @@ function applyStep(epoch, groupOf, step, values) {
 }
 
 /** Refuses a state whose sums are not those that the log has (UCP-R-044). */
-function checkSums(log, epoch, state, values) {
-  for (const [tensor, slots] of log.sumsOf(epoch, state)) {
+function checkSums(log, epoch, from, state, values) {
+  for (const [tensor, slots] of log.sumsOf(epoch, from, state)) {
     const {atom, shape, dtype} = epoch.tensors[tensor];
     const box = {offset: shape.map(() => 0), shape};
     const found = shape.includes(0) ? 0n : boxSum(values.get(atom), box, shape, dtype);
@@ -192,7 +192,7 @@ export function replay(log, checkpoint, options) {
     for (const one of log.steps(epoch, begin, stop)) {
       checkStep(epoch, one);
       applyStep(epoch, groupOf, one, values);
-      checkSums(log, epoch, one.step + 1, values);
+      checkSums(log, epoch, begin, one.step + 1, values);
     }
   }
   return {step, exactness: EXACTNESS[exactness], values};

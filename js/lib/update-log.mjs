@@ -103,19 +103,22 @@ export class UpdateLog {
   }
 
   /**
-   * The batches of a rank that count: up to the first that is missing, torn or damaged.
+   * The batches of a rank that count from a state on: up to the first that is missing, torn or damaged.
    * @param {Epoch} epoch
    * @param {number} rank
+   * @param {number} state
    * @returns {Chain}
    */
-  chain(epoch, rank) {
-    const name = `${epoch.epoch}/${rank}`;
-    if (!this.#chains.has(name)) this.#chains.set(name, this.#walk(epoch, rank));
+  chain(epoch, rank, state) {
+    const name = `${epoch.epoch}/${rank}/${state}`;
+    if (!this.#chains.has(name)) this.#chains.set(name, this.#walk(epoch, rank, state));
     return this.#chains.get(name);
   }
 
-  #walk(epoch, rank) {
-    const firsts = this.there.get(epoch.epoch)?.get(rank) ?? [];
+  #walk(epoch, rank, state) {
+    const there = this.there.get(epoch.epoch)?.get(rank) ?? [];
+    // What ends before the state may be removed or damaged, and is of no concern.
+    const firsts = there.slice(Math.max(0, there.filter((one) => one <= state).length - 1));
     const first = firsts[0] ?? epoch.first_step;
     const chain = {first, stop: first, batches: [], fault: null, broken: false};
     let previous = first === epoch.first_step ? epoch.digest : null;
@@ -146,9 +149,9 @@ export class UpdateLog {
     return chain;
   }
 
-  /** @returns {Chain[]} of all ranks */
-  chains(epoch) {
-    return Array.from({length: epoch.ranks}, (_, rank) => this.chain(epoch, rank));
+  /** @returns {Chain[]} of all ranks, from a state on */
+  chains(epoch, state = 0) {
+    return Array.from({length: epoch.ranks}, (_, rank) => this.chain(epoch, rank, state));
   }
 
   /**
@@ -173,7 +176,7 @@ export class UpdateLog {
     const stretches = [];
     for (const {epoch, stop} of branch.slice(begin)) {
       if (stop !== null && step >= stop) continue;
-      const chains = this.chains(epoch);
+      const chains = this.chains(epoch, step);
       const removed = chains.find(({first}) => first > step);
       if (removed) refuse(epoch.key, `steps behind state ${step} are no longer there`);
       const durable = Math.min(...chains.map((chain) => chain.stop));
@@ -200,7 +203,7 @@ export class UpdateLog {
    * @returns {Generator<WholeStep>}
    */
   * steps(epoch, from, stop) {
-    const chains = this.chains(epoch);
+    const chains = this.chains(epoch, from);
     const at = chains.map(() => 0);
     for (let step = from; step < stop; step += 1) {
       const entries = new Map();
@@ -220,9 +223,9 @@ export class UpdateLog {
     }
   }
 
-  /** The sums that all ranks together have of a state, by tensor and slot; none where a batch goes on. */
-  sumsOf(epoch, state) {
-    const ends = this.chains(epoch).map(({batches}) => batches.find(({stop}) => stop === state));
+  /** The sums that all ranks together have of a state behind another, by tensor and slot; none where a batch goes on. */
+  sumsOf(epoch, from, state) {
+    const ends = this.chains(epoch, from).map(({batches}) => batches.find(({stop}) => stop === state));
     const sums = new Map();
     if (ends.includes(undefined)) return sums;
     for (const {tensor, slot, sum} of ends.flatMap((batch) => batch.sums)) {

@@ -48,11 +48,7 @@ def test_it_says_what_there_is_and_where_a_recovery_ends(tmp_path: Path) -> None
         (0, 0, 3),
         (1, 3, 5),
     ]
-    assert found["recovery"] == {
-        "checkpoint": str(tmp_path / "step-2.ucp"),
-        "checkpoint_step": 2,
-        "step": 5,
-    }
+    assert found["recovery"] == dry(str(tmp_path))["recovery"]
     alone = told(str(tmp_path / "updates.ucplog"))
     assert (alone["id"], alone["recovery"]) == (ID, None)
 
@@ -79,6 +75,79 @@ def test_an_epoch_that_was_given_up_says_so(tmp_path: Path) -> None:
         "given",
         "up",
     ]
+
+
+def dry(*arguments: str) -> Any:
+    result = CliRunner().invoke(main, ["recover", *arguments, "--dry-run", "--format", "json"])
+    return json.loads(result.stdout)
+
+
+class TestDryRun:
+    """`ucp recover --dry-run`."""
+
+    def test_it_says_what_a_recovery_does_and_reads(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)
+        with ucp.CheckpointManager(tmp_path) as manager:
+            manager.save(0, {"w": np.ones((4, 3), np.float32)}, log=LogPosition(ID, 0))
+            manager.save(9, {"w": np.ones((4, 3), np.float32)})
+        result = CliRunner().invoke(main, ["recover", str(tmp_path), "--dry-run"])
+        assert result.exit_code == 0
+        lines = result.output.splitlines()
+        assert lines[0] == "a recovery loads step-2.ucp, makes 3 steps again, and ends at step 5"
+        assert lines[1].startswith("  epoch 0: steps 2 to 3 by ucp.sgd, ")
+        assert lines[4] == "if that is damaged: loads step-0.ucp, makes 5 steps again, and ends at step 5"
+        assert "step-9.ucp: passed over: the checkpoint is of no log" in lines[5]
+        found = dry(str(tmp_path))
+        (fault,) = found["faults"]
+        assert (fault["code"], fault["at"]) == ("UCP-E-LOG", str(tmp_path / "step-9.ucp"))
+        recovery = found["recovery"]
+        assert (recovery["checkpoint_step"], recovery["step"], recovery["exactness"]) == (2, 5, "bitwise")
+        needed = [
+            maker.path / f"batches/{epoch}/{rank}/{step}.batch"
+            for epoch, step in ((0, 2), (1, 3), (1, 4))
+            for rank in (0, 1)
+        ]
+        assert recovery["bytes"] == {"checkpoint": 48, "log": sum(one.stat().st_size for one in needed)}
+        assert [one["checkpoint_step"] for one in recovery["otherwise"]] == [0]
+
+    def test_it_is_as_exact_as_the_worst_epoch(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)
+        maker.epoch(2, 4, after=1, exactness="tolerance", profile={"torch": "2.13.0"})
+        maker.steps(2, 4, 6)
+        assert dry(str(tmp_path))["recovery"]["exactness"] == "tolerance"
+
+    def test_what_is_refused_and_what_may_be_lost(self, tmp_path: Path) -> None:
+        """UCP-R-040: a newer checkpoint behind the damage serves, since nothing durable is lost by that."""
+        maker = a_run(tmp_path)
+        (maker.path / "batches/1/0/3.batch").write_bytes(b"?")
+        result = CliRunner().invoke(main, ["recover", str(tmp_path), "--dry-run"])
+        assert (result.exit_code, "allow_loss=True) ends at step 3" in result.stderr) == (1, True)
+        assert dry(str(tmp_path))["problems"][0]["code"] == "UCP-E-LOG"
+        assert dry(str(tmp_path), "--allow-loss")["recovery"]["step"] == 3
+        with ucp.CheckpointManager(tmp_path) as manager:
+            manager.save(4, {"w": np.ones((4, 3), np.float32)}, log=LogPosition(ID, 1))
+        found = dry(str(tmp_path))
+        assert (found["recovery"]["step"], found["recovery"]["otherwise"]) == (5, [])
+        assert "leads from it to step 3 only" in found["faults"][0]["message"]
+        (older,) = dry(str(tmp_path), "--allow-loss")["recovery"]["otherwise"]
+        assert (older["checkpoint_step"], older["step"]) == (2, 3)
+
+    def test_there_is_nothing_to_begin_with(self, tmp_path: Path) -> None:
+        maker = LogMaker(tmp_path / "updates.ucplog")
+        maker.epoch()
+        assert dry(str(tmp_path))["recovery"] is None
+        maker.steps(0, 0, 1)
+        assert "it was removed" in dry(str(tmp_path))["problems"][0]["message"]
+        result = CliRunner().invoke(main, ["recover", str(tmp_path / "none"), "--dry-run"])
+        assert (result.exit_code, "UCP-E-NOT-FOUND" in result.stderr) == (1, True)
+
+    def test_without_it_the_answer_is_what_to_call(self, tmp_path: Path) -> None:
+        a_run(tmp_path)
+        result = CliRunner().invoke(main, ["recover", str(tmp_path)])
+        assert (
+            result.exit_code,
+            "call ucp.recover(run, model, optimizer)" in " ".join(result.output.split()),
+        ) == (2, True)
 
 
 def test_there_is_no_log(tmp_path: Path) -> None:

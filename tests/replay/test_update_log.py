@@ -172,6 +172,23 @@ class TestDamage:
         assert recovery.step == 5
         job.require_equal(trained(5))
 
+    def test_damage_before_a_newer_checkpoint(self, tmp_path: Path) -> None:
+        """UCP-R-040: nothing durable is lost, unless that checkpoint is damaged as well."""
+        logged(tmp_path, 9, batch=1, full_every=6, keep_full=3)
+        damaged = tmp_path / "updates.ucplog/batches/0/0/2.batch"
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+        job, recovery = recovered(tmp_path)
+        assert (recovery.step, recovery.checkpoint_step) == (9, 6)
+        assert "leads from it to step 2 only" in recovery.faults[0].message
+        job.require_equal(trained(9))
+        for pack in (tmp_path / "step-6.ucp/packs").iterdir():
+            pack.write_bytes(bytes(pack.stat().st_size))
+        with pytest.raises(ucp.UcpError, match="allow_loss=True takes any"):
+            recovered(tmp_path)
+        job, recovery = recovered(tmp_path, allow_loss=True)
+        assert (recovery.step, recovery.checkpoint_step) == (2, 0)
+        job.require_equal(trained(2))
+
     def test_a_damaged_checkpoint(self, tmp_path: Path) -> None:
         logged(tmp_path, 9, full_every=6)
         for pack in (tmp_path / "step-6.ucp/packs").iterdir():

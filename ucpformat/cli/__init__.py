@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "log": ("update_log", "Say what the update log of a run has."),
     "ls": ("runs", "List the checkpoints of a run."),
     "plan": ("plan", "Say who moves what, and how much, between two layouts."),
+    "recover": ("recover", "Say where a recovery from an update log begins and ends."),
     "repair": ("repair", "Restore what is damaged or missing from others."),
     "serve": ("view", "Serve a page that shows a checkpoint or a run, to this machine."),
     "shards": ("shards", "Draw which ranks hold what of a tensor."),

@@ -20,6 +20,7 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, metrics_of, open_run, step_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.plan import has_log, log_url
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import local_path, open_store
 from ucpformat.text import human_bytes, printable
@@ -27,7 +28,7 @@ from ucpformat.text import human_bytes, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["gc", "ls"]
+__all__ = ["existing_run", "gc", "ls"]
 
 _NAMES: Final = 6
 
@@ -43,7 +44,7 @@ def ls(run: str, output: str) -> None:
     else: `ucp validate` looks at every byte of a checkpoint.
     """
     with naming(run):
-        directory = _existing_run(run)
+        directory = existing_run(run)
         prints = Footprints.of(directory)
         committed = {step: _look(directory, step, prints) for step in directory.steps()}
         others = directory.uncommitted()
@@ -76,7 +77,7 @@ def ls(run: str, output: str) -> None:
         click.echo(printable(f"saved {cadence}"))
 
 
-def _existing_run(run: str) -> RunDirectory:
+def existing_run(run: str) -> RunDirectory:
     """Return a run directory, which must exist.
 
     Raises:
@@ -84,7 +85,7 @@ def _existing_run(run: str) -> RunDirectory:
     """
     directory = open_run(run)
     path = local_path(run)
-    if directory.steps() or directory.uncommitted() or directory.aside():
+    if directory.steps() or directory.uncommitted() or directory.aside() or has_log(log_url(run)):
         return directory
     if directory.place.abort_uploads(0, dry=True):
         return directory  # nothing was ever completed
@@ -205,7 +206,7 @@ def gc(
     """
     retention = Retention(keep_last, keep_every, keep_best, metric, "max" if mode == "max" else "min")
     with naming(run):
-        directory = _existing_run(run)
+        directory = existing_run(run)
         prints = Footprints.of(directory)
         collection = collect(directory, retention, debris_age=debris_age, dry=dry_run)
     freed = {

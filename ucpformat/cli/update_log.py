@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ucpformat.cli.recover import brief_recovery, recovery_json
 from ucpformat.cli.report import format_option, table
 from ucpformat.errors import UcpError, naming
 from ucpformat.replay.plan import has_log, log_url, plan_recovery
@@ -19,8 +20,6 @@ from ucpformat.update_log.validation import log_problems
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ucpformat.replay.plan import RecoveryPlan
-
 __all__ = ["log"]
 
 _RIGHT = frozenset({"from", "to", "ranks", "batches", "bytes", "a step"})
@@ -31,10 +30,10 @@ _RIGHT = frozenset({"from", "to", "ranks", "batches", "bytes", "a step"})
 @format_option
 @click.pass_context
 def log(context: click.Context, run: str, output: str) -> None:
-    """Say what the update log of RUN has, and where a recovery would begin and end; RUN may be the log itself.
+    """Say what the update log of RUN has, what is wrong with it, and where a recovery ends; RUN may be the log itself.
 
-    Every byte of the log that counts is looked at. The exit code is 1 if anything is wrong with it; what a crash has
-    cut off at its end is a warning.
+    `ucp recover --dry-run` says more of a recovery. Every byte of the log that counts is looked at. The exit code is 1
+    if anything is wrong with it; what a crash has cut off at its end is a warning.
     """
     is_log = name_of(run.rstrip("/")).endswith(SUFFIX) or has_log(run)
     url = run if is_log else log_url(run)
@@ -55,7 +54,7 @@ def log(context: click.Context, run: str, output: str) -> None:
             "id": identity,
             "epochs": found,
             "problems": [problem.to_json() for problem in problems],
-            "recovery": None if plan is None else _recovery(plan),
+            "recovery": None if plan is None else recovery_json(plan),
         }
         click.echo(json.dumps(report, indent=2))
     else:
@@ -65,7 +64,7 @@ def log(context: click.Context, run: str, output: str) -> None:
                 f"{problem.severity}: {problem.code} at {printable(problem.at)}: {printable(problem.message)}"
             )
         if plan is not None:
-            click.echo(_told(plan))
+            click.echo(printable(brief_recovery(plan)))
     if not is_valid:
         context.exit(1)
 
@@ -96,13 +95,6 @@ def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
         }
 
 
-def _recovery(plan: RecoveryPlan) -> dict[str, Any] | None:
-    if not plan.candidates:
-        return None
-    first = plan.candidates[0]
-    return {"checkpoint": first.path, "checkpoint_step": first.step, "step": max(first.step, plan.stop_step)}
-
-
 def _print(identity: str, epochs: list[dict[str, Any]]) -> None:
     click.echo(f"log {identity}")
     rows = [
@@ -122,12 +114,3 @@ def _print(identity: str, epochs: list[dict[str, Any]]) -> None:
     headings = ["epoch", "from", "to", "ranks", "batches", "bytes", "a step", "optimizer", "exactness"]
     for line in table(headings, rows, right=_RIGHT):
         click.echo(line)
-
-
-def _told(plan: RecoveryPlan) -> str:
-    found = _recovery(plan)
-    if found is None:
-        return "there is no checkpoint to begin with"
-    steps = found["step"] - found["checkpoint_step"]
-    name = name_of(found["checkpoint"])
-    return f"a recovery loads {name}, makes {steps} steps again, and ends at step {found['step']}"

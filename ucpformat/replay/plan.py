@@ -10,18 +10,31 @@ from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path, open_store
-from ucpformat.update_log.durability import extent_of, require_on_branch
+from ucpformat.update_log.durability import extent_of
 from ucpformat.update_log.place import LOG_KEY
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
-    from ucpformat.update_log.durability import Extent
+    from ucpformat.reader import Checkpoint
+    from ucpformat.update_log.documents import Exactness
+    from ucpformat.update_log.durability import Extent, ReplayedSteps
 
-__all__ = ["LOG_NAME", "STATELESS", "Candidate", "RecoveryPlan", "has_log", "log_url", "plan_recovery"]
+__all__ = [
+    "LOG_NAME",
+    "STATELESS",
+    "Candidate",
+    "PlannedSteps",
+    "RecoveryPlan",
+    "has_log",
+    "log_url",
+    "plan_recovery",
+]
 
 LOG_NAME: Final = "updates.ucplog"
+_ORDER: Final[tuple[Exactness, ...]] = ("bitwise", "tolerance", "lossy")
 STATELESS: Final = "stateless"
 """The value of a checkpoint that names parameters whose optimizer states are none, though slots of zeros are there."""
 
@@ -43,19 +56,52 @@ def has_log(url: str) -> bool:
         store.close()
 
 
+class PlannedSteps(NamedTuple):
+    """Steps ``[first_step, stop_step)`` of an epoch that a recovery makes again, and what it reads of the log for them.
+
+    They are as exact as ``exactness`` says where the optimizer has the ``profile``.
+    """
+
+    epoch: int
+    first_step: int
+    stop_step: int
+    optimizer: str
+    exactness: Exactness
+    profile: Mapping[str, str]
+    ranks: int
+    batches: int
+    nbytes: int
+
+
 class Candidate(NamedTuple):
-    """A checkpoint that a recovery may begin with."""
+    """A checkpoint that a recovery may begin with, and the steps that it then makes again, up to ``stop_step``."""
 
     step: int
     path: str
+    stop_step: int
+    nbytes: int = 0
+    steps: tuple[PlannedSteps, ...] = ()
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log that are read."""
+        return sum(one.nbytes for one in self.steps)
+
+    @property
+    def exactness(self) -> Exactness:
+        """What the recovery gives where the profile is that of every epoch."""
+        return max((one.exactness for one in self.steps), key=_ORDER.index, default="bitwise")
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Checkpoints to begin with, the newest first, and the step to end with; ``faults`` say what was passed over."""
+    """Checkpoints to begin with, the newest first; ``faults`` say what was passed over.
+
+    Those behind the first one are for the case that its data are damaged: only such as lead to the same step, unless
+    durable steps may be lost.
+    """
 
     candidates: list[Candidate]
-    stop_step: int
     faults: list[Problem]
 
     def to_bytes(self) -> bytes:
@@ -66,69 +112,105 @@ class RecoveryPlan:
     def from_bytes(cls, data: bytes) -> Self:
         """Return what `to_bytes` was given."""
         found = json.loads(data)
-        candidates = [Candidate(*one) for one in found["candidates"]]
-        return cls(candidates, found["stop_step"], [Problem(**one) for one in found["faults"]])
+        candidates = [
+            Candidate(step, path, stop, nbytes, tuple(PlannedSteps(*one) for one in steps))
+            for step, path, stop, nbytes, steps in found["candidates"]
+        ]
+        return cls(candidates, [Problem(**one) for one in found["faults"]])
 
 
 def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> RecoveryPlan:
-    """Look at the checkpoints of a run, and at every byte of its log that counts.
+    """Look at the checkpoints of a run, and at every byte of its log that a recovery would read.
 
     Raises:
         UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from.
     """
-    url = log_url(run)
     directory = open_run(run)
     steps = directory.steps()[::-1]
-    if not steps:
-        return RecoveryPlan([], 0, [])
     try:
-        log = StoredLog(url)
+        log = StoredLog(log_url(run))
     except UcpError as problem:
         if problem.code != "UCP-E-NOT-FOUND":
             raise
-        # Checkpoints alone: the newest good one.
-        candidates = [Candidate(step, directory.path(step)) for step in steps]
-        return RecoveryPlan(candidates, 0, [])
+        return RecoveryPlan([_alone(step, directory.path(step)) for step in steps], [])
     with log:
-        branch = log.branch()
-        if not branch or not log.keys.batches:
+        if log.keys.batches and not steps:
+            message = "the log has steps, and the run no checkpoint to begin with: it was removed"
+            raise error("UCP-E-LOG", message, at=log.url)
+        if not (log.keys.epochs and log.keys.batches):
             # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
-            return RecoveryPlan([Candidate(step, directory.path(step)) for step in steps], 0, [])
+            return RecoveryPlan([_alone(step, directory.path(step)) for step in steps], [])
+        log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
         found: list[Candidate] = []
         faults: list[Problem] = []
-        stop: int | None = None
         for step in steps:
             path = directory.path(step)
             try:
-                with open_checkpoint(path) as checkpoint:
-                    progress = checkpoint.root.progress
-                position = None if progress is None else progress.log
-                if position is None or position.id != log.document.id:
-                    raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
-                require_on_branch(branch, position.epoch, step, path)
-                extent = extent_of(log, (position.epoch, step))
-                if extent is None:
-                    raise AssertionError("a branch that has an epoch has an extent")
-                if stop is not None and extent.stop_step != stop:
-                    raise error("UCP-E-LOG", f"the log has not all steps from {step} to {stop}", at=path)
+                candidate, extent = _from_checkpoint(log, step, path)
+                if found and candidate.stop_step != found[0].stop_step and not allow_loss:
+                    message = f"the log leads from it to step {candidate.stop_step} only"
+                    raise error("UCP-E-LOG", message, at=path)
             except UcpError as problem:
                 faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
                 continue
-            if stop is None:
-                _require_whole(extent, step, url, allow_loss=allow_loss)
+            if not found:
+                if extent.lost and not allow_loss:
+                    raise _loss(extent, log.url)
                 faults[:0] = extent.faults
-                stop = extent.stop_step
-            found.append(Candidate(step, path))
-        if stop is None:
-            raise error(
-                "UCP-E-LOG", f"no checkpoint can be gone on from: {faults[-1].message}", at=faults[-1].at
-            )
-        return RecoveryPlan(found, stop, faults)
+            found.append(candidate)
+    if not found:
+        message = f"no checkpoint can be gone on from: {faults[-1].message}"
+        raise error("UCP-E-LOG", message, at=faults[-1].at)
+    return RecoveryPlan(found, faults)
 
 
-def _require_whole(extent: Extent, step: int, url: str, *, allow_loss: bool) -> None:
-    if extent.lost and not allow_loss:
-        end = max(step, extent.stop_step)
-        message = f"durable steps lie behind it; recover(allow_loss=True) ends at step {end}"
-        first = extent.faults[0] if extent.faults else Problem("UCP-E-LOG", url, "batches are missing")
-        raise error("UCP-E-LOG", f"{message}: {first.message}", at=first.at)
+def _alone(step: int, path: str) -> Candidate:
+    """Return a checkpoint behind which no step is logged."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return Candidate(step, path, step, _stored_bytes(checkpoint))
+    except UcpError:
+        return Candidate(step, path, step)  # a recovery says what is wrong with it, if it needs it
+
+
+def _from_checkpoint(log: StoredLog, step: int, path: str) -> tuple[Candidate, Extent]:
+    """Return what a recovery that begins with a checkpoint does.
+
+    Raises:
+        UcpError: where it cannot be gone on from.
+    """
+    with open_checkpoint(path) as checkpoint:
+        progress = checkpoint.root.progress
+        nbytes = _stored_bytes(checkpoint)
+    position = None if progress is None else progress.log
+    if position is None or position.id != log.document.id:
+        raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
+    extent = extent_of(log, (position.epoch, step))
+    planned = tuple(_planned(one) for one in extent.replayed)
+    return Candidate(step, path, extent.stop_step, nbytes, planned), extent
+
+
+def _planned(replayed: ReplayedSteps) -> PlannedSteps:
+    epoch, batches = replayed.epoch, replayed.batches()
+    nbytes = sum(batch.start + batch.header.payload_bytes for batch in batches)
+    return PlannedSteps(
+        epoch.epoch,
+        replayed.begin,
+        replayed.stop,
+        epoch.optimizer,
+        epoch.exactness,
+        dict(epoch.profile),
+        epoch.ranks,
+        len(batches),
+        nbytes,
+    )
+
+
+def _stored_bytes(checkpoint: Checkpoint) -> int:
+    return sum(stored.nbytes for stored in checkpoint.slots())
+
+
+def _loss(extent: Extent, url: str) -> UcpError:
+    message = f"durable steps lie behind it; recover(allow_loss=True) ends at step {extent.stop_step}"
+    first = extent.faults[0] if extent.faults else Problem("UCP-E-LOG", url, "batches are missing")
+    return error("UCP-E-LOG", f"{message}: {first.message}", at=first.at)

@@ -110,21 +110,26 @@ def recover(
         return _without_checkpoint(url, together)
     job = _Job(url, model, optimizer, dict(state or {}), rng, together)
     job.require_same(plan.candidates[0].step)
-    stop = plan.stop_step
     faults = plan.faults
     for candidate in plan.candidates:
+        stop = candidate.stop_step
         while True:
             fault = job.load(candidate)
             if fault is not None:
                 faults.append(Problem(fault.code, candidate.path, f"passed over: {fault.message}"))
                 break
             try:
-                return job.replay(candidate, max(stop, candidate.step), tuple(faults))
+                return job.replay(candidate, stop, tuple(faults))
             except SumsDifferError as differ:
                 message = f"step {differ.step} has not the state of training: {differ}; went back to step {differ.good}"
                 faults.append(Problem("UCP-E-LOG", url, message))
                 stop = differ.good
-    raise error("UCP-E-NOT-FOUND", "no checkpoint of this run could be loaded", at=str(run))
+    message = "no checkpoint of this run could be loaded"
+    if not allow_loss:
+        message = (
+            "no checkpoint could be loaded that leads to the last durable step; allow_loss=True takes any"
+        )
+    raise error("UCP-E-NOT-FOUND", f"{message}: {faults[-1].message}", at=str(run))
 
 
 def _without_checkpoint(url: str, group: Group) -> Recovery:
@@ -148,9 +153,6 @@ def _without_checkpoint(url: str, group: Group) -> Recovery:
         # The first epoch had begun, and its first checkpoint was not committed.
         with StoredLog(url) as log:
             last = log.epoch(found[1] - 1)
-            if log.keys.batches:
-                message = "the log has steps, and the run no checkpoint to begin with: it was removed"
-                raise error("UCP-E-LOG", message, at=url)
         return Recovery(log=found[0], epoch=last.epoch.epoch, epoch_digest=last.digest, next_epoch=found[1])
     return Recovery(log=found[0])
 
@@ -247,7 +249,7 @@ class _Job:
     def replay(self, candidate: Candidate, stop: int, faults: tuple[Problem, ...]) -> Recovery:
         """Replay the log from a checkpoint on, up to a step."""
         try:
-            log = StoredLog(self._url)
+            log = StoredLog(self._url, verify=False)
         except UcpError as problem:
             if problem.code != "UCP-E-NOT-FOUND":
                 raise

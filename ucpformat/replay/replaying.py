@@ -89,7 +89,9 @@ class Replay:
     def _epoch(self, epoch: Epoch, stop: int, *, is_exact: bool) -> None:
         applier = self.applier(epoch)
         owned = self._owned()
-        ranks = [_Steps(self._log, self._log.chain(epoch.epoch, rank)) for rank in range(epoch.ranks)]
+        ranks = [
+            _Steps(self._log, self._log.chain(epoch.epoch, rank, self._step)) for rank in range(epoch.ranks)
+        ]
         for one in ranks:
             one.go_to(self._step)
         while self._step < stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ucpformat.errors import error
 
@@ -11,55 +11,73 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ucpformat.errors import Problem
-    from ucpformat.update_log.reading import StoredLog, Stretch
+    from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.reading import Chain, StoredBatch, StoredLog, Stretch
 
-__all__ = ["Extent", "extent_of", "require_on_branch"]
+__all__ = ["Extent", "ReplayedSteps", "extent_of", "require_on_branch"]
+
+
+class ReplayedSteps(NamedTuple):
+    """Steps ``[begin, stop)`` of an epoch that a recovery makes again, and the batches of each rank that have them."""
+
+    epoch: Epoch
+    begin: int
+    stop: int
+    chains: tuple[Chain, ...]
+
+    def batches(self) -> list[StoredBatch]:
+        """Return the batches of all ranks that have one of the steps."""
+        return [
+            batch
+            for chain in self.chains
+            for batch in chain.batches
+            if batch.header.first_step < self.stop and batch.header.stop_step > self.begin
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The steps of a log that can be replayed: the branch, and the step that the log has last.
+    """The steps of a log that a recovery makes again from a state on, and the state that it ends with.
 
     ``faults`` are batches that are missing, torn or damaged; ``lost`` says that durable ones lie behind such.
     """
 
-    branch: tuple[Stretch, ...]
+    replayed: tuple[ReplayedSteps, ...]
     stop_step: int
     faults: tuple[Problem, ...]
     lost: bool
 
 
-def extent_of(log: StoredLog, begin: tuple[int, int] | None = None) -> Extent | None:
-    """Return how far a log goes from an epoch and a step of the branch on, None where it has no epoch.
-
-    Every byte of the epochs from there on is looked at; without ``begin``, of all that the branch has.
+def extent_of(log: StoredLog, begin: tuple[int, int]) -> Extent:
+    """Return how far a log goes from a state of the branch on, an epoch and a step.
 
     Raises:
-        UcpError: ``UCP-E-LOG`` where steps behind ``begin`` were removed; what reading the documents of the log raises.
+        UcpError: ``UCP-E-LOG`` where the state is not on the branch, or steps behind it were removed; what reading the
+            documents of the log raises.
     """
     branch = log.branch()
-    if not branch:
-        return None
-    first, step = begin or (0, 0)
-    faults: list[Problem] = []
+    first, step = begin
+    require_on_branch(branch, first, step, log.url)
+    found: list[ReplayedSteps] = []
     for stored, cut in branch:
         epoch = stored.epoch
         if epoch.epoch < first or (cut is not None and cut <= step):
             continue
-        chains = [log.chain(epoch.epoch, rank) for rank in range(epoch.ranks)]
-        if begin is not None and max(chain.first_step for chain in chains) > step:
+        chains = tuple(log.chain(epoch.epoch, rank, step) for rank in range(epoch.ranks))
+        if max(chain.first_step for chain in chains) > step:
             raise error("UCP-E-LOG", f"steps from {step} on were removed from the log", at=log.url)
-        faults += [chain.fault for chain in chains if chain.fault is not None]
         durable = min(chain.stop_step for chain in chains)
-        if cut is not None and durable >= cut:
-            step = cut
-            continue
+        goes_on = cut is not None and durable >= cut
         ends = set.intersection(*(chain.ends() for chain in chains))
-        # A key may lie about a step before the epoch.
-        stop = max([epoch.first_step, *(end for end in ends if end <= durable)])
-        # Behind a batch that does not count others may lie, or the epochs that went on from there.
-        lost = cut is not None or any(chain.behind for chain in chains)
-        return Extent(tuple(branch), stop, tuple(faults), lost)
+        stop = cut if cut is not None and goes_on else max([step, *(end for end in ends if end <= durable)])
+        if stop > step:
+            found.append(ReplayedSteps(epoch, step, stop, chains))
+        step = stop
+        if not goes_on:
+            # Behind a batch that does not count others may lie, or the epochs that went on from there.
+            lost = cut is not None or any(chain.behind for chain in chains)
+            faults = tuple(chain.fault for chain in chains if chain.fault is not None)
+            return Extent(tuple(found), stop, faults, lost)
     raise AssertionError("the last epoch of a branch has no cut")
 
 

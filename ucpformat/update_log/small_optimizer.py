@@ -9,7 +9,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import selection
-from ucpformat.update_log.durability import extent_of, require_on_branch
+from ucpformat.update_log.durability import extent_of
 from ucpformat.update_log.forms import places_of, rows_of, values_of
 from ucpformat.update_log.steps import entries_of, require_agreement, require_places, steps_from
 from ucpformat.update_log.sums import box_sum
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.update_log.documents import Epoch, Exactness
-    from ucpformat.update_log.reading import RankStep, StoredLog
+    from ucpformat.update_log.reading import Chain, RankStep, StoredLog
     from ucpformat.update_log.steps import LoggedEntry
 
 __all__ = ["SMALL_OPTIMIZER", "SmallRecovery", "replay_small"]
@@ -50,31 +50,24 @@ def replay_small(
             ``UCP-E-LOG`` for a state that is not on the branch, durable steps that would be lost, and other sums than
             those of the log; what reading raises.
     """
-    number, step = begin
-    branch = log.branch()
-    require_on_branch(branch, number, step, log.url)
+    _, step = begin
     extent = extent_of(log, begin)
-    if extent is None:
-        raise AssertionError("a branch that has an epoch has an extent")
     if extent.lost and not allow_loss:
         what = extent.faults[0] if extent.faults else None
-        message = f"durable steps lie behind step {max(step, extent.stop_step)}"
+        message = f"durable steps lie behind step {extent.stop_step}"
         raise error("UCP-E-LOG", message, at=log.url if what is None else what.at)
     exactness: Exactness = "bitwise"
-    for stored, cut in branch:
-        epoch = stored.epoch
-        stop = extent.stop_step if cut is None else min(cut, extent.stop_step)
-        if epoch.epoch < number or stop <= step:
-            continue
+    for replayed in extent.replayed:
+        epoch = replayed.epoch
         _require_same(epoch, values, log.url)
         # The profile of this optimizer is empty.
         found = "tolerance" if epoch.exactness == "bitwise" and epoch.profile else epoch.exactness
         exactness = max(exactness, found, key=_ORDER.index)
-        ranks = [steps_from(log, log.chain(epoch.epoch, rank), step) for rank in range(epoch.ranks)]
-        while step < stop:
+        ranks = [steps_from(log, chain, step) for chain in replayed.chains]
+        while step < replayed.stop:
             _make(epoch, [next(rank) for rank in ranks], values)
             step += 1
-            _require_sums(log, epoch, step, values)
+            _require_sums(log.url, epoch, replayed.chains, step, values)
     return SmallRecovery(step, exactness)
 
 
@@ -130,9 +123,8 @@ def _apply(part: NDArray[Any], logged: LoggedEntry, shape: tuple[int, ...], rate
                 part[rows] = part[rows] - rate * gradient
 
 
-def _require_sums(log: StoredLog, epoch: Epoch, step: int, values: Values) -> None:
+def _require_sums(url: str, epoch: Epoch, chains: Sequence[Chain], step: int, values: Values) -> None:
     """Refuse a state whose sums are not those that all ranks together have of it (SPEC UCP-R-044)."""
-    chains = [log.chain(epoch.epoch, rank) for rank in range(epoch.ranks)]
     ended = [batch.header for chain in chains for batch in chain.batches if batch.header.stop_step == step]
     if len(ended) < epoch.ranks:
         return
@@ -146,4 +138,4 @@ def _require_sums(log: StoredLog, epoch: Epoch, step: int, values: Values) -> No
         found = box_sum(values[tensor.atom], Box.whole(tensor.shape), tensor.shape)
         if slot != "value" or found != value:
             message = f"the log has another sum of {tensor.atom!r}/{slot} behind step {step}"
-            raise error("UCP-E-LOG", message, at=log.url)
+            raise error("UCP-E-LOG", message, at=url)

@@ -44,7 +44,7 @@ def recovered(log: UpdateLog, logical: Any, *, allow_loss: bool = False) -> Reco
     for epoch, stop in branch[mine[0] :]:
         if stop is not None and step >= stop:
             continue
-        chains = log.chains(epoch)
+        chains = log.chains(epoch, step)
         if any(chain.first > step for chain in chains):
             raise RefusalError("UCP-E-LOG", "", "steps were removed")
         durable = min(chain.stop for chain in chains)
@@ -60,7 +60,7 @@ def recovered(log: UpdateLog, logical: Any, *, allow_loss: bool = False) -> Reco
             mine_too = 1 if epoch["optimizer"]["profile"] else 0
             exactness = max(exactness, mine_too, _EXACTNESS.index(epoch["exactness"]))
         while step < to:
-            _make(epoch, together(log, epoch, step), values)
+            _make(epoch, together(epoch, chains, step), values)
             step += 1
             _compare_sums(epoch, chains, step, values)
         if not goes_on:

@@ -71,7 +71,7 @@ class UpdateLog:
         if self.store.size(LOG_KEY) is None:
             raise RefusalError("UCP-E-NOT-FOUND", LOG_KEY)
         self.id = self.document(LOG_KEY, "update-log")[0]["id"]
-        self._chains: dict[tuple[int, int], Chain] = {}
+        self._chains: dict[tuple[int, int, int], Chain] = {}
         self.epochs: list[int] = []
         self.firsts: dict[tuple[int, int], list[int]] = {}
         for key in sorted(self.store.keys()):
@@ -123,15 +123,17 @@ class UpdateLog:
             number, stop = (epoch["after"] or {}).get("epoch"), epoch["first_step"]
         return found
 
-    def chain(self, number: int, rank: int) -> Chain:
-        """Return the batches of a rank that count."""
-        if (number, rank) not in self._chains:
-            self._chains[number, rank] = self._walked(number, rank)
-        return self._chains[number, rank]
+    def chain(self, number: int, rank: int, state: int = 0) -> Chain:
+        """Return the batches of a rank that count from a state on."""
+        if (number, rank, state) not in self._chains:
+            self._chains[number, rank, state] = self._walked(number, rank, state)
+        return self._chains[number, rank, state]
 
-    def _walked(self, number: int, rank: int) -> Chain:
+    def _walked(self, number: int, rank: int, state: int) -> Chain:
         epoch, digest = self.epoch(number)
         firsts = self.firsts.get((number, rank), [])
+        while len(firsts) > 1 and firsts[1] <= state:
+            firsts = firsts[1:]
         chain = Chain(firsts[0] if firsts else epoch["first_step"])
         for place, first in enumerate(firsts):
             key = f"batches/{number}/{rank}/{first}.batch"
@@ -217,9 +219,9 @@ class UpdateLog:
             )
         return {"id": self.id, "epochs": self.epochs, "branch": branch}
 
-    def chains(self, epoch: Mapping[str, Any]) -> list[Chain]:
+    def chains(self, epoch: Mapping[str, Any], state: int = 0) -> list[Chain]:
         """Return those of all ranks."""
-        return [self.chain(epoch["epoch"], rank) for rank in range(epoch["ranks"])]
+        return [self.chain(epoch["epoch"], rank, state) for rank in range(epoch["ranks"])]
 
 
 def _epoch_faults(
@@ -372,11 +374,11 @@ class Together:
     entries: dict[int, tuple[dict[str, Any], bytes, str]]
 
 
-def together(log: UpdateLog, epoch: Mapping[str, Any], step: int) -> Together:
+def together(epoch: Mapping[str, Any], chains: Sequence[Chain], step: int) -> Together:
     """Return a step of all ranks; refuses where they disagree (UCP-D-163, UCP-D-167, UCP-D-168)."""
     found: Together | None = None
     number = epoch["epoch"]
-    for rank, chain in enumerate(log.chains(epoch)):
+    for rank, chain in enumerate(chains):
         batch = next(one for one in chain.batches if one.first <= step < one.stop)
         record, options, data = batch.steps[step - batch.first]
         at = f"batches/{number}/{rank}/{batch.first}.batch#/steps/{step - batch.first}"
@@ -427,4 +429,4 @@ def _epoch_problems(log: UpdateLog, number: int, found: documents.Collected) -> 
             found.add(code, chain.fault.at, chain.fault.why)
     for step in range(max(chain.first for chain in chains), min(chain.stop for chain in chains)):
         with found.refusals():
-            together(log, epoch, step)
+            together(epoch, chains, step)

@@ -97,8 +97,13 @@ class Judge:
             if errors:
                 return f"broken: {errors[0].code} at {errors[0].at}: {errors[0].message}"
             with StoredLog(url) as log:
-                extent = extent_of(log)
-            return "0" if extent is None else str(extent.stop_step)
+                branch = log.branch()
+                if not branch:
+                    return "0"
+                first = branch[0].stored.epoch
+                chains = [log.chain(first.epoch, rank) for rank in range(first.ranks)]
+                begin = max(chain.first_step for chain in chains)
+                return str(extent_of(log, (first.epoch, begin)).stop_step)
 
     def _require(self, name: str, number: int, state: State, allowed: set[str], where: str) -> None:
         part = below(state, name)
