@@ -20,6 +20,7 @@ from generate.bad_tables import bad_table_cases
 from generate.bad_values import bad_value_cases
 from generate.buffer_cases import buffer_cases
 from generate.cases import Case
+from generate.damaged_logs import damaged_log_cases
 from generate.forward import forward_cases
 from generate.good import good_cases
 from generate.images import image_cases
@@ -58,6 +59,7 @@ def all_cases() -> Iterator[Case]:
     yield from pipeline_cases()
     yield from image_cases()
     yield from log_cases()
+    yield from damaged_log_cases()
     yield from bad_log_cases()
     yield from forward_cases()
     yield from level_cases()
