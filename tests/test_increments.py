@@ -38,10 +38,10 @@ def fresh() -> Arrays:
 
 
 def save(
-    path: Path,
+    path: Path | str,
     arrays: Mapping[str, np.ndarray[Any, Any]],
     *,
-    base: Path | None = None,
+    base: Path | str | None = None,
     form: str = "packed",
     ranks: int = 1,
     dim: int = 0,
@@ -83,7 +83,7 @@ def save(
     return reports[0]
 
 
-def check(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def check(path: Path | str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Whole, by the validator, and bit for bit what was saved."""
     assert list(ucp.validate(path)) == []
     with ucp.open(path) as ckpt:
@@ -297,7 +297,7 @@ def test_a_refused_destination_leaves_nothing_of_the_base_open(tmp_path: Path) -
     assert threading.active_count() <= before[1]  # others may have ended
 
 
-def test_an_increment_to_an_object_store_is_refused(tmp_path: Path) -> None:
+def test_an_increment_in_an_object_store_of_a_directory_is_refused(tmp_path: Path) -> None:
     ucp.save(tmp_path / "base", {"w": np.ones(4)})
     with pytest.raises(UcpError, match="UCP-E-STORE"):
         ucp.save("memory://increments/new", {"w": np.ones(4)}, base=tmp_path / "base")

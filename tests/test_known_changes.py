@@ -24,6 +24,7 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, Layout, Mesh, MeshAxis, Shard
 from ucpformat.storage.increments.changes import DeclaredRows
 from ucpformat.storage.stores.linking import LinkSource
+from ucpformat.storage.stores.store import Store
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -283,8 +284,8 @@ def test_rows_are_not_declared_of_a_base_that_is_replaced_meanwhile(tmp_path: Pa
     ucp.save(tmp_path / "0.ucp", arrays)
     look = SaveOptions.based
 
-    def replacing(options: SaveOptions, base: str) -> SaveOptions:
-        found = look(options, base)
+    def replacing(options: SaveOptions, base: str, target: Store) -> SaveOptions:
+        found = look(options, base, target)
         shutil.rmtree(tmp_path / "0.ucp")
         ucp.save(tmp_path / "0.ucp", {**arrays, "table": arrays["table"] + 1})
         return found

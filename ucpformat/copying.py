@@ -142,8 +142,8 @@ class _Copy:
             return False
         if key.startswith("index/"):
             return False
-        with source.linkable(key) as found:
-            if not target.link(key, found):
+        with source.sharable(key) as found:
+            if not target.share(key, found):
                 return False
         with self._lock:
             self._linked.add(key)

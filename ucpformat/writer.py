@@ -67,8 +67,8 @@ class CheckpointWriter:
     All atoms are declared first, so that names, shapes and data types are checked before a byte is written.
     `write` may be called from several threads. ``durability`` ``"none"`` syncs nothing: for benchmarks and tests.
     ``prepared`` is a store at ``path`` whose place is made ready already. What ``base`` has, a checkpoint in the same
-    storage and with the same ``chunk_bytes``, is shared by hard links and not written again (SPEC section 8.5);
-    what ``changes`` tell is believed, and the rest is compared.
+    storage and with the same ``chunk_bytes``, is shared and not written again, by hard links, or by copies that an
+    object store makes itself (SPEC section 8.5); what ``changes`` tell is believed, and the rest is compared.
 
     Raises:
         StoreError: ``UCP-E-EXISTS`` if the destination holds a checkpoint, or anything foreign.
@@ -124,7 +124,7 @@ class CheckpointWriter:
         with ExitStack() as undone:
             shared = None
             if base is not None:
-                shared = Base(base, places, self._store, storage, chunk_bytes, changes)
+                shared = Base(base, places, self._store, self._attempt, storage, chunk_bytes, changes)
                 undone.callback(shared.close)
             if prepared is None:
                 self._store.prepare(storage)
@@ -211,10 +211,10 @@ class CheckpointWriter:
         """
         self.pieces.submit(atom, slot, data, offset)
 
-    def admit(self, packs: Sequence[Pack], stored: StoredColumns, linked_bytes: int = 0) -> None:
+    def admit(self, packs: Sequence[Pack], stored: StoredColumns, shared_bytes: int = 0) -> None:
         """Take over what another writer of this attempt has stored, durably: its packs, and chunks of slots.
 
-        The containers of segments count ``packs``; of storage plain, so many bytes are links to objects of the base.
+        The containers of segments count ``packs``; of storage plain, so many bytes are objects of the base.
         Nothing is written here any more afterwards.
 
         >>> from ucpformat.storage.writing.stored_columns import StoredBytes, StoredColumns
@@ -224,7 +224,7 @@ class CheckpointWriter:
         0
         """
         packed = self._finished()
-        self._shared_bytes += linked_bytes
+        self._shared_bytes += shared_bytes
         numbers = {pack.key: number for number, pack in enumerate(packed)}
         for pack in packs:
             if numbers.setdefault(pack.key, len(packed)) == len(packed):
@@ -364,7 +364,7 @@ class CheckpointWriter:
             self.abort()
             raise
         self._committed = True
-        self._shared_bytes += self.pieces.linked_bytes
+        self._shared_bytes += self.pieces.shared_bytes
         own = self._data_bytes - self._shared_bytes
         alignment = sum(pack.length for pack in packs if not pack.shared) - own if packs else 0
         self.stored = StoredBytes(own, alignment, self._document_bytes + len(data), self._shared_bytes)

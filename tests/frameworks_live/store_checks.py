@@ -8,11 +8,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import fsspec
 import numpy as np
 import pytest
 
+import ucpformat as ucp
 from tests.builders import STORAGES, State, Tensor, save
 from tests.conversion.engine.jobs import assert_same, make, rewrite
 from tests.test_commit import is_whole_or_absent
@@ -26,6 +28,7 @@ from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.copies import BackgroundCopies
 from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.validation import LEVELS, validate
 
@@ -33,6 +36,8 @@ __all__ = [
     "test_a_committed_checkpoint_and_foreign_objects_are_left_alone",
     "test_a_conversion_and_a_copy_come_back",
     "test_a_failed_save_leaves_nothing",
+    "test_an_increment_of_a_base_that_is_replaced_leaves_nothing",
+    "test_an_increment_sends_what_has_changed",
     "test_of_eight_puts_at_once_one_creates",
     "test_of_two_writers_one_commits",
     "test_saved_validated_and_loaded",
@@ -148,3 +153,41 @@ def test_steps_and_debris_are_collected(url: str) -> None:
     assert (old.kept, old.removed, list(old.failed.items())) == ([2], ["step-3.ucp"], [])
     assert {key.partition("/")[0] for key in keys(url)} == {"step-2.ucp"}
     assert validate(f"{url}/step-2.ucp") == []
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_increment_sends_what_has_changed(url: str, storage: Storage) -> None:
+    """UCP-W-034: the server copies the rest, and the base may go."""
+    state = {"large": LARGE, "small": np.arange(1, 31, dtype=np.float32)}
+    ucp.save(f"{url}/1", state, storage=storage)
+    state["small"] += 1
+    report = ucp.save(f"{url}/2", state, base=f"{url}/1", storage=storage)
+    assert report.stored.data <= 124  # of storage plain, a checksum among them
+    assert report.stored.shared >= LARGE.nbytes
+    filesystem, path = fsspec.url_to_fs(f"{url}/1")
+    filesystem.rm(path, recursive=True)
+    assert validate(f"{url}/2") == []
+    found = ucp.load(f"{url}/2")
+    assert all(np.array_equal(found[name], array) for name, array in state.items())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("is_there", [True, False], ids=["replaced", "removed"])
+def test_an_increment_of_a_base_that_is_replaced_leaves_nothing(
+    url: str, storage: Storage, is_there: bool
+) -> None:
+    """UCP-W-034: between the listing of the base and the copy."""
+    state = {"small": np.arange(1, 31, dtype=np.float32)}
+    ucp.save(f"{url}/1", state, storage=storage)
+    begin = BackgroundCopies.begin
+
+    def harmed(self: BackgroundCopies, source: Any, path: str) -> None:
+        if is_there:
+            self._filesystem.pipe_file(source.path, bytes(source.nbytes))
+        else:
+            self._filesystem.rm_file(source.path)
+        begin(self, source, path)
+
+    with patch.object(BackgroundCopies, "begin", harmed), pytest.raises(UcpError, match="UCP-E-NOT-FOUND"):
+        ucp.save(f"{url}/2", state, base=f"{url}/1", storage=storage)
+    assert keys(f"{url}/2") == set()

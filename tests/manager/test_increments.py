@@ -71,7 +71,7 @@ def test_what_nothing_can_be_shared_with_is_followed_by_a_full_one(tmp_path: Pat
     [
         ("run", {"full_every": 3}, "UCP-E-MISMATCH"),
         ("run", {"incremental": True, "full_every": 0}, "UCP-E-LIMIT"),
-        ("memory://run", {"incremental": True}, "UCP-E-STORE"),
+        ("https://example.org/run", {"incremental": True}, "UCP-E-STORE"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -96,7 +96,7 @@ def _is_linked(store: LocalStore) -> bool:
     except FileNotFoundError:  # removed by now: the bytes are written anew
         return False
     try:
-        return store.link(SHARED, LinkSource(path, descriptor))
+        return store.share(SHARED, LinkSource(path, descriptor))
     finally:
         simulated_os.close(descriptor)
 

@@ -48,7 +48,7 @@ class Files:
     def _look(self, key: str) -> object:
         if not isinstance(self._store, LocalStore):
             return self._store.url, key
-        with suppress(UcpError), self._store.linkable(key) as source:
+        with suppress(UcpError), self._store.sharable(key) as source:
             return source.identity
         return object()
 

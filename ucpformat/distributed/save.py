@@ -104,7 +104,7 @@ def _agree(
         nonlocal local, options
         options.require_known()
         if options.base is not None:
-            options = options.based(options.base)
+            options = options.based(options.base, store)
         local = describe_state()
         description = describe(local, options.to_json())
         if first:
@@ -283,7 +283,7 @@ class Saving:
         entries: list[Mapping[str, list[JsonValue]]] = [entry_of(self.local, self._group, self._owners)]
         with paused:  # once for all receipts: each end of a pause may collect
             for receipt in (Receipt.unpack(data, self._names) for data in receipts[1:]):
-                writer.admit(receipt.packs, receipt.stored, receipt.linked_bytes)
+                writer.admit(receipt.packs, receipt.stored, receipt.shared_bytes)
                 values.update(receipt.values)
                 entries.append(receipt.entries)
         optimizers, annotations = self._whole.optimizers, self._whole.annotations
@@ -326,7 +326,7 @@ class Saving:
             self._store.flush()
             stored = StoredColumns.of(pieces.ledger, self._names)
             entries = entry_of(self.local, self._group, self._owners)
-            return Receipt(packs, stored, self._values(), entries, pieces.linked_bytes).pack()
+            return Receipt(packs, stored, self._values(), entries, pieces.shared_bytes).pack()
         finally:
             for pieces in made:
                 pieces.abort()
@@ -334,7 +334,7 @@ class Saving:
     def _pieces(self) -> PieceWriter:
         self._store.join()
         keys = assign_keys(self._whole.atoms)
-        options = self._options
+        options, changes = self._options, self._changes
         places = {
             (atom, name): slot_place(
                 keys[atom], atom, name, self._whole.atoms[atom].slots[name], options.chunk_bytes
@@ -342,7 +342,7 @@ class Saving:
             for atom, name in self.local.arrays
         }
         base = options.base and Base(
-            options.base, places, self._store, options.storage, options.chunk_bytes, self._changes
+            options.base, places, self._store, self._attempt, options.storage, options.chunk_bytes, changes
         )
         return PieceWriter(
             self._store,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import LogPosition
-    from ucpformat.storage.stores.store import Durability
+    from ucpformat.storage.stores.store import Durability, Store
     from ucpformat.storage.writing.stored_columns import StoredBytes
 
 __all__ = ["Replicas", "SaveOptions", "SaveReport", "step_number"]
@@ -69,14 +69,14 @@ class SaveOptions:
         if self.step is not None:
             object.__setattr__(self, "step", step_number(self.step))
 
-    def based(self, base: str) -> SaveOptions:
-        """Return the options with the chunk size and the root digest of a base.
+    def based(self, base: str, target: Store) -> SaveOptions:
+        """Return the options with the chunk size and the root digest of a base of what is saved to ``target``.
 
         Raises:
             UcpError: as `root_of_base`.
         """
         wanted = None if self.chunk_bytes == DEFAULT_CHUNK_BYTES else self.chunk_bytes
-        root = root_of_base(base, storage=self.storage, chunk_bytes=wanted)
+        root = root_of_base(base, storage=self.storage, chunk_bytes=wanted, target=target)
         return replace(self, chunk_bytes=root.chunk_bytes, base_digest=root.digest)
 
     def to_json(self) -> dict[str, JsonValue]:

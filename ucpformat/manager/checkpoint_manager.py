@@ -56,9 +56,9 @@ class CheckpointManager:
     ``keep_last``, ``keep_every`` and ``keep_best`` are the rules of `Retention`, with ``metric`` and ``mode``; without
     any, nothing is removed but debris that is older than ``debris_age`` seconds. ``asynchronous`` is for saves that
     do not say; ``arena_bytes`` and ``overlap`` are those of `AsyncSaver`.
-    With ``incremental`` a checkpoint shares what is equal with the newest one, by hard links. It is as complete as any:
-    whatever else is removed, it stays whole. Each ``full_every``-th, 50 unless given, shares nothing, since a byte that
-    is lost is lost for all that share it.
+    With ``incremental`` a checkpoint shares what is equal with the newest one, by hard links, or by copies that an
+    object store makes. It is as complete as any: whatever else is removed, it stays whole. Each ``full_every``-th, 50
+    unless given, shares nothing, since a byte that is lost is lost for all that share it.
     ``every`` is how many steps `is_due` lets pass between saves. With ``"auto"`` they are as few as measured times
     allow: a checkpoint is written before the next begins, all of them take at most ``max_overhead`` of the time, 0.03
     unless given, and none is saved more often than failures every ``mtbf`` seconds make worth while. `cadence` says

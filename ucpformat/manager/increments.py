@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.errors import UcpError, error
-from ucpformat.storage.increments.base_contents import root_of_base
-from ucpformat.storage.stores.urls import is_remote
+from ucpformat.storage.increments.base_contents import require_sharing, root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ class Increments:
     """Chooses the base of each checkpoint of a run; none without ``incremental``, and for each ``full_every``-th.
 
     Raises:
-        UcpError: ``UCP-E-STORE`` for increments in an object store; ``UCP-E-MISMATCH`` for a count without increments;
-            ``UCP-E-LIMIT`` for one below 1.
+        UcpError: ``UCP-E-STORE`` for increments in a store that makes no copies; ``UCP-E-MISMATCH`` for a count without
+            increments; ``UCP-E-LIMIT`` for one below 1.
     """
 
     def __init__(
@@ -40,11 +39,8 @@ class Increments:
             raise error(
                 "UCP-E-LIMIT", f"a full checkpoint every {full_every}: give 1 or more", at="full_every"
             )
-        if incremental and is_remote(directory):
-            message = (
-                "increments share files by hard links, which object stores have not; save full ones there"
-            )
-            raise error("UCP-E-STORE", message, at=str(directory))
+        if incremental:
+            require_sharing(directory)
         self.are_wanted = incremental
         self._full_every = full_every or _FULL_EVERY
 

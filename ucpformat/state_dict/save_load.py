@@ -76,9 +76,10 @@ def save(
     ``annotations`` go into the root document: notes that no reader depends on, by reversed domain names.
     ``pipeline``, the same on all ranks, says which minibatches are in flight in the stages of a pipeline that stashes
     its weights, whose earlier versions the state has below ``versions`` (`Pipeline`). Only the same stages load that.
-    ``base`` is an earlier checkpoint on the same file system: what is equal is shared with it by hard links, compared
-    byte for byte, and only the rest is written. The new checkpoint is as complete as any, and stays whole when the
-    base is removed. It has the storage of its base, and its ``chunk_bytes`` unless they are given.
+    ``base`` is an earlier checkpoint on the same file system, or in the same object store: what is equal is shared with
+    it by hard links, or by copies that the store makes, compared byte for byte, and only the rest is written. The new
+    checkpoint is as complete as any, and stays whole when the base is removed. It has the storage of its base, and its
+    ``chunk_bytes`` unless they are given.
     ``changed`` has, by dotted path or glob, the rows of tensors that were changed since the base was saved: indices of
     the first dimension, or a truth value for each; every rank says so of what it holds. All other rows of these tensors
     are taken from the base unseen, so that rows that were forgotten are as they were then.

@@ -19,8 +19,8 @@ from ucpformat.manager.local_place import LocalPlace
 from ucpformat.storage.stores import local, local_io
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import Draft
-from ucpformat.storage.stores.linking import LinkSource
 from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.sharing import Sharable
 from ucpformat.update_log import place
 
 __all__ = ["BROKEN"]
@@ -102,13 +102,13 @@ def exports_not_durable() -> Iterator[None]:
 @contextmanager
 def shared_files_not_synced() -> Iterator[None]:
     """Files of a base get their names in an increment, and are taken for durable."""
-    link = LocalStore.link
+    share = LocalStore.share
 
-    def unsynced(self: LocalStore, key: str, source: LinkSource) -> bool:
+    def unsynced(self: LocalStore, key: str, source: Sharable) -> bool:
         with patch.object(self, "_wrote", lambda *_: None):
-            return link(self, key, source)
+            return share(self, key, source)
 
-    with patch.object(LocalStore, "link", unsynced):
+    with patch.object(LocalStore, "share", unsynced):
         yield
 
 

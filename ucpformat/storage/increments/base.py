@@ -7,6 +7,7 @@ compared while they lie in the processor's cache.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
@@ -14,12 +15,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from awscrt.checksums import crc32c
 
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, runs
 from ucpformat.storage.checksum import BLOCK_BYTES, RunChecksums, checksum_run
 from ucpformat.storage.host_memory import flat_bytes, selection
 from ucpformat.storage.increments.base_contents import (
-    NO_LINKS,
     PackUse,
     opened_base,
     packs_in_use,
@@ -38,7 +38,6 @@ from ucpformat.storage.increments.overwriting import (
 )
 from ucpformat.storage.reading.documents import StoredDocuments
 from ucpformat.storage.reading.layers import are_layered
-from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.workers import ForkedExecutor
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, Layer, SharedRun
 
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.increments.changes import KnownChanges
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.linking import LinkSource
+    from ucpformat.storage.stores.sharing import Sharable
     from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import SlotPlace
 
@@ -65,12 +64,13 @@ _MOST_PARTS: Final = 64
 class Base:
     """Finds what ``target`` can share with the checkpoint at ``path``. For several threads; `close` it.
 
-    ``target`` is the store of the checkpoint that is being written, and ``places`` are the slots that it will have.
+    ``target`` is the store of the checkpoint that is being written by the ``attempt`` of this identifier, and
+    ``places`` are the slots that it will have.
     What ``changes`` tell of this checkpoint is believed, the first that know; the rest is compared.
     Where documents of the base turn out to be damaged, or to be gone, nothing of it is shared.
 
     Raises:
-        UcpError: as `root_of_base`; ``UCP-E-STORE`` where ``target`` has no hard links.
+        UcpError: as `root_of_base`.
     """
 
     def __init__(
@@ -78,20 +78,21 @@ class Base:
         path: str | os.PathLike[str],
         places: Mapping[tuple[str, str], SlotPlace],
         target: Store,
+        attempt: str,
         storage: Storage,
         chunk_bytes: int,
         changes: Sequence[KnownChanges] = (),
     ) -> None:
-        if not isinstance(target, LocalStore):
-            raise error("UCP-E-STORE", NO_LINKS, at=target.url)
         self._target = target
-        self._store, root = opened_base(path, storage, chunk_bytes)
+        self._attempt = attempt
+        self._store, root = opened_base(path, storage, chunk_bytes, target)
         self._changes = [known for known in changes if known.base == root.digest]
         self._names = {(place.key, place.slot): name for name, place in places.items()}
         self._executor = ForkedExecutor(2, name="ucp-base")
-        self._links: dict[str, bool] = {}
-        self.linked_bytes = 0
-        """Bytes of the objects of chunks that were linked (storage plain)."""
+        self._keys_here: dict[str, str | None] = {}
+        """Of packs of the base: under which keys the target has them, None where it has not."""
+        self.shared_bytes = 0
+        """Bytes of the objects of chunks that are shared (storage plain)."""
         self._lock = threading.Lock()
         self._packs: list[PackUse] = []
         self._slots: dict[tuple[str, str], StoredSlot] = {}
@@ -174,24 +175,22 @@ class Base:
         ):  # UCP-D-136
             return piece
         pack = self._packs[segment.container]
-        with suppress(UcpError), self._store.linkable(pack.key) as source:
-            if pack.is_used and self._is_linked(pack, source):
+        with suppress(UcpError), self._store.sharable(pack.key) as source:
+            if pack.is_used and (key := self._key_here(pack, source)):
                 cuts = checksum_run(piece.data, piece.place.logical_start(piece.chunk)).cuts
                 where = (segment.offset, segment.length, segment.checksums)
-                return piece._replace(shared=SharedRun(pack.key, pack.length, *where, cuts))
+                return piece._replace(shared=SharedRun(key, pack.length, *where, cuts))
         return piece
 
     def same_object(self, place: SlotPlace, chunk: int, key: str) -> Segment | None:
-        """Link the object of a chunk (storage plain) to ``key`` if it is known not to have changed, or return None."""
+        """Share the object of a chunk (storage plain) as ``key`` if it is known not to have changed, or return None."""
         changed = self._changed_rows(ChunkPiece(place, chunk, None, memoryview(b"")))
         segment = None if changed is None or changed.any() else self._only_segment(place, chunk)
         if segment is None:
             return None
         stored = self._slots[place.key, place.slot]
-        with suppress(UcpError), self._store.linkable(stored.object_key(chunk, segment)) as source:
-            if source.nbytes == segment.length and self._target.link(key, source):
-                with self._lock:
-                    self.linked_bytes += segment.length
+        with suppress(UcpError), self._store.sharable(stored.object_key(chunk, segment)) as source:
+            if source.nbytes == segment.length and self._is_object_shared(key, source):
                 return segment
         return None
 
@@ -237,7 +236,7 @@ class Base:
     def _may_be_few(self, piece: ChunkPiece, segment: Segment) -> bool:
         """Return whether few rows may differ from those of a segment that has them all."""
         box = piece.box or piece.place.grid.box_at(piece.chunk)
-        with suppress(UcpError), self._store.linkable(self._packs[segment.container].key) as source:
+        with suppress(UcpError), self._store.sharable(self._packs[segment.container].key) as source:
             return segment.row_set is None and are_few(source, segment, piece.data, box)
         return False
 
@@ -253,7 +252,7 @@ class Base:
         packs = [self._packs[layer.container] for layer in layers]
         new = rows_in(piece.data, box)
         with suppress(UcpError), ExitStack() as stack:
-            sources = [stack.enter_context(self._store.linkable(pack.key)) for pack in packs]
+            sources = [stack.enter_context(self._store.sharable(pack.key)) for pack in packs]
             are_whole = [one.nbytes == pack.length for one, pack in zip(sources, packs, strict=True)]
             if changed is not None and all(are_whole):
                 owner, are_right = owners(layers, box), are_whole
@@ -264,10 +263,10 @@ class Base:
             may_keep = [is_right and pack.is_used for is_right, pack in zip(are_right, packs, strict=True)]
             choice = chosen(changed, owner, sizes, may_keep)
             while choice is not None:
-                unlinked = [one for one in choice.kept if not self._is_linked(packs[one], sources[one])]
-                if not unlinked:
+                unshared = [one for one in choice.kept if not self._key_here(packs[one], sources[one])]
+                if not unshared:
                     break
-                may_keep[unlinked[0]] = False
+                may_keep[unshared[0]] = False
                 choice = chosen(changed, owner, sizes, may_keep)
             if choice is None:
                 return []
@@ -276,7 +275,8 @@ class Base:
             found: list[ChunkPiece] = []
             for number in choice.kept:
                 one, pack = layers[number], packs[number]
-                shared = SharedRun(pack.key, pack.length, one.offset, one.length, one.checksums, b"")
+                key = self._key_here(pack, sources[number]) or ""
+                shared = SharedRun(key, pack.length, one.offset, one.length, one.checksums, b"")
                 layer = Layer(one.row_set, 0 if found else piece.data.nbytes, b"" if found else cuts)
                 found.append(piece._replace(box=box, data=piece.data[:0], shared=shared, layer=layer))
             if choice.rows.any():
@@ -295,7 +295,7 @@ class Base:
         known = segment.checksums if not first and data.nbytes == segment.length else b""
         start = part.start_of_run() or 0
         checks = None if known and start % BLOCK_BYTES == 0 else RunChecksums(start)
-        with suppress(UcpError), self._store.linkable(pack.key) as source:
+        with suppress(UcpError), self._store.sharable(pack.key) as source:
             for number, low in enumerate(range(0, data.nbytes, BLOCK_BYTES)):
                 block = data[low : low + BLOCK_BYTES]
                 if is_same:
@@ -305,17 +305,20 @@ class Base:
                     continue
                 if known and crc32c(block) != int.from_bytes(known[4 * number : 4 * number + 4], "little"):
                     return part
-                if not source.has(block, segment.offset + first + low):
+                if source.mark is None and not source.has(block, segment.offset + first + low):
                     return part
                 if checks is not None:
                     checks.add(block)
+            # What is far is fetched by few requests, once all checksums are known to be equal.
+            if source.mark is not None and not is_same and not source.has(data, segment.offset + first):
+                return part
             if not pack.is_used:
                 return part._replace(is_moved=True)
-            if self._is_linked(pack, source):
+            if key := self._key_here(pack, source):
                 blocks, cuts = known, known
                 if checks is not None:
                     blocks, _, cuts = checks.run()
-                shared = SharedRun(pack.key, pack.length, segment.offset + first, data.nbytes, blocks, cuts)
+                shared = SharedRun(key, pack.length, segment.offset + first, data.nbytes, blocks, cuts)
                 return part._replace(shared=shared)
         return part
 
@@ -329,29 +332,30 @@ class Base:
         offset, pack = found[1].offset, self._packs[found[1].container]
         if not pack.is_used or offset % place.dtype.item_bytes:  # UCP-D-136
             return None
-        with suppress(UcpError), self._store.linkable(pack.key) as source:
-            if source.has(data, offset) and self._is_linked(pack, source):
-                return SharedRun(pack.key, pack.length, offset, data.nbytes, checksums, b"")
+        with suppress(UcpError), self._store.sharable(pack.key) as source:
+            if source.has(data, offset) and (key := self._key_here(pack, source)):
+                return SharedRun(key, pack.length, offset, data.nbytes, checksums, b"")
         return None
 
     def has_object(
         self, place: SlotPlace, chunk: int, key: str, buffers: Sequence[memoryview], checksums: bytes
     ) -> bool:
-        """Link the object of a chunk (storage plain) to ``key`` where the base has it byte for byte; else False."""
+        """Share the object of a chunk (storage plain) as ``key`` where the base has it byte for byte; else False."""
         nbytes = sum(buffer.nbytes for buffer in buffers)
         found = self._segment_like(place, chunk, nbytes, checksums)
         if found is None:
             return False
-        with suppress(UcpError), self._store.linkable(found[0].object_key(chunk, found[1])) as source:
+        with suppress(UcpError), self._store.sharable(found[0].object_key(chunk, found[1])) as source:
+            if source.nbytes != nbytes:
+                return False
+            if source.mark is not None:  # one request
+                buffers = [memoryview(b"".join(buffers))]
             start = 0
             for buffer in buffers:
                 if not source.has(buffer, start):
                     return False
                 start += buffer.nbytes
-            if source.nbytes == nbytes and self._target.link(key, source):
-                with self._lock:
-                    self.linked_bytes += nbytes
-                return True
+            return self._is_object_shared(key, source)
         return False
 
     def _segment_like(
@@ -369,9 +373,25 @@ class Base:
         segments = () if stored is None else segments_of(stored, chunk)
         return segments[0] if len(segments) == 1 and segments[0].box is None else None
 
-    def _is_linked(self, pack: PackUse, source: LinkSource) -> bool:
-        """Return whether the target has a pack of the base, linked now if need be; one of another length it has not."""
+    def _key_here(self, pack: PackUse, source: Sharable) -> str | None:
+        """Return the key that a pack of the base has in the target, shared now if need be; None where it cannot be.
+
+        Copies have keys of the attempt's own: under that of the base, two attempts would remove one another's.
+        """
         with self._lock:
-            if pack.key not in self._links:
-                self._links[pack.key] = source.nbytes == pack.length and self._target.link(pack.key, source)
-            return self._links[pack.key]
+            if pack.key not in self._keys_here:
+                key = pack.key
+                if source.mark is not None:
+                    text = f"{pack.key} {source.mark}".encode()
+                    key = f"packs/{self._attempt}-{hashlib.sha256(text).hexdigest()[:24]}.pack"
+                is_shared = source.nbytes == pack.length and self._target.share(key, source)
+                self._keys_here[pack.key] = key if is_shared else None
+            return self._keys_here[pack.key]
+
+    def _is_object_shared(self, key: str, source: Sharable) -> bool:
+        """Share the object of a chunk (storage plain)."""
+        is_shared = self._target.share(key, source)
+        if is_shared:
+            with self._lock:
+                self.shared_bytes += source.nbytes
+        return is_shared

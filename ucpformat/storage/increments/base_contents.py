@@ -10,8 +10,7 @@ from ucpformat.errors import UcpError, error, naming
 from ucpformat.model.envelope import READ_FEATURES
 from ucpformat.model.root import Root, parse_root
 from ucpformat.storage.reading.documents import read_root
-from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.urls import local_path
+from ucpformat.storage.stores.urls import open_store, open_target
 
 if TYPE_CHECKING:
     import os
@@ -21,38 +20,64 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.documents import StoredDocuments
     from ucpformat.storage.reading.stored_slot import StoredSlot
+    from ucpformat.storage.stores.store import Store
     from ucpformat.storage.writing.chunk_writer import SlotPlace
 
-__all__ = ["NO_LINKS", "PackUse", "opened_base", "packs_in_use", "root_of_base", "segments_of", "slots_alike"]
+__all__ = [
+    "PackUse",
+    "opened_base",
+    "packs_in_use",
+    "require_sharing",
+    "root_of_base",
+    "segments_of",
+    "slots_alike",
+]
 
-NO_LINKS: Final = "an increment shares files by hard links, which object stores have not; save without base="
 _MOST_PACKS: Final = 48
 """Packs that one checkpoint shares. As many stay open, so that the file that was compared is the one that is linked."""
 _LEAST_USE: Final = 0.5
 """Nothing is shared of a pack less of which is in use: the rest would stay on the disk for as long as any of it."""
 
 
-def root_of_base(path: str | os.PathLike[str], *, storage: Storage, chunk_bytes: int | None = None) -> Root:
+def root_of_base(
+    path: str | os.PathLike[str],
+    *,
+    storage: Storage,
+    chunk_bytes: int | None = None,
+    target: Store | None = None,
+) -> Root:
     """Read the root document of a base, and refuse one that nothing can be shared with.
 
     Raises:
-        UcpError: as procedure 17.1 says; ``UCP-E-STORE`` for one in an object store, which has no hard links;
+        UcpError: as procedure 17.1 says; ``UCP-E-STORE`` for one that ``target`` shares nothing with;
             ``UCP-E-MISMATCH`` for one in the other storage, or with other chunks.
     """
-    store, root = opened_base(path, storage, chunk_bytes)
+    store, root = opened_base(path, storage, chunk_bytes, target)
     store.close()
     return root
 
 
-def opened_base(
-    path: str | os.PathLike[str], storage: Storage, chunk_bytes: int | None
-) -> tuple[LocalStore, Root]:
-    """Open a base, and read its root document; raises as `root_of_base`."""
-    directory = local_path(path)
-    if directory is None:
-        raise error("UCP-E-STORE", NO_LINKS, at=str(path))
-    store = LocalStore(directory)
+def require_sharing(url: str | os.PathLike[str]) -> None:
+    """Refuse a place of which no checkpoint can share with another, before anything is asked of it.
+
+    Raises:
+        StoreError: ``UCP-E-STORE``.
+    """
+    store = open_target(url)
     try:
+        store.require_base(store)
+    finally:
+        store.close()
+
+
+def opened_base(
+    path: str | os.PathLike[str], storage: Storage, chunk_bytes: int | None, target: Store | None
+) -> tuple[Store, Root]:
+    """Open a base, and read its root document; raises as `root_of_base`."""
+    store = open_store(path)
+    try:
+        if target is not None:
+            target.require_base(store)
         with naming(path):
             root = parse_root(read_root(store), features=READ_FEATURES, extensions=frozenset())
         for name, wanted, found in (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.model.table import Segment
-    from ucpformat.storage.stores.linking import LinkSource
+    from ucpformat.storage.stores.sharing import Sharable
 
 __all__ = [
     "NewLayer",
@@ -43,6 +43,9 @@ _MOST_STORED: Final = 2.2
 _LEAST_GAIN: Final = 0.6
 """A new layer with a larger share of the rows is written as a whole box."""
 _SAMPLES: Final = 64
+_FAR_SAMPLES: Final = 4
+_FAR_BYTES: Final = 1 << 17
+"""Of each sample of what is far; rows of an embedding are often sorted by how often they change."""
 
 
 class NewLayer(NamedTuple):
@@ -73,9 +76,11 @@ def row_count(segment: Segment, box: Box) -> int:
     return rows_of(box) if segment.row_set is None else segment.row_count()
 
 
-def are_few(source: LinkSource, segment: Segment, data: memoryview, box: Box) -> bool:
+def are_few(source: Sharable, segment: Segment, data: memoryview, box: Box) -> bool:
     """Say whether few rows of a box may have changed, by some of them, compared with a segment that has them all."""
     rows = rows_in(data, box)
+    if source.mark is not None:
+        return _are_few_far(source, segment, rows)
     step = max(1, len(rows) // _SAMPLES)
     sample = range(step // 2, len(rows), step)
     width = rows.shape[1]
@@ -83,8 +88,22 @@ def are_few(source: LinkSource, segment: Segment, data: memoryview, box: Box) ->
     return same >= (1 - _LEAST_GAIN) * len(sample)
 
 
+def _are_few_far(source: Sharable, segment: Segment, rows: NDArray[np.uint8]) -> bool:
+    """Do as `are_few`, by runs of rows: each is a request."""
+    count, width = rows.shape
+    length = max(1, min(count // _FAR_SAMPLES, _FAR_BYTES // width))
+    same = total = 0
+    for number in range(_FAR_SAMPLES):
+        first = number * (count // _FAR_SAMPLES)
+        data = source.read(segment.offset + first * width, length * width)
+        found = np.frombuffer(data, np.uint8).reshape(-1, width)
+        same += int((found == rows[first : first + length]).all(axis=1).sum())
+        total += length
+    return same >= (1 - _LEAST_GAIN) * total
+
+
 def old_rows(
-    sources: Sequence[LinkSource], segments: Sequence[Segment], box: Box, width: int
+    sources: Sequence[Sharable], segments: Sequence[Segment], box: Box, width: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int16], list[bool]]:
     """Read all layers of a box: its rows, the layer that gives each, and whether the bytes of each layer are right.
 

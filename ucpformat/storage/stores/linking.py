@@ -15,11 +15,12 @@ from ucpformat.storage.stores.local_io import Identity, identity_of, read_at
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LinkSource", "make_link"]
+__all__ = ["NO_LINKS", "LinkSource", "make_link"]
 
 _COMPARED_BYTES: Final = 1 << 18
 """What is read and compared at a time, while the processor's cache has it."""
-_NO_LINKS: Final = frozenset(
+NO_LINKS: Final = "a directory shares files by hard links: give a base on the same file system, or none"
+_NOT_LINKED: Final = frozenset(
     getattr(errno, name)
     for name in ("EXDEV", "EMLINK", "EPERM", "EACCES", "ENOENT", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")
 )
@@ -32,6 +33,11 @@ class LinkSource:
 
     path: Path
     descriptor: int
+
+    @property
+    def mark(self) -> None:
+        """None: the open file is itself, whatever has its path by now."""
+        return None
 
     @property
     def identity(self) -> Identity:
@@ -68,7 +74,7 @@ def make_link(source: LinkSource, place: str, within: int | None) -> bool:
         os.link(source.path, place, dst_dir_fd=within, follow_symlinks=False)
         is_made = True
     except OSError as reason:
-        if not isinstance(reason, FileExistsError) and reason.errno not in _NO_LINKS:
+        if not isinstance(reason, FileExistsError) and reason.errno not in _NOT_LINKED:
             raise
     with suppress(FileNotFoundError):
         if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == source.identity:

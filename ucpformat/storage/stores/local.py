@@ -15,14 +15,8 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import is_staged, staged_name
 from ucpformat.storage.stores.joined_mapping import fit_pages, joined
-from ucpformat.storage.stores.linking import LinkSource, make_link
-from ucpformat.storage.stores.local_files import (
-    KeptFiles,
-    Mappings,
-    OpenFile,
-    WriteBack,
-    populated,
-)
+from ucpformat.storage.stores.linking import NO_LINKS, LinkSource, make_link
+from ucpformat.storage.stores.local_files import KeptFiles, Mappings, OpenFile, WriteBack, populated
 from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
     MISSING,
@@ -48,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ucpformat.model.root import Storage
-    from ucpformat.storage.stores.store import Durability, StoredRange
+    from ucpformat.storage.stores.sharing import Sharable
+    from ucpformat.storage.stores.store import Durability, Store, StoredRange
 
 __all__ = ["LocalStore"]
 
@@ -317,16 +312,23 @@ class LocalStore:
             self._wrote(key, sum(buffer.nbytes for buffer in buffers))
 
     @contextmanager
-    def linkable(self, key: str) -> Iterator[LinkSource]:
-        """Provide an object that another store may have linked to a key of its own, open."""
+    def sharable(self, key: str) -> Iterator[LinkSource]:
+        """Provide an object that another store may link to, open."""
         with translated(key), self._reading(key) as descriptor:
             yield LinkSource(self._locate(key), descriptor)
 
-    def link(self, key: str, source: LinkSource) -> bool:
+    def require_base(self, base: Store) -> None:
+        """Refuse a base that is no directory."""
+        if not isinstance(base, LocalStore):
+            raise error("UCP-E-STORE", NO_LINKS, at=base.url)
+
+    def share(self, key: str, source: Sharable) -> bool:
         """Give a file of another checkpoint this key as well; False where that cannot be, or the path has another file.
 
         Whoever writes for the same attempt may have done so before.
         """
+        if not isinstance(source, LinkSource):
+            return False
         check_key(key, key or self.url)
         with translated(key):
             self._claim.make_directories(key)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ucpformat.model.root import Storage
+    from ucpformat.storage.stores.sharing import Sharable
 
 __all__ = [
     "PREFIXES",
@@ -227,6 +228,26 @@ class Store(Protocol):
 
     def create_pack(self, key: str) -> PackFile:
         """Begin a new pack."""
+        ...
+
+    def sharable(self, key: str) -> AbstractContextManager[Sharable]:
+        """Provide an object of a committed checkpoint that another one may share; ``UCP-E-MISSING`` as `read`."""
+        ...
+
+    def require_base(self, base: Store) -> None:
+        """Refuse a store from which this one shares nothing; before `prepare`, or after it.
+
+        Raises:
+            StoreError: ``UCP-E-STORE``, with what to do instead.
+        """
+        ...
+
+    def share(self, key: str, source: Sharable) -> bool:
+        """Give this checkpoint an object of another one under this key, without sending its bytes.
+
+        False where that cannot be: the bytes are to be written. Otherwise the object is there when `flush` has
+        returned, which fails if it is not. Several that write for one attempt may share the same.
+        """
         ...
 
     def flush(self, reached: Iterable[str] = ()) -> None:

@@ -89,8 +89,8 @@ class Room(NamedTuple):
 class SharedRun(NamedTuple):
     """Where a pack of the base of an increment has the bytes of a piece: ``nbytes`` from ``offset`` on.
 
-    ``length`` is that of the pack, linked under the same ``key``; ``blocks`` and ``cuts`` are those of the bytes as
-    `Run` has them, without cuts where they are compressed, or a layer.
+    ``length`` is that of the pack, which this checkpoint has as ``key``; ``blocks`` and ``cuts`` are those of the bytes
+    as `Run` has them, without cuts where they are compressed, or a layer.
     """
 
     key: str
@@ -137,12 +137,12 @@ class ChunkPiece(NamedTuple):
 class BaseChunks(Protocol):
     """What an earlier checkpoint has of the bytes that are to be stored (`ucpformat.storage.increments.base`).
 
-    Writers ask it, from any of their threads, before they store a piece; it links what it finds. What it raises ends
+    Writers ask it, from any of their threads, before they store a piece; it shares what it finds. What it raises ends
     the save.
     """
 
-    linked_bytes: int
-    """Bytes of the objects of chunks that were linked (storage plain)."""
+    shared_bytes: int
+    """Bytes of the objects of chunks that are shared (storage plain)."""
 
     def resolved(self, piece: ChunkPiece) -> list[ChunkPiece]:
         """Cut an uncompressed piece into what is shared and what is to be written."""
@@ -161,11 +161,11 @@ class BaseChunks(Protocol):
     def has_object(
         self, place: SlotPlace, chunk: int, key: str, buffers: Sequence[memoryview], checksums: bytes
     ) -> bool:
-        """Link the object of a chunk to ``key`` if it is there already (storage plain)."""
+        """Share the object of a chunk under ``key`` if it is there already (storage plain)."""
         ...
 
     def same_object(self, place: SlotPlace, chunk: int, key: str) -> Segment | None:
-        """Link the object of a chunk to ``key`` if the chunk is known not to have changed (storage plain)."""
+        """Share the object of a chunk under ``key`` if the chunk is known not to have changed (storage plain)."""
         ...
 
     def close(self) -> None:

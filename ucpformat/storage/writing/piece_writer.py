@@ -215,9 +215,9 @@ class PieceWriter:
         return self._chunks.finish()
 
     @property
-    def linked_bytes(self) -> int:
-        """Bytes of the objects of chunks that are links to those of the base (storage plain)."""
-        return 0 if self._base is None else self._base.linked_bytes
+    def shared_bytes(self) -> int:
+        """Bytes of the objects of chunks that are those of the base (storage plain)."""
+        return 0 if self._base is None else self._base.shared_bytes
 
     def close(self) -> None:
         """Release threads, and the base."""

@@ -204,7 +204,7 @@ _LENGTHS: Final = Struct("<4q")
 class Receipt:
     """Packs with their lengths, chunks of slots whose containers count those packs, and values, still encoded.
 
-    ``entries`` are those of values that differ from rank to rank: position and entry, by name. ``linked_bytes`` are
+    ``entries`` are those of values that differ from rank to rank: position and entry, by name. ``shared_bytes`` are
     those of chunks' own objects that are links to the base's.
     """
 
@@ -212,7 +212,7 @@ class Receipt:
     stored: StoredColumns
     values: Mapping[str, JsonValue]
     entries: Mapping[str, list[JsonValue]] = field(default_factory=dict)
-    linked_bytes: int = 0
+    shared_bytes: int = 0
 
     def pack(self) -> bytes:
         """Return it as bytes, without the names of slots, by which both sides count."""
@@ -221,7 +221,7 @@ class Receipt:
                 "packs": [[pack.key, pack.length, pack.shared] for pack in self.packs],
                 "values": dict(self.values),
                 "entries": dict(self.entries),
-                "linked_bytes": self.linked_bytes,
+                "shared_bytes": self.shared_bytes,
             },
             separators=(",", ":"),
         ).encode()
@@ -239,5 +239,5 @@ class Receipt:
             StoredColumns.seen(slots, data, first, (rows, words, checksums)),
             found["values"],
             found["entries"],
-            found["linked_bytes"],
+            found["shared_bytes"],
         )

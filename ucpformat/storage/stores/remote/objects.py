@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
@@ -17,6 +17,7 @@ from ucpformat.storage.stores.remote.access import (
     translated,
     without_ranges,
 )
+from ucpformat.storage.stores.remote.copies import ListedObject, listed
 from ucpformat.storage.stores.remote.repetition import watch
 from ucpformat.storage.stores.store import Calls
 
@@ -59,6 +60,8 @@ class RemoteObjects:
             self._is_web = not _WEB.isdisjoint(protocols)
             self._has_ranges = not self._is_web
             watch(self._filesystem)
+        self._listing = threading.Lock()
+        self._listed: dict[str, ListedObject] | None = None
 
     @property
     def url(self) -> str:
@@ -145,6 +148,17 @@ class RemoteObjects:
         """Return none: objects of a remote store are read."""
         del key, start, stop
         return nullcontext()
+
+    @contextmanager
+    def sharable(self, key: str) -> Iterator[ListedObject]:
+        """Provide an object that another checkpoint may have as well, as the first listing has shown it."""
+        with translated(self._url), self._listing:
+            if self._listed is None:
+                self._listed = listed(self, self._filesystem, self._path)
+        found = self._listed.get(key)
+        if found is None:
+            raise error("UCP-E-MISSING", MISSING, at=key)
+        yield found
 
     def keys(self) -> Iterator[str]:
         """Yield all keys below the URL."""

@@ -9,7 +9,9 @@ Here `S3FileSystem.call_s3` is used, the public call under all of these, which a
 from __future__ import annotations
 
 import errno
+from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ucpformat.storage.stores.remote.repetition import repeated
@@ -17,6 +19,9 @@ from ucpformat.storage.stores.remote.repetition import repeated
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from ucpformat.storage.stores.remote.packs import UploadSlots
 
 __all__ = ["S3Part", "S3Upload", "S3Uploads"]
 
@@ -57,6 +62,10 @@ class S3Uploads:
 
     part_bytes: int = 1 << 23
     most_parts: int = 10_000
+    most_copied: int = 1 << 30
+    """Longest copy by one request: S3 takes 5 GiB, in which time a client may give up waiting."""
+    copied_bytes: int = 1 << 28
+    """Parts of longer ones."""
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
@@ -98,6 +107,33 @@ class S3Uploads:
             if self._filesystem.size(path) != length:
                 raise
         self._forget(path)
+
+    def copy(self, source: str, mark: str, nbytes: int, path: str, slots: UploadSlots) -> None:
+        """Have the store copy an object, of the entity tag ``mark`` and no other, in parts where it is long."""
+        bucket, key, *_ = self._filesystem.split_path(source)
+        asked: dict[str, Any] = {"CopySource": {"Bucket": bucket, "Key": key}, "CopySourceIfMatch": mark}
+        if nbytes <= self.most_copied:
+            repeated(lambda: self._call("copy_object", path, **asked), path)
+            self._forget(path)
+            return
+        size = max(self.copied_bytes, -(-nbytes // self.most_parts))
+        upload = self.begin(path)
+        sent: list[Future[S3Part]] = []
+        try:
+            for number, start in enumerate(range(0, nbytes, size), 1):
+                asked["CopySourceRange"] = f"bytes={start}-{min(start + size, nbytes) - 1}"
+                asked.update(UploadId=upload, PartNumber=number)
+                sent.append(slots.submit(partial(self._copy_part, path, number, {**asked})))
+            self.complete(path, upload, [part.result() for part in sent], nbytes)
+        except BaseException:
+            wait(sent)
+            with suppress(Exception):
+                self.abort(path, upload)
+            raise
+
+    def _copy_part(self, path: str, number: int, asked: Mapping[str, Any]) -> S3Part:
+        answer = repeated(lambda: self._call("upload_part_copy", path, **asked), path)
+        return S3Part(number, answer["CopyPartResult"])
 
     def put(self, path: str, data: bytes) -> None:
         """Put an object by one request."""

@@ -16,6 +16,12 @@ from ucpformat.storage.stores.remote.access import (
     writing,
 )
 from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.copies import (
+    BackgroundCopies,
+    ListedObject,
+    can_copy,
+    is_same_service,
+)
 from ucpformat.storage.stores.remote.objects import BLOCK_BYTES, RemoteObjects
 from ucpformat.storage.stores.remote.packs import (
     MultipartPackFile,
@@ -31,11 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ucpformat.model.root import Storage
+    from ucpformat.storage.stores.sharing import Sharable
+    from ucpformat.storage.stores.store import Store
 
-__all__ = ["RemoteStore"]
+__all__ = ["NO_COPIES", "RemoteStore"]
 
 _SILENCE: Final = 12 * 3600.0
 """Seconds. An attempt of which nothing was seen for a day is dead to others; this one gives up long before."""
+
+NO_COPIES: Final = (
+    "an increment shares what its base has by copies that the store makes: save to the store of the base, by the same "
+    "protocol and options, and to one that makes copies; or save without base="
+)
 
 _STREAMS: Final = 4
 """Packs under way at once, each a stream of blocks: four of them hold, and copy, 128 MiB at most."""
@@ -64,6 +77,7 @@ class RemoteStore(RemoteObjects):
             self._uploads = S3Uploads.by(self._filesystem)
             self._puts = ConditionalPuts(self._filesystem, self._head)
         self._slots = None if self._uploads is None else UploadSlots(self._uploads.at_once)
+        self._copies = BackgroundCopies(self._filesystem, self._uploads, self._slots)
         # Streams wait one for another, parts do not.
         if self._uploads is None:
             self.packs_at_once, self.upload_bytes = _STREAMS, 2 * BLOCK_BYTES
@@ -189,11 +203,32 @@ class RemoteStore(RemoteObjects):
             self._sign_of_life()
             return pack
 
+    def require_base(self, base: Store) -> None:
+        """Refuse a base that is not in the same store, or any where the store makes no copies."""
+        if not (
+            isinstance(base, RemoteObjects)
+            and is_same_service(self._filesystem, base._filesystem)
+            and can_copy(self._filesystem)
+        ):
+            raise error("UCP-E-STORE", NO_COPIES, at=base.url)
+
+    def share(self, key: str, source: Sharable) -> bool:
+        """Have the store copy an object to this key, in the background: `flush` waits for it."""
+        if not isinstance(source, ListedObject):
+            return False
+        with writing(key):
+            self._make_directory(key)
+            self._created[key] = None
+            self._copies.begin(source, self._full(key))
+            self._sign_of_life()
+        return True
+
     def flush(self, reached: Iterable[str] = ()) -> None:
-        """Check that no object was removed, which are durable when their write returns.
+        """Wait for copies, and check that no object was removed, which are durable when their write returns.
 
         What is reached is no debris, whatever an attempt that goes on with another one took it for at first.
         """
+        self._copies.finish()
         reached = set(reached)
         self._debris = [key for key in self._debris if key not in reached]
         unseen = {*self._created, *reached}.difference(self.keys())
@@ -247,11 +282,12 @@ class RemoteStore(RemoteObjects):
 
     def discard(self) -> bool:
         """Remove the objects created through this store, unless a root document may reach them."""
+        is_answered = self._copies.stop()
         created, self._created = self._created, {}
         if not self.withdraw():
             return False
-        # Where a removal is not answered it may be done later: nobody else may have the same keys then.
-        if self._remove(created) and self._has_claim:
+        # Where a removal or copy is not answered it may be done later: nobody else may have the same keys then.
+        if self._remove(created) and is_answered and self._has_claim:
             self._remove([CLAIM_KEY])
         return True
 
@@ -272,5 +308,7 @@ class RemoteStore(RemoteObjects):
 
     def close(self) -> None:
         """Release threads."""
+        self._copies.stop()
+        self._copies.close()
         if self._slots is not None:
             self._slots.close()
