@@ -21,7 +21,7 @@ from generate.mutations import (
     shorter,
     without,
 )
-from generate.parents import GZIP
+from generate.parents import BLOSC, GZIP, ZSTD
 from ucp_conformance.drafting import AtomDraft, Draft, SlotDraft
 from ucp_conformance.oracle.bytes_of import crc32c, sha256
 
@@ -316,10 +316,29 @@ def _zarr() -> Iterator[Case]:
 
 def _compressed() -> Iterator[Case]:
     raw = struct.pack("<6f", *range(1, 7))
-    stored = {
+    gzip = {
         "more": frozen_encoder(GZIP, raw + b"\0"), "less": frozen_encoder(GZIP, raw[:-1]), "cut": frozen_encoder(GZIP, raw)[:-9],
         "garbage": b"\x1f\x8b" + b"\x7e" * 30, "not-compressed": raw, "two-members": frozen_encoder(GZIP, raw[:12]) + frozen_encoder(GZIP, raw[12:]), "trailing": frozen_encoder(GZIP, raw) + b"\0", "bomb": frozen_encoder({"name": "gzip", "configuration": {"level": 9}}, bytes(1 << 24)),
     }  # fmt: skip
+    yield from _codec_cases("gzip", gzip)
+    zstd = frozen_encoder(ZSTD, raw)
+    # A frame that does not state its size, of 200 blocks that repeat a byte 128 KiB times.
+    bomb = bytes.fromhex("28b52ffd0070") + bytes.fromhex("02001000") * 199 + bytes.fromhex("03001000")
+    yield from _codec_cases("zstd", {
+        "more": frozen_encoder(ZSTD, raw + b"\0"), "less": frozen_encoder(ZSTD, raw[:-1]), "cut": zstd[:-5], "not-compressed": raw,
+        "garbage": zstd[:5] + b"\x7e" * 20, "two-frames": frozen_encoder(ZSTD, raw[:12]) + frozen_encoder(ZSTD, raw[12:]),
+        "trailing": zstd + b"\0", "skippable": zstd + bytes.fromhex("502a4d1800000000"), "checksum": zstd[:-1] + bytes([zstd[-1] ^ 1]),
+        "dictionary": zstd[:4] + bytes([zstd[4] | 1]) + zstd[5:], "bomb": bomb,
+    })  # fmt: skip
+    blosc = frozen_encoder(BLOSC, raw)
+    yield from _codec_cases("blosc", {
+        "more": frozen_encoder(BLOSC, raw + bytes(4)), "less": frozen_encoder(BLOSC, raw[:-4]), "cut": blosc[:-5], "not-compressed": raw,
+        "garbage": blosc[:2] + b"\x21" + blosc[3:16] + b"\x7e" * (len(blosc) - 16), "trailing": blosc + b"\0", "header": blosc[:12],
+        "version": b"\3" + blosc[1:], "bomb": frozen_encoder(BLOSC, bytes(1 << 14)),
+    })  # fmt: skip
+
+
+def _codec_cases(codec: str, stored: dict[str, bytes]) -> Iterator[Case]:
     for name, data in stored.items():
 
         def mutate(draft: Draft, data: bytes = data) -> None:
@@ -334,13 +353,14 @@ def _compressed() -> Iterator[Case]:
             draft.parts[0].table.checksums[0] = crc32c(data)
 
         yield case(
-            f"codec/{name}",
-            f"A gzip chunk: {name}",
+            f"codec/{name}" if codec == "gzip" else f"codec/{codec}-{name}",
+            f"A {codec} chunk: {name}",
             ("UCP-R-027", "UCP-S-002"),
             "UCP-E-CODEC",
             mutate,
-            "gzip-packed",
+            f"{codec}-packed",
             ops=("read",),
             level="full",
             also=False,
+            features=[] if codec == "gzip" else [codec],
         )

@@ -36,7 +36,8 @@ def one(slot: SlotDraft, **options: Any) -> Draft:
 def good_cases() -> Iterator[Case]:
     """Yield all cases of this module."""
     for name, make in PARENTS.items():
-        yield good(f"parents/{name}", f"Parent of mutations: {name}", ("UCP-R-004",), make())
+        features = {"features": [name.partition("-")[0]]} if name.startswith(("zstd", "blosc")) else {}
+        yield good(f"parents/{name}", f"Parent of mutations: {name}", ("UCP-R-004",), make(), **features)
     for storage in STORAGES:
         yield from _storage_cases(storage)
     yield from _spellings()
@@ -380,18 +381,41 @@ def _segments() -> Iterator[Case]:
     )
 
 
+def _repeating(count: int) -> bytes:
+    """Return little-endian float32 with repetitions near and far, and bytes of which some are frequent."""
+    return b"".join(
+        struct.pack("<f", (number * number) % 7 + (number // 500) % 3 / 4 + (number % 97 == 0) * number)
+        for number in range(count)
+    )
+
+
 def _zstd() -> Iterator[Case]:
     configurations: dict[str, list[dict[str, Any]]] = {
-        "zstd": [{"checksum": False, "level": 3}, {"checksum": True, "level": -5}],
-        "blosc": [{"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": 4}],
+        "zstd": [
+            {"checksum": False, "level": 3},
+            {"checksum": True, "level": -5},
+            {"checksum": True, "level": 19},
+            {"checksum": False, "level": 1},
+        ],
+        "blosc": [
+            {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": 4},
+            {"blocksize": 0, "clevel": 9, "cname": "lz4hc", "shuffle": "noshuffle", "typesize": 2},
+            {"blocksize": 0, "clevel": 5, "cname": "blosclz", "shuffle": "bitshuffle", "typesize": 4},
+            {"blocksize": 0, "clevel": 1, "cname": "zlib", "shuffle": "shuffle", "typesize": 8},
+            {"blocksize": 0, "clevel": 5, "cname": "zstd", "shuffle": "bitshuffle", "typesize": 1},
+        ],
     }
     for name, found in configurations.items():
         for number, configuration in enumerate(found):
             for storage in STORAGES:
+                # The first of each in small chunks, which encoders copy; the others in one where they find repetitions.
+                is_small = number < 2 if name == "zstd" else number == 0
+                shape, data = ((8, 8), floats(64)) if is_small else ((32, 32), _repeating(32 * 32))
                 slot = SlotDraft(
-                    "float32", (8, 8), floats(64), compressor={"name": name, "configuration": configuration}
+                    "float32", shape, data, compressor={"name": name, "configuration": configuration}
                 )
-                draft = one(slot, chunk_bytes=64, storage=storage, encoder=frozen_encoder)
+                chunk_bytes = 64 if is_small else 1 << 13
+                draft = one(slot, chunk_bytes=chunk_bytes, storage=storage, encoder=frozen_encoder)
                 case = good(
                     f"{name}/{number}-{storage}",
                     f"{name}, configuration {number}",
@@ -399,12 +423,12 @@ def _zstd() -> Iterator[Case]:
                     draft,
                     features=[name],
                 )
-                case.expected = {**case.expected, "w.bin": floats(64)}
+                case.expected = {**case.expected, "w.bin": data}
                 case.checks.append(
                     {
                         "name": "read", "role": "reader", "level": "full", "op": "read",
                         "params": {"atom": "w", "slot": "value"},
-                        "expect": {"tensor": {"dtype": "float32", "shape": [8, 8]}, "file": "w.bin"},
+                        "expect": {"tensor": {"dtype": "float32", "shape": list(shape)}, "file": "w.bin"},
                     }
                 )  # fmt: skip
                 yield case

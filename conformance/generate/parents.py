@@ -9,9 +9,25 @@ from typing import Any, Final
 
 from ucp_conformance.drafting import AtomDraft, Draft, LayerDraft, SlotDraft
 
-__all__ = ["GZIP", "LAYOUTS", "MESHES", "PARENTS", "floats", "packed", "plain", "share"]
+__all__ = [
+    "BLOSC",
+    "GZIP",
+    "LAYOUTS",
+    "MESHES",
+    "PARENTS",
+    "ZSTD",
+    "floats",
+    "packed",
+    "plain",
+    "share",
+]
 
 GZIP: Final[dict[str, Any]] = {"name": "gzip", "configuration": {"level": 5}}
+ZSTD: Final[dict[str, Any]] = {"name": "zstd", "configuration": {"checksum": True, "level": 3}}
+BLOSC: Final[dict[str, Any]] = {
+    "name": "blosc",
+    "configuration": {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": 4},
+}
 MESHES: Final[list[Any]] = [{"axes": [{"name": "dp", "size": 2}, {"name": "tp", "size": 2}]}]
 LAYOUTS: Final[list[Any]] = [
     {"mesh": 0, "steps": [{"kind": "shard", "axis": "tp", "dim": 0, "rule": "ceil"}]}
@@ -74,11 +90,11 @@ def boxed() -> Draft:
     return Draft([AtomDraft("alpha", {"value": slot})], chunk_bytes=32)
 
 
-def zipped(storage: str) -> Draft:
-    """Return one slot with the compressor gzip."""
+def zipped(storage: str, compressor: dict[str, Any] = GZIP) -> Draft:
+    """Return one slot with a compressor."""
     from generate.cases import frozen_encoder
 
-    slot = SlotDraft("float32", (5, 3), floats(15), compressor=GZIP)
+    slot = SlotDraft("float32", (5, 3), floats(15), compressor=compressor)
     return Draft(
         [AtomDraft("alpha", {"value": slot})], storage=storage, chunk_bytes=32, encoder=frozen_encoder
     )
@@ -222,6 +238,8 @@ PARENTS: Final[dict[str, Callable[[], Draft]]] = {
     "boxed": boxed,
     "gzip-plain": lambda: zipped("plain"),
     "gzip-packed": lambda: zipped("packed"),
+    "zstd-packed": lambda: zipped("packed", ZSTD),
+    "blosc-packed": lambda: zipped("packed", BLOSC),
     "increment": increment,
     "layers": layers,
     "pipeline": pipeline,

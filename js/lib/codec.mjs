@@ -3,19 +3,11 @@
  */
 
 import {crc32, inflateRaw} from '#platform';
+import {unblosc} from './blosc.mjs';
 import {UcpError} from './errors.mjs';
 import {crc32c} from './crc32c.mjs';
 import {ZARR_CRC} from './zarr.mjs';
-
-/** Compressors that are implemented (UCP-R-005); a feature must be declared for others. */
-export const COMPRESSORS = new Set(['gzip']);
-
-/** Refuses a compressor that is not implemented. */
-export function requireCompressor(compressor, at) {
-  if (!COMPRESSORS.has(compressor.get('name'))) {
-    throw new UcpError('UCP-E-FEATURE', at, `the compressor ${compressor.get('name')} is not implemented`);
-  }
-}
+import {unzstd} from './zstd.mjs';
 
 /**
  * Decodes a compressed chunk; never produces more than `length` bytes (UCP-R-027).
@@ -26,8 +18,13 @@ export function requireCompressor(compressor, at) {
  * @returns {Uint8Array}
  */
 export function decompress(compressor, stored, length, at) {
-  requireCompressor(compressor, at);
-  return gunzipMember(stored, length, at);
+  const name = compressor.get('name');
+  if (name === 'gzip') return gunzipMember(stored, length, at);
+  try {
+    return (name === 'zstd' ? unzstd : unblosc)(stored, length);
+  } catch (error) {
+    throw new UcpError('UCP-E-CODEC', at, `does not decode with ${name}: ${error.code ?? error.message}`);
+  }
 }
 
 const FLAGS = {headerCrc: 2, extra: 4, name: 8, comment: 16, reserved: 0xe0};

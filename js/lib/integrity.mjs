@@ -5,7 +5,7 @@
 import {Sha256} from '#platform';
 import {copyBox, product, stridesOf} from './boxes.mjs';
 import {sameBytes} from './bytes.mjs';
-import {COMPRESSORS, zarrCrc} from './codec.mjs';
+import {zarrCrc} from './codec.mjs';
 import {UcpError} from './errors.mjs';
 import {ContentDigest} from './digest.mjs';
 import {unusedBitsAreZero} from './dtypes.mjs';
@@ -51,8 +51,6 @@ class SlotCheck {
     return this.problems.guard(() => {
       const covered = this.reader.covered(index, segment);
       if (this.reader.plain) this.checkZarrCrc(index, segment, covered);
-      const {compressor} = this.slot;
-      if (compressor !== null && !COMPRESSORS.has(compressor.get('name'))) return null;
       return this.reader.decoded(index, segment, storedShape, covered);
     }) ?? null;
   }

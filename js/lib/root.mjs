@@ -19,9 +19,7 @@ export const MAX_TABLE = 2 ** 30;
 /** The version that is implemented. */
 export const FORMAT_VERSION = 0;
 /** Read features that are implemented. */
-export const READ_FEATURES = new Set(['incremental', 'process-images', 'row-overwrite', 'weight-versions']);
-/** Read features that are defined (SPEC section 7.2). */
-export const DEFINED_FEATURES = new Set([
+export const READ_FEATURES = new Set([
   'blosc', 'incremental', 'process-images', 'row-overwrite', 'weight-versions', 'zstd',
 ]);
 
@@ -206,7 +204,7 @@ export function openRoot(store, problems, {collect = false, structure = false} =
       if (digestProblem) step.add('UCP-E-DIGEST', place(ROOT_KEY, '/digest'), digestProblem);
       ends();
       const before = step.list.length;
-      checkNegotiation(document, collect ? DEFINED_FEATURES : READ_FEATURES, step);
+      checkNegotiation(document, READ_FEATURES, step);
       ends();
       if (step.list.length > before) return null;
     }

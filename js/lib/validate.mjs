@@ -17,7 +17,7 @@ import {checkDtype, checkFit, checkSteps} from './layout.mjs';
 import {ROOT_KEY, isKey} from './names.mjs';
 import {isImageRequired, objectsOf} from './images.mjs';
 import {isInFlight, kindsOfAtoms} from './pipeline.mjs';
-import {DEFINED_FEATURES, MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
+import {MAX_TABLE, READ_FEATURES, openRoot} from './root.mjs';
 import {PackUse, checkSegments} from './segments.mjs';
 import {ChunkTable} from './table.mjs';
 import {
@@ -146,7 +146,7 @@ class Validation {
     const needed = new Set(this.parts
       .flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots))
       .map((slot) => slot.compressor?.get('name'))
-      .filter((name) => DEFINED_FEATURES.has(name)));
+      .filter((name) => READ_FEATURES.has(name)));
     if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
     if (this.parts.some(({table}) => table?.rowBytes.length > 0)) needed.add('row-overwrite');
     const isNeeded = {
@@ -157,11 +157,6 @@ class Validation {
     for (const [name, needs] of Object.entries(isNeeded)) {
       if (needs || (isUnknown && readFeatures.includes(name))) needed.add(name);
     }
-    readFeatures.forEach((name, i) => {
-      if (!needed.has(name) || READ_FEATURES.has(name)) return;
-      this.problems.add('UCP-E-FEATURE', place(ROOT_KEY, `/read_features/${i}`),
-        `${name} is not supported: chunks that need it are not decoded`);
-    });
     if (readFeatures.length !== needed.size || !readFeatures.every((name) => needed.has(name))) {
       this.problems.add('UCP-E-FEATURE-SET', place(ROOT_KEY, '/read_features'), `needed: [${[...needed]}]`);
     }

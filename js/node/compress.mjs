@@ -2,8 +2,18 @@
  * Compressing chunks (SPEC section 16.2).
  */
 
-import {gzipSync} from 'node:zlib';
-import {requireCompressor} from '../lib/codec.mjs';
+import * as zlib from 'node:zlib';
+import {UcpError} from '../lib/errors.mjs';
+
+/** Compressors that are written, which are fewer than those that are read: Node has Zstandard since 22.15. */
+export const WRITTEN = ['gzip', ...(zlib.zstdCompressSync ? ['zstd'] : [])];
+
+/** Refuses a compressor that is not written. */
+export function requireWritten(compressor, at) {
+  if (compressor !== null && !WRITTEN.includes(compressor.get('name'))) {
+    throw new UcpError('UCP-E-FEATURE', at, `the compressor ${compressor.get('name')} is not written by this version of Node`);
+  }
+}
 
 /**
  * Compresses raw bytes, if the slot has a compressor.
@@ -13,6 +23,12 @@ import {requireCompressor} from '../lib/codec.mjs';
  */
 export function compress(compressor, raw) {
   if (compressor === null) return raw;
-  requireCompressor(compressor, '');
-  return gzipSync(raw, {level: compressor.get('configuration').get('level')});
+  requireWritten(compressor, '');
+  const options = compressor.get('configuration');
+  if (compressor.get('name') === 'gzip') return zlib.gzipSync(raw, {level: options.get('level')});
+  const {ZSTD_c_compressionLevel: level, ZSTD_c_checksumFlag: checksum} = zlib.constants;
+  return zlib.zstdCompressSync(raw, {
+    params: {[level]: options.get('level'), [checksum]: Number(options.get('checksum'))},
+    pledgedSrcSize: raw.length,
+  });
 }

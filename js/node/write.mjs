@@ -11,7 +11,6 @@ import {fromPlain, object, stringify} from '../lib/json.mjs';
 import {checkSchema} from '../lib/schema.mjs';
 import {ContentDigest, DRAFT_DIGEST, sealRoot, sha256} from '../lib/digest.mjs';
 import {checkState, Names, readAtoms} from '../lib/documents.mjs';
-import {COMPRESSORS} from '../lib/codec.mjs';
 import {bufferFaults, tensorOf, unlikeInGroup} from '../lib/buffers.mjs';
 import {chunkBox} from '../lib/grid.mjs';
 import {product} from '../lib/boxes.mjs';
@@ -21,6 +20,7 @@ import {checkForm, checkLayout} from '../lib/pieces.mjs';
 import {isImageRequired} from '../lib/images.mjs';
 import {isInFlight, slotKinds} from '../lib/pipeline.mjs';
 import {FORMAT_VERSION, MAX_DOCUMENT, MAX_ROOT} from '../lib/root.mjs';
+import {requireWritten} from './compress.mjs';
 import {PackedSink, PlainSink} from './sinks.mjs';
 import {DirectoryWriter} from './store.mjs';
 import {TableBuilder} from '../lib/table.mjs';
@@ -162,9 +162,7 @@ function prepare(input) {
     atoms.forEach((atom, i) => atom.slots.forEach((slot) => {
       const {layout} = inputs[i].slots.get(slot.name);
       if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at, layout.place, slot.dtype);
-      if (slot.compressor && !COMPRESSORS.has(slot.compressor.get('name'))) {
-        throw new UcpError('UCP-E-FEATURE', slot.at, `${slot.compressor.get('name')} is not implemented`);
-      }
+      requireWritten(slot.compressor, slot.at);
     }));
     parts.push({document, part, atoms, inputs});
   }
@@ -301,6 +299,8 @@ export function write(input) {
   }
   const features = isImageRequired(state?.get('images')) ? ['process-images'] : [];
   if (isInFlight(input.pipeline)) features.push('weight-versions');
+  const slots = parts.flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots));
+  if (slots.some(({compressor}) => compressor?.get('name') === 'zstd')) features.push('zstd');
   // The digest comes first: sealing takes the first place where its digits stand.
   const root = object({
     digest: DRAFT_DIGEST,

@@ -166,9 +166,11 @@ def verdict(vector: Vector, check: dict[str, Any]) -> str:
 
 
 def test_the_oracle_finds_in_every_vector_what_the_case_expects() -> None:
+    """But in chunks of Zstandard and Blosc, which it does not decode."""
     wrong = {
         name: found
         for name, vector in VECTORS.items()
+        if not name.startswith(("bad/codec/zstd-", "bad/codec/blosc-"))
         for check in vector.case["checks"]
         if check["op"] == "validate" and (found := verdict(vector, check))
     }

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import ucpformat as ucp
-from tests.builders import Tensor, save
+from tests.builders import BLOSC, GZIP, ZSTD, Tensor, save
 from tests.documentation.markdown import run_by
 from tests.viewing.chromium import CHROMIUM, Chromium
 from ucpformat.cli import main
@@ -96,8 +96,11 @@ def window(browser: Chromium) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("storage", ["plain", "packed"])
-@pytest.mark.parametrize("compressor", [None, ucp.Compressor("gzip", {"level": 5})], ids=["raw", "gzip"])
+@pytest.mark.parametrize(
+    ("storage", "compressor"),
+    [("plain", GZIP), ("packed", None), ("packed", ZSTD), ("plain", BLOSC)],
+    ids=["gzip", "raw", "zstd", "blosc"],
+)
 def test_values_are_those_of_python(
     storage: str, compressor: ucp.Compressor | None, chromium: Chromium, tmp_path: Path
 ) -> None:

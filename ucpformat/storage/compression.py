@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["compress", "decompress"]
 
 _ZSTD_SIZE_BYTES = (0, 2, 4, 8)
+_RLE = 1
+"""The kind of a block that is one byte, repeated."""
 
 
 def compress(compressor: Compressor, data: memoryview) -> bytes:
@@ -79,25 +81,33 @@ def _gunzip(data: bytes, size: int) -> memoryview:
 def _unzstd(data: bytes, size: int) -> memoryview:
     from numcodecs import zstd
 
-    stated = _zstd_content_size(data)
+    stated, length = _zstd_frame(data)
     if stated is not None and stated != size:
         raise ValueError(f"the frame states {stated} bytes, the chunk has {size}")
+    if length != len(data):
+        raise ValueError(f"the frame ends at byte {length} of {len(data)}")
     decoded = np.empty(size, np.uint8)
     zstd.decompress(data, decoded)
     return decoded.data
 
 
-def _zstd_content_size(data: bytes) -> int | None:
-    """Return Frame_Content_Size of RFC 8878 section 3.1.1.1, or None if the frame does not state it."""
+def _zstd_frame(data: bytes) -> tuple[int | None, int]:
+    """Return what a frame of RFC 8878 states as its size (None: nothing), and how many bytes it takes itself."""
     if len(data) < 6 or data[:4] != b"\x28\xb5\x2f\xfd":
         raise ValueError("not a Zstandard frame")
     descriptor = data[4]
     single_segment = bool(descriptor & 0x20)
     width = _ZSTD_SIZE_BYTES[descriptor >> 6] or (1 if single_segment else 0)
     start = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
-    if width == 0:
-        return None
-    return int.from_bytes(data[start : start + width], "little") + (256 if width == 2 else 0)
+    stated = int.from_bytes(data[start : start + width], "little") + (256 if width == 2 else 0)
+    at, is_last = start + width, False
+    while not is_last:
+        header = int.from_bytes(data[at : at + 3], "little")
+        if at + 3 > len(data):
+            raise ValueError("the frame does not end")
+        is_last = bool(header & 1)
+        at += 3 + (1 if header >> 1 & 3 == _RLE else header >> 3)
+    return stated if width else None, at + (4 if descriptor & 4 else 0)
 
 
 def _unblosc(data: bytes, size: int) -> memoryview:

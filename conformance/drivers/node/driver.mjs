@@ -18,6 +18,7 @@ import {readBox, readerOf, readLocals} from '../../../js/lib/read.mjs';
 import {
   fileSource, isLog, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
 } from '../../../js/node/index.mjs';
+import {WRITTEN} from '../../../js/node/compress.mjs';
 
 const REQUEST_DEPTH = 512;
 
@@ -101,10 +102,11 @@ const methods = {
     roles: ['validator', 'reader', 'writer', 'rewriter'],
     format_versions: [0],
     storages: ['plain', 'packed'],
-    read_features: ['incremental', 'process-images', 'row-overwrite', 'update-log', 'weight-versions'],
+    read_features: ['blosc', 'incremental', 'process-images', 'row-overwrite', 'update-log', 'weight-versions', 'zstd'],
     write_features: [],
     writes_features: ['process-images', 'weight-versions'],
-    compressors: ['gzip'],
+    compressors: ['blosc', 'gzip', 'zstd'],
+    writes_compressors: WRITTEN,
     dtypes: [...DTYPES.keys()],
     profiles: ['core', 'buffers', 'views', 'ragged', 'reductions'],
   }),
