@@ -20,13 +20,14 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint, open_checkpoint
 from ucpformat.storage.reading.documents import read_root
 from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.storage.stores.store import PackFullError
 from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.workers import in_parallel
 from ucpformat.validation import validate_store
 
 if TYPE_CHECKING:
-    from ucpformat.storage.stores.store import Durability, Store
+    from ucpformat.storage.stores.store import Durability, Objects, Store
 
 __all__ = ["Copied", "copy_checkpoint", "copy_with", "reached_objects"]
 
@@ -138,7 +139,7 @@ class _Copy:
     def _is_linked(self, key: str) -> bool:
         """Give an object to the copy by a hard link; return whether that could be."""
         source, target = self._checkpoint.store, self._store
-        if not (self._may_link and isinstance(source, LocalStore) and isinstance(target, LocalStore)):
+        if not (self._may_link and isinstance(source, LocalObjects) and isinstance(target, LocalStore)):
             return False
         if key.startswith("index/"):
             return False
@@ -192,7 +193,7 @@ class _Copy:
             with self._lock:
                 self._progress(nbytes)
 
-        unpublished = cast("Store", _Unpublished(self._store, root))
+        unpublished = cast("Objects", _Unpublished(self._store, root))
         problems = validate_store(unpublished, "integrity", progress=told)
         for problem in problems:
             if problem.severity == "error":

@@ -29,7 +29,7 @@ from ucpformat.storage.reading.documents import StoredDocuments, read_document, 
 from ucpformat.storage.reading.local_reader import read_local, require_readable
 from ucpformat.storage.reading.part import StoredPart
 from ucpformat.storage.reading.stored_slot import StoredSlot
-from ucpformat.storage.stores.store import Store
+from ucpformat.storage.stores.store import Objects
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import ForkedExecutor, worker_count
 from ucpformat.views import AtomView, SlotView, StateEntries, destination_of, is_destination
@@ -61,7 +61,7 @@ class Checkpoint(StoredDocuments, Mapping[str, AtomView]):
 
     def __init__(
         self,
-        store: Store,
+        store: Objects,
         root: Root,
         *,
         verify: bool = True,

@@ -17,7 +17,7 @@ import ucpformat as ucp
 from tests.test_increments import FORMS, save
 from ucpformat.comparison import Comparison
 from ucpformat.comparison.same_bytes import Files, unshared_boxes
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -28,9 +28,9 @@ def read() -> Iterator[dict[str, int]]:
     found: dict[str, int] = {}
 
     def counting(name: str) -> Any:
-        real = getattr(LocalStore, name)
+        real = getattr(LocalObjects, name)
 
-        def call(self: LocalStore, key: str, *rest: Any) -> Any:
+        def call(self: LocalObjects, key: str, *rest: Any) -> Any:
             match name:
                 case "head":
                     nbytes = min(rest[0], self.size(key) or 0)
@@ -41,7 +41,7 @@ def read() -> Iterator[dict[str, int]]:
             found[key] = found.get(key, 0) + nbytes
             return real(self, key, *rest)
 
-        return mock.patch.object(LocalStore, name, call)
+        return mock.patch.object(LocalObjects, name, call)
 
     with counting("head"), counting("read"), counting("read_into"), counting("mapped"):
         yield found

@@ -17,7 +17,7 @@ from ucpformat.errors import UcpError
 from ucpformat.manager import local_place
 from ucpformat.manager.local_place import LocalPlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage.stores import directory_claim, draft, linking, local, local_io
+from ucpformat.storage.stores import directory_claim, draft, linking, local, local_io, local_objects
 from ucpformat.storage.stores.linking import LinkSource
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.store import Store
@@ -266,7 +266,7 @@ def _install(medium: FileSystem) -> None:
 def simulated() -> Iterator[None]:
     """Local stores call the simulation in place of the system."""
     with ExitStack() as stack:
-        for module in (local, local_io, draft, directory_claim, linking, local_place):
+        for module in (local, local_objects, local_io, draft, directory_claim, linking, local_place):
             stack.enter_context(patch.object(module, "os", _Through("")))
         for module, name in (
             (directory_claim, "fcntl"),

@@ -14,7 +14,7 @@ from tests.builders import State as Tensors
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 Destinations = dict[tuple[str, str], np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
@@ -122,13 +122,13 @@ def test_small_slots_are_fetched_together(tmp_path: Path, monkeypatch: pytest.Mo
         for (name, slot), tensor in state.items():
             writer.submit(name, slot, tensor.data)
     reads: list[str] = []
-    read_into = LocalStore.read_into
+    read_into = LocalObjects.read_into
 
-    def counted(store: LocalStore, key: str, start: int, buffers: list[memoryview]) -> None:
+    def counted(store: LocalObjects, key: str, start: int, buffers: list[memoryview]) -> None:
         reads.append(key)
         read_into(store, key, start, buffers)
 
-    monkeypatch.setattr(LocalStore, "read_into", counted)
+    monkeypatch.setattr(LocalObjects, "read_into", counted)
     into: Destinations = {key: np.zeros(5, np.float32) for key in state}
     with open_checkpoint(path) as checkpoint:
         checkpoint.load(into)

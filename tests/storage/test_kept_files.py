@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from ucpformat.storage.stores.local_files import KeptFiles, OpenFile
+from ucpformat.storage.stores.local_objects import KeptFiles, OpenFile
 
 
 def is_open(descriptor: int) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.builders import STORAGES, State, Tensor, read_everything, result_or_refusal, save
 from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
-from ucpformat.storage.stores import local, local_io
+from ucpformat.storage.stores import local_io, local_objects
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.validation import validate
 
@@ -193,7 +193,7 @@ def test_a_length_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_descriptors_of_packs_are_kept_up_to_a_limit(tmp_path: Path) -> None:
-    with patch.object(local, "_OPEN_PACKS", 2):
+    with patch.object(local_objects, "_OPEN_PACKS", 2):
         store = LocalStore(tmp_path)
         for number in range(4):
             pack = store.create_pack(f"packs/{number}.pack")

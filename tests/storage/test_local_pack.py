@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage.stores import local_files, local_pack
+from ucpformat.storage.stores import local, local_pack
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.local_io import sync
 from ucpformat.storage.stores.local_pack import FileRoom
@@ -184,7 +184,7 @@ def test_a_flush_comes_after_room_was_given_back(tmp_path: Path) -> None:
         events.append("sync")
         sync(path)
 
-    with small(), patch.object(local_files, "_STEP", 1), patch.object(local_files, "sync", synced):
+    with small(), patch.object(local, "_STEP", 1), patch.object(local, "sync", synced):
         store = LocalStore(tmp_path / "c")
         store.prepare()
         pack = store.create_pack("packs/a-0.pack")

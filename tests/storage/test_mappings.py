@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucpformat.errors import UcpError
-from ucpformat.storage.stores import local_files
+from ucpformat.storage.stores import local_objects
 from ucpformat.storage.stores.local import LocalStore
 
 KEY = "packs/a.pack"
@@ -75,7 +75,7 @@ def test_what_cannot_be_mapped_is_to_be_read(store: LocalStore) -> None:
         return -1
 
     for value in (refused, None):
-        with patch.object(local_files, "_madvise", value), store.glimpse(KEY, 0, SIZE) as found:
+        with patch.object(local_objects, "_madvise", value), store.glimpse(KEY, 0, SIZE) as found:
             assert found is None
     with (
         patch("mmap.mmap", side_effect=OSError(errno.ENODEV, "No such device")),
@@ -109,7 +109,7 @@ def test_errors_of_who_looks_are_theirs(store: LocalStore) -> None:
 
 def test_pages_that_stay_do_no_harm(store: LocalStore, data: bytes) -> None:
     """A process that locks its memory (mlockall) cannot let go of them."""
-    advise = local_files._advise
+    advise = local_objects._advise
 
     def locked(first: int, nbytes: int, advice: int) -> None:
         if advice == mmap.MADV_DONTNEED:
@@ -117,7 +117,7 @@ def test_pages_that_stay_do_no_harm(store: LocalStore, data: bytes) -> None:
         advise(first, nbytes, advice)
 
     with (
-        patch.object(local_files, "_advise", locked),
+        patch.object(local_objects, "_advise", locked),
         store.glimpse(KEY, 0, SIZE) as found,
     ):
         assert found is not None

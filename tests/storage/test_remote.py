@@ -23,8 +23,9 @@ from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.storage.stores.remote.store import RemoteStore
-from ucpformat.storage.stores.urls import open_store
+from ucpformat.storage.stores.urls import open_store, open_target
 from ucpformat.validation import validate
 
 STATE: State = {("a", "value"): Tensor(np.arange(1, 31, dtype=np.int8), "int8")}
@@ -38,7 +39,8 @@ def url() -> Iterator[str]:
 
 
 def test_a_store_is_chosen_by_url(tmp_path: Path, url: str) -> None:
-    assert isinstance(open_store(tmp_path), LocalStore)
+    assert isinstance(open_store(tmp_path), LocalObjects)
+    assert isinstance(open_target(tmp_path), LocalStore)
     assert open_store(f"file://{tmp_path}").url == str(tmp_path)
     assert isinstance(open_store(url), RemoteStore)
     assert open_store(url).url == url

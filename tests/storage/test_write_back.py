@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpformat.storage.stores.local import LocalStore
-from ucpformat.storage.stores.local_files import WriteBack
+from ucpformat.storage.stores.local import LocalStore, WriteBack
 
 NAMES = st.sampled_from("abcde")
 SIZES = st.integers(0, 12)
@@ -61,7 +60,7 @@ def test_a_flush_leaves_nothing_that_was_written_before(
 ) -> None:
     """UCP-W-002, whatever began in the background; None is a flush."""
     disk = Disk()
-    with patch("ucpformat.storage.stores.local_files.sync", disk.sync):
+    with patch("ucpformat.storage.stores.local.sync", disk.sync):
         writing = WriteBack(step)
         for one in [*steps, None]:
             if one is None:
@@ -83,7 +82,7 @@ def test_threads_write_at_once(counts: list[int], step: int) -> None:
             disk.write(path)
             writing.wrote(path, 1)
 
-    with patch("ucpformat.storage.stores.local_files.sync", disk.sync):
+    with patch("ucpformat.storage.stores.local.sync", disk.sync):
         writing = WriteBack(step)
         threads = [threading.Thread(target=work, args=item) for item in enumerate(counts)]
         for thread in threads:
@@ -100,7 +99,7 @@ def test_an_error_of_any_sync_comes_out_of_every_flush(sizes: list[int], step: i
     disk = Disk()
     unlucky = Path(str(broken % len(sizes)))
     disk.fails = lambda path: OSError(errno.EIO, "lost") if path == unlucky else None
-    with patch("ucpformat.storage.stores.local_files.sync", disk.sync):
+    with patch("ucpformat.storage.stores.local.sync", disk.sync):
         writing = WriteBack(step)
         for name, size in enumerate(sizes):
             writing.wrote(Path(str(name)), size)
@@ -119,7 +118,7 @@ def test_syncing_begins_before_the_flush() -> None:
         disk.sync(path)
         begun.set()
 
-    with patch("ucpformat.storage.stores.local_files.sync", sync):
+    with patch("ucpformat.storage.stores.local.sync", sync):
         writing = WriteBack(10)
         writing.wrote(Path("a"), 9)
         assert disk.calls == []
@@ -157,7 +156,7 @@ def test_a_store_syncs_its_packs_while_they_grow(tmp_path: Path) -> None:
         real(descriptor)
         arrived.set()
 
-    with patch("os.fsync", fsync), patch("ucpformat.storage.stores.local_files._STEP", 100):
+    with patch("os.fsync", fsync), patch("ucpformat.storage.stores.local._STEP", 100):
         store = LocalStore(tmp_path / "c")
         store.prepare()
         pack = store.create_pack("packs/a-0.pack")

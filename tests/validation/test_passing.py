@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.builders import State, Tensor, save
 from ucpformat.errors import Problem
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.validation import validate
 
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=30)
@@ -46,7 +46,7 @@ def test_together_and_alone_come_to_the_same(
             for place, bit in flips:
                 data[int(place * len(data))] ^= 1 << bit
             pack.write_bytes(data if kept is None else data[: int(kept * len(data))])
-        with patch.object(LocalStore, "calls", LocalStore.calls._replace(gap=gap)):
+        with patch.object(LocalObjects, "calls", LocalObjects.calls._replace(gap=gap)):
             together = validate(path, "integrity", workers=2)
         assert sorted(together, key=str) == sorted(one_by_one(path), key=str)
 
@@ -84,8 +84,8 @@ def test_chunks_of_many_blocks(
             if kept is not None:
                 file.truncate(int(kept * length))
         with (
-            patch("ucpformat.storage.stores.local._MAPPED_BYTES", 1 << (21 if is_mapped else 40)),
-            patch.object(LocalStore, "glimpse_bytes", megabytes * megabyte),
+            patch("ucpformat.storage.stores.local_objects._MAPPED_BYTES", 1 << (21 if is_mapped else 40)),
+            patch.object(LocalObjects, "glimpse_bytes", megabytes * megabyte),
         ):
             together = validate(path, "integrity", workers=2)
         assert sorted(together, key=str) == sorted(one_by_one(path), key=str)
@@ -102,12 +102,12 @@ def test_chunks_that_lie_together_take_one_call(tmp_path: Path) -> None:
     path = tmp_path / "c.ucp"
     save(path, many([100] * 40), storage="packed", workers=1)
     read: list[str] = []
-    real = LocalStore.read_into
+    real = LocalObjects.read_into
 
-    def read_into(store: LocalStore, key: str, start: int, buffers: list[memoryview]) -> None:
+    def read_into(store: LocalObjects, key: str, start: int, buffers: list[memoryview]) -> None:
         read.append(key)
         real(store, key, start, buffers)
 
-    with patch.object(LocalStore, "read_into", read_into):
+    with patch.object(LocalObjects, "read_into", read_into):
         assert validate(path, "integrity", workers=1) == []
     assert len(read) == 1

@@ -29,7 +29,7 @@ from ucpformat.geometry import Box
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.root import Storage
 from ucpformat.reader import Checkpoint, open_checkpoint
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.validation import Loss, Survey, examine
 from ucpformat.validation.survey import as_slices
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
@@ -135,16 +135,16 @@ def test_a_sector_that_cannot_be_read_costs_its_block(
     """What lies around it is read, unless the medium fails again and again."""
     data = bits(1, (1536, 1024), DTYPES["float32"])
     save(tmp_path / "c", {("w", "value"): Tensor(data, "float32")}, chunk_bytes=8 * MIB, workers=1)
-    read_into = LocalStore.read_into
+    read_into = LocalObjects.read_into
 
-    def fails(store: LocalStore, key: str, start: int, buffers: list[memoryview]) -> None:
+    def fails(store: LocalObjects, key: str, start: int, buffers: list[memoryview]) -> None:
         stop = start + sum(buffer.nbytes for buffer in buffers)
         if any(start <= MIB * block + 7 < stop for block in failing):
             raise error("UCP-E-STORE", "Input/output error", at=key)
         read_into(store, key, start, buffers)
 
-    monkeypatch.setattr(LocalStore, "read_into", fails)
-    monkeypatch.setattr(LocalStore, "glimpse", lambda *_: nullcontext())
+    monkeypatch.setattr(LocalObjects, "read_into", fails)
+    monkeypatch.setattr(LocalObjects, "glimpse", lambda *_: nullcontext())
     examined = examine(tmp_path / "c", workers=1)
     assert examined.survey is not None
     assert [str(loss) for loss in examined.survey.losses] == [f"w value {lost} of [1536, 1024]"]

@@ -15,7 +15,7 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, runs
 from ucpformat.model.table import rows_of
 from ucpformat.storage.reading.layers import are_layered, row_dim
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["Files", "unshared_boxes"]
 
@@ -35,7 +35,7 @@ _NEAR_BYTES: Final = 1 << 16
 class Files:
     """Tells files from one another: by number on a file system, by URL and key in any other store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Objects) -> None:
         self._store = store
         self._known: dict[str, object] = {}
 
@@ -46,7 +46,7 @@ class Files:
         return self._known[key]
 
     def _look(self, key: str) -> object:
-        if not isinstance(self._store, LocalStore):
+        if not isinstance(self._store, LocalObjects):
             return self._store.url, key
         with suppress(UcpError), self._store.sharable(key) as source:
             return source.identity

@@ -35,7 +35,7 @@ from ucpformat.validation.survey import surveyed
 if TYPE_CHECKING:
     from ucpformat.model.references import DocumentRef
     from ucpformat.storage.stores.restoring import Pieces, Restorer
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.findings import Damage, SegmentDamage
     from ucpformat.validation.semantics import CheckedCheckpoint
 
@@ -143,7 +143,7 @@ class _Repairing:
     def __init__(
         self,
         path: str,
-        store: Store,
+        store: Objects,
         sources: Sequence[Source],
         *,
         dry_run: bool,
@@ -162,7 +162,7 @@ class _Repairing:
         root = parse_root(self._overlay.root, features=READ_FEATURES, extensions=frozenset())
         documents = [*self._find_documents(root)]
         examined, checked, damage = examine_store(
-            cast("Store", self._overlay), expand=_EVERYTHING, progress=self._progress
+            cast("Objects", self._overlay), expand=_EVERYTHING, progress=self._progress
         )
         if self._dry_run or not (damaged_root is not None or documents or damage.is_any):
             return self._finish(root, examined, checked, damage, None, documents)

@@ -17,7 +17,7 @@ from ucpformat.validation.findings import SegmentDamage, as_runs
 if TYPE_CHECKING:
     from ucpformat.repairing.sources import Source
     from ucpformat.storage.reading.part import StoredPart
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.semantics import CheckedCheckpoint
 
 __all__ = ["ChunkObject", "PackObject", "Rebuilt"]
@@ -28,7 +28,7 @@ _PIECE_BYTES: Final = 1 << 22
 class Rebuilt:
     """What becomes of one object while its bytes are taken: ``taken`` from each source, and damage that stays."""
 
-    def __init__(self, key: str, store: Store, sources: Sequence[Source]) -> None:
+    def __init__(self, key: str, store: Objects, sources: Sequence[Source]) -> None:
         self.key = key
         self._store = store
         self._sources = sources
@@ -54,7 +54,7 @@ class Rebuilt:
 class ChunkObject(Rebuilt):
     """A chunk's own object, of storage plain."""
 
-    def __init__(self, damage: SegmentDamage, store: Store, sources: Sequence[Source]) -> None:
+    def __init__(self, damage: SegmentDamage, store: Objects, sources: Sequence[Source]) -> None:
         segment = damage.stored.segments(damage.chunk)[damage.number]
         super().__init__(damage.stored.object_key(damage.chunk, segment), store, sources)
         self._segment = segment
@@ -80,7 +80,7 @@ class PackObject(Rebuilt):
         checked: CheckedCheckpoint,
         number: int,
         damage: Sequence[SegmentDamage],
-        store: Store,
+        store: Objects,
         sources: Sequence[Source],
     ) -> None:
         assert checked.packs is not None  # noqa: S101

@@ -10,15 +10,15 @@ from ucpformat.model.root import ROOT_KEY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["Overlay"]
 
 
 class Overlay:
-    """A store with some objects in memory, in front of the stored ones; a `Store` to read from."""
+    """A store with some objects in memory, in front of the stored ones; `Objects` to read."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Objects) -> None:
         self._store = store
         self._added: dict[str, bytes] = {}
 

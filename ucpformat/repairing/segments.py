@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ucpformat.model.table import Segment
     from ucpformat.repairing.sources import Source
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["Mended", "mended"]
 
@@ -33,7 +33,7 @@ class Mended(NamedTuple):
 
 
 def mended(
-    store: Store, key: str, segment: Segment, damage: Sequence[SegmentDamage], sources: Sequence[Source]
+    store: Objects, key: str, segment: Segment, damage: Sequence[SegmentDamage], sources: Sequence[Source]
 ) -> Mended:
     """Return the bytes of a segment, with what is not as recorded taken from ``sources`` where any has it.
 
@@ -83,7 +83,7 @@ class _Work:
                 self.missing.discard(block)
                 self.found += piece.nbytes
 
-    def take_own(self, store: Store, key: str) -> None:
+    def take_own(self, store: Objects, key: str) -> None:
         """Take what is good where it lies, and keep what is not."""
         segment = self.segment
         try:

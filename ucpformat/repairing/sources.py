@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ucpformat.geometry import Box
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.views import SlotView
 
 __all__ = ["Source"]
@@ -40,7 +40,7 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.store: Store = open_store(path)
+        self.store: Objects = open_store(path)
         try:
             read_root(self.store)
         except UcpError as refusal:

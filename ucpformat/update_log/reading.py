@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.update_log.batch import BatchHeader, StepRecord
 
 __all__ = ["Chain", "RankStep", "StoredBatch", "StoredEpoch", "StoredLog", "Stretch"]
@@ -98,7 +98,7 @@ class StoredLog:
 
     def __init__(self, url: str, *, verify: bool = True) -> None:
         self.url = url
-        self.store: Store = open_store(url)
+        self.store: Objects = open_store(url)
         try:
             data = self._document(LOG_KEY)
             if data is None:

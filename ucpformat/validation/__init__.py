@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ucpformat.model.state import StateDocument
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = [
     "LEVELS",
@@ -150,7 +150,7 @@ def examine(
 
 
 def validate_store(
-    store: Store,
+    store: Objects,
     level: Level = "integrity",
     *,
     workers: int | None = None,
@@ -163,7 +163,7 @@ def validate_store(
 
 
 def examine_store(
-    store: Store,
+    store: Objects,
     level: Level = "integrity",
     workers: int | None = None,
     layout_work: int | None = None,
@@ -196,7 +196,7 @@ def examine_store(
 
 
 def _examined(
-    store: Store,
+    store: Objects,
     level: Level,
     findings: Findings,
     workers: int | None,
@@ -226,7 +226,7 @@ def _examined(
 
 
 def _report_unreferenced(
-    store: Store, checked: CheckedCheckpoint, state: StateDocument, findings: Findings
+    store: Objects, checked: CheckedCheckpoint, state: StateDocument, findings: Findings
 ) -> None:
     """Report objects that the root does not reach (UCP-V-002)."""
     root = checked.root

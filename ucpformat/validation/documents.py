@@ -18,7 +18,7 @@ from ucpformat.storage.reading.documents import read_document, read_root
 if TYPE_CHECKING:
     from ucpformat.errors import Problem
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.findings import Findings
 
 __all__ = ["Documents"]
@@ -34,7 +34,7 @@ class Documents:
     how long the documents are that were read.
     """
 
-    def __init__(self, store: Store, findings: Findings) -> None:
+    def __init__(self, store: Objects, findings: Findings) -> None:
         self._store = store
         self._findings = findings
         self._stored: dict[str, DocumentRef] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.storage.reading.part import StoredPart
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.findings import Findings
     from ucpformat.validation.semantics import CheckedCheckpoint
 
@@ -34,7 +34,7 @@ _ZEROS_AS_ONE: Final = 512
 
 
 def passed_over(
-    store: Store, checked: CheckedCheckpoint, findings: Findings, nbytes: int, expand: int | None
+    store: Objects, checked: CheckedCheckpoint, findings: Findings, nbytes: int, expand: int | None
 ) -> list[NDArray[np.int64]]:
     """Return numbers of the slots of each part that are more work than is allowed; a warning says so of each.
 
@@ -61,14 +61,14 @@ def passed_over(
     return found
 
 
-def _allowed(store: Store, checked: CheckedCheckpoint, nbytes: int) -> int:
+def _allowed(store: Objects, checked: CheckedCheckpoint, nbytes: int) -> int:
     """Return the allowed bytes by what packs hold, not by what documents say; for chunks' own objects see `_costs`."""
     packs = sum(min(pack.length, _size(store, pack.key)) for pack in checked.packs or ())
     tables = sum(part.table.rows.nbytes + part.table.counts.nbytes for part in checked.parts)
     return max(LEAST_BYTES, EXPANSION * (nbytes + tables + packs))
 
 
-def _size(store: Store, key: str) -> int:
+def _size(store: Objects, key: str) -> int:
     """Return bytes of an object; 0 if it cannot be inspected: a read of it says what is wrong."""
     try:
         return store.size(key) or 0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.findings import Findings
     from ucpformat.validation.semantics import CheckedCheckpoint
 
@@ -61,7 +61,7 @@ _OfChunk = tuple["StoredSlot", ContentDigest, int]
 
 
 def check_integrity(
-    store: Store,
+    store: Objects,
     checked: CheckedCheckpoint,
     findings: Findings,
     passed: Sequence[NDArray[np.int64]],
@@ -215,7 +215,7 @@ def _check_content(stored: StoredSlot, content: ContentDigest, findings: Finding
 
 
 def _check_chunks(
-    store: Store, group: list[_OfChunk], scratch: Scratch, room: DecodingRoom
+    store: Objects, group: list[_OfChunk], scratch: Scratch, room: DecodingRoom
 ) -> list[_Outcome]:
     """Look at each chunk."""
     outcomes = [_Outcome(one) for one in group]
@@ -246,7 +246,7 @@ def _check_chunks(
     return outcomes
 
 
-def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:
+def _absent(store: Objects, stored: StoredSlot, chunk: int) -> tuple[int, int, bytes]:
     """Return the run of a chunk that the table says is zero."""
     if not stored.part.packed and store.size(key := f"{stored.prefix}/{stored.chunk_key(chunk)}") is not None:
         raise error("UCP-E-LENGTH", ZERO_MESSAGE, at=key)
@@ -255,7 +255,7 @@ def _absent(store: Store, stored: StoredSlot, chunk: int) -> tuple[int, int, byt
 
 
 def _check_apart(
-    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
+    store: Objects, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], outcome: _Outcome
 ) -> None:
     """Look at a chunk that has to be put together or decoded first."""
     # All are read before memory is taken for a whole that may not be there.
@@ -300,7 +300,7 @@ def _raw_bytes(
     return assembled.reshape(-1).view(np.uint8).data
 
 
-def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome) -> bool:
+def _is_there(store: Objects, stored: StoredSlot, chunk: int, segment: Segment, outcome: _Outcome) -> bool:
     """Return whether there is anything to look at; a chunk's own object is as long as is recorded."""
     if segment.container != OWN_OBJECT:
         return True
@@ -318,7 +318,7 @@ def _is_there(store: Store, stored: StoredSlot, chunk: int, segment: Segment, ou
 
 
 def _segment_bytes(
-    store: Store, stored: StoredSlot, chunk: int, number: int, segment: Segment, found: Passed
+    store: Objects, stored: StoredSlot, chunk: int, number: int, segment: Segment, found: Passed
 ) -> bytes:
     """Return the bytes of a segment; nothing where they cannot be read. ``found`` is told of bad blocks."""
     key = stored.object_key(chunk, segment)
@@ -348,7 +348,7 @@ def _from_object(stored: StoredSlot, chunk: int, data: bytes, outcome: _Outcome)
     return body[:size]
 
 
-def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
+def _cut_off(store: Objects, stored: StoredSlot) -> Iterator[SegmentDamage]:
     """Yield what of a slot that is passed over lies behind the end of a pack, which takes no look at it."""
     for chunk in range(stored.grid.count) if stored.part.packed else ():
         try:
@@ -363,7 +363,7 @@ def _cut_off(store: Store, stored: StoredSlot) -> Iterator[SegmentDamage]:
                 yield SegmentDamage(stored, chunk, number, ((min(first, blocks - 1), blocks),))
 
 
-def _check_pack(store: Store, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
+def _check_pack(store: Objects, checked: CheckedCheckpoint, number: int, findings: Findings) -> None:
     """Check a pack's length, and that its other bytes than segments are zero (UCP-D-099, UCP-D-108)."""
     pack = (checked.packs or ())[number]
     with findings.collecting() as outcome:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = [
     "ABSENT",
@@ -155,9 +155,9 @@ class Seen(NamedTuple):
 
 
 def looked_at(
-    store: Store, key: str, start: int, nbytes: int, seen: memoryview | None, scratch: Scratch
+    store: Objects, key: str, start: int, nbytes: int, seen: memoryview | None, scratch: Scratch
 ) -> NDArray[np.uint8]:
-    """Return ``nbytes`` bytes of an object from ``start`` on: ``seen`` mapped (`Store.glimpse`), or else read.
+    """Return ``nbytes`` bytes of an object from ``start`` on: ``seen`` mapped (`Objects.glimpse`), or else read.
 
     Raises:
         UcpError: what reading raises.
@@ -170,7 +170,7 @@ def looked_at(
 
 
 def pass_by(
-    store: Store, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], scratch: Scratch
+    store: Objects, stored: StoredSlot, chunk: int, segments: tuple[Segment, ...], scratch: Scratch
 ) -> Passed:
     """Check a chunk for which `passes` holds, byte by byte; goes on behind what is wrong.
 
@@ -204,7 +204,7 @@ def pass_by(
 
 
 def pieces_of(
-    store: Store, key: str, segment: Segment, number: int, passed: Passed, way: Seen | None = None
+    store: Objects, key: str, segment: Segment, number: int, passed: Passed, way: Seen | None = None
 ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
     """Yield the bytes of a segment in pieces, the last with what follows the covered ones, and where each lies in it.
 
@@ -277,7 +277,7 @@ class Sound(NamedTuple):
     nbytes: int
 
 
-def near_slots(part: StoredPart, store: Store, passed: NDArray[np.int64]) -> Iterator[Near]:
+def near_slots(part: StoredPart, store: Objects, passed: NDArray[np.int64]) -> Iterator[Near]:
     """Yield slots of one chunk, in groups that are looked at together; but not those that are ``passed`` over."""
     if not part.packed:
         return
@@ -304,7 +304,7 @@ def near_slots(part: StoredPart, store: Store, passed: NDArray[np.int64]) -> Ite
         yield Near(part, key, [*map(_Single, *columns, recorded)], [*calls])
 
 
-def sound_slots(store: Store, near: Near, scratch: Scratch) -> Sound:
+def sound_slots(store: Objects, near: Near, scratch: Scratch) -> Sound:
     """Tell those whose bytes, content and unused bits are as they have to be."""
     part, key, slots, calls = near
     most = CALL_BYTES

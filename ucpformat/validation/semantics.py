@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Layout, Lowering
     from ucpformat.jsonio import JsonValue
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.validation.documents import Documents
     from ucpformat.validation.findings import Findings
 
@@ -74,7 +74,7 @@ class CheckedCheckpoint:
 
 
 def check_semantics(
-    store: Store, documents: Documents, findings: Findings, layout_work: int | None
+    store: Objects, documents: Documents, findings: Findings, layout_work: int | None
 ) -> CheckedCheckpoint | None:
     """Collect semantic problems; returns what can be checked for integrity, None if that is nothing.
 
@@ -171,7 +171,7 @@ def _read_state(documents: Documents, findings: Findings, checked: CheckedCheckp
     checked.state = None if any(problem.code == "UCP-E-KEY" for problem in problems) else state
 
 
-def _read_parts(store: Store, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
+def _read_parts(store: Objects, documents: Documents, findings: Findings, checked: CheckedCheckpoint) -> None:
     root = checked.root
     for number, entry in enumerate(root.parts):
         if not documents.check("index", entry.index):
@@ -312,7 +312,7 @@ def _check_cover(lowering: Lowering) -> None:
         raise error("UCP-E-COVER", f"the layout does not cover the tensor: {fault}")
 
 
-def _check_zarr_documents(store: Store, checked: CheckedCheckpoint, findings: Findings) -> None:
+def _check_zarr_documents(store: Objects, checked: CheckedCheckpoint, findings: Findings) -> None:
     """Check that the metadata documents of storage plain have exactly the derived bytes (UCP-D-094)."""
     expected = {"atoms/zarr.json": GROUP_DOCUMENT}
     for stored in checked.slots():

@@ -17,7 +17,7 @@ from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.state import StateDocument
-from ucpformat.storage.stores.urls import open_store
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.writer import AtomSpec, SlotSpec
 
 CHUNK = 1 << 20
@@ -81,7 +81,7 @@ def test_fewer_workers_where_memory_is_short_and_a_refusal_where_one_is_too_many
 
 def test_what_is_on_its_way_counts(tmp_path: Path) -> None:
     """An object store has memory of its own for each worker: fewer have room for it."""
-    store = open_store("memory://budget")
+    store = open_target("memory://budget")
     assert store.upload_bytes > 0
     need = needed_for(CHUNK, store.upload_bytes)
     assert (

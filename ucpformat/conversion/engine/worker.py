@@ -22,7 +22,7 @@ from ucpformat.conversion.engine.options import MemoryBudget, needed_for
 from ucpformat.conversion.engine.work_order import Cut, cut_job, job_digest, require_same
 from ucpformat.errors import UcpError
 from ucpformat.storage.host_memory import Scratch
-from ucpformat.storage.stores.urls import open_store
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.writing.chunk_writer import ChunkPiece, PlainChunkWriter
 from ucpformat.storage.writing.packed_chunks import PackedChunkWriter
 from ucpformat.storage.writing.slot_writer import raw_bytes
@@ -112,7 +112,7 @@ def _open(order: Order, stack: ExitStack) -> Workshop:
 @contextmanager
 def joined_store(order: Order) -> Iterator[Store]:
     """Provide the store through a handle of its own: the committing writer does not discard what is created there."""
-    store = open_store(order.url, durability=order.durability)
+    store = open_target(order.url, durability=order.durability)
     try:
         store.join()
         yield store

@@ -28,7 +28,7 @@ from ucpformat.conversion.engine.work_order import (
 )
 from ucpformat.conversion.engine.worker import Workshop, convert_batch, copy_batch
 from ucpformat.errors import error
-from ucpformat.storage.stores.urls import open_store, open_target
+from ucpformat.storage.stores.urls import open_target
 from ucpformat.storage.writing.stored_columns import Receipt
 from ucpformat.writer import CheckpointWriter
 
@@ -99,7 +99,7 @@ class Engine:
         )
 
     def _pool(self) -> AbstractContextManager[Pool]:
-        with closing(open_store(self._url)) as store:
+        with closing(open_target(self._url)) as store:
             upload_bytes = store.upload_bytes
         return open_pool(
             self._options,

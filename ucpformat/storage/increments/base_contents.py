@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpformat.model.table import Segment
     from ucpformat.storage.reading.documents import StoredDocuments
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects, Store
     from ucpformat.storage.writing.chunk_writer import SlotPlace
 
 __all__ = [
@@ -72,7 +72,7 @@ def require_sharing(url: str | os.PathLike[str]) -> None:
 
 def opened_base(
     path: str | os.PathLike[str], storage: Storage, chunk_bytes: int | None, target: Store | None
-) -> tuple[Store, Root]:
+) -> tuple[Objects, Root]:
     """Open a base, and read its root document; raises as `root_of_base`."""
     store = open_store(path)
     try:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.reading.held_boxes import HeldBox
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["BoxReader", "PartTargets"]
 
@@ -71,7 +71,7 @@ class BoxReader:
 
     def __init__(
         self,
-        store: Store,
+        store: Objects,
         executor: Executor,
         *,
         verify: bool = True,

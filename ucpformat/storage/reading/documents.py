@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.process_image import ProcessImage
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
     from ucpformat.storage.workers import ForkedExecutor
 
 __all__ = ["StoredDocuments", "check_object", "read_document", "read_root", "verified_pieces"]
@@ -38,7 +38,7 @@ __all__ = ["StoredDocuments", "check_object", "read_document", "read_root", "ver
 _PIECE_BYTES: Final = 1 << 22
 
 
-def read_root(store: Store) -> bytes:
+def read_root(store: Objects) -> bytes:
     """Return the bytes of the root document.
 
     Raises:
@@ -55,7 +55,7 @@ def read_root(store: Store) -> bytes:
     return data
 
 
-def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+def read_document(store: Objects, reference: DocumentRef, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
     """Return the bytes of a referenced object, checked against length and digest before it is parsed.
 
     Raises:
@@ -71,13 +71,13 @@ def read_document(store: Store, reference: DocumentRef, *, limit: int = MAX_DOCU
     return data
 
 
-def check_object(store: Store, reference: DocumentRef) -> None:
+def check_object(store: Objects, reference: DocumentRef) -> None:
     """Check length and digest of an object of any length; raises as `verified_pieces`."""
     for _ in verified_pieces(store, reference):
         pass
 
 
-def verified_pieces(store: Store, reference: DocumentRef) -> Iterator[bytes]:
+def verified_pieces(store: Objects, reference: DocumentRef) -> Iterator[bytes]:
     """Yield the bytes of an object of any length, piece by piece; only the end says that all of them are right.
 
     Raises:
@@ -92,7 +92,7 @@ def verified_pieces(store: Store, reference: DocumentRef) -> Iterator[bytes]:
     reference.require(replace(reference, digest=f"sha256:{digest.hexdigest()}"))
 
 
-def _check_length(store: Store, reference: DocumentRef) -> None:
+def _check_length(store: Objects, reference: DocumentRef) -> None:
     size = store.size(reference.key)
     if size is None:
         raise error("UCP-E-MISSING", MISSING, at=reference.key)
@@ -109,7 +109,7 @@ class StoredDocuments:
     Each is read when it is first asked for, and kept. Errors name ``path``. Safe to use from several threads.
     """
 
-    def __init__(self, store: Store, root: Root, executor: ForkedExecutor, path: str) -> None:
+    def __init__(self, store: Objects, root: Root, executor: ForkedExecutor, path: str) -> None:
         self.store = store
         self.root = root
         self.path = path

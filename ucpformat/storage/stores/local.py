@@ -1,221 +1,64 @@
-"""Local directories: exclusive creation, vectored I/O, late syncing, atomic publication (SPEC section 8)."""
+"""Attempts to write to local directories: exclusive creation, late syncing, atomic publication (SPEC section 8)."""
 
 from __future__ import annotations
 
 import os
-import stat
-from contextlib import ExitStack, contextmanager, suppress
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import error
 from ucpformat.model.names import check_key
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import is_staged, staged_name
-from ucpformat.storage.stores.joined_mapping import fit_pages, joined
 from ucpformat.storage.stores.linking import NO_LINKS, LinkSource, make_link
-from ucpformat.storage.stores.local_files import KeptFiles, Mappings, OpenFile, WriteBack, populated
 from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
-    MISSING,
-    READ_FLAGS,
     Identity,
     identity_of,
-    is_ours_alone,
     make_parents,
     opened,
-    read_all,
-    read_at,
     require_commits,
-    require_length,
-    require_regular,
     sync,
     translated,
     write_all,
 )
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.storage.stores.local_pack import LocalPackFile
-from ucpformat.storage.stores.store import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from ucpformat.model.root import Storage
     from ucpformat.storage.stores.sharing import Sharable
-    from ucpformat.storage.stores.store import Durability, Store, StoredRange
+    from ucpformat.storage.stores.store import Durability, Objects
 
-__all__ = ["LocalStore"]
-
-_OPEN_PACKS: Final = 64
-_JUNCTION: Final = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", -1)  # a link to a directory, on Windows
-_MAPPED_BYTES: Final = 1 << 21  # less costs more to map than to copy
-_PIECE_BYTES: Final = 1 << 23
-_ONE_CALL: Final = 1 << 30  # the operating system gives at most 2 GiB at a time
+__all__ = ["LocalStore", "WriteBack"]
 
 
-class LocalStore:
-    """A checkpoint in a directory. The directory itself may be reached through links, nothing below it."""
+class LocalStore(LocalObjects):
+    """A checkpoint in a directory, to be read and written."""
 
-    # A block fits the processor's cache; alignment leaves gaps of up to 4096 bytes.
-    calls = Calls(at_once=None, window=1 << 20, gap=4096)
     packs_at_once = 2
     packs_have_rooms = True
     upload_bytes = 0
-    glimpse_bytes = 1 << 26  # whoever comes back from the system has to wait for other threads of Python
     writers_wait = False  # the page cache takes what they write, and the disk is at work meanwhile
 
     def __init__(self, path: str | os.PathLike[str], *, durability: Durability = "fsync") -> None:
+        super().__init__(path)
         self._write_back = WriteBack() if durability == "fsync" else None
-        self._root = Path(path).absolute()
-        self._plain_directories: set[Path] = {self._root}
         self._created: dict[str, Identity] = {}
         self._has_begun = False
-        self._packs = KeptFiles(_OPEN_PACKS)
-        self._mappings = Mappings()
         self._claim = DirectoryClaim(self._root)
-
-    @property
-    def url(self) -> str:
-        """The directory."""
-        return str(self._root)
-
-    def _locate(self, key: str) -> Path:
-        """Return path of a key whose directories are known to be directories and no links."""
-        check_key(key, key or self.url)
-        path = self._root.joinpath(*key.split("/"))
-        unchecked = []
-        directory = path.parent
-        while directory not in self._plain_directories:
-            unchecked.append(directory)
-            directory = directory.parent
-        for directory in reversed(unchecked):
-            status = directory.lstat()
-            mode = status.st_mode
-            if stat.S_ISLNK(mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
-                raise error("UCP-E-LINK", "a symbolic link is not followed inside a checkpoint", at=key)
-            if not stat.S_ISDIR(mode):
-                raise NotADirectoryError(directory)
-            self._plain_directories.add(directory)
-        return path
-
-    def size(self, key: str) -> int | None:
-        """Return length of an object in bytes, or None if there is none."""
-        with translated(key):
-            try:
-                status = self._locate(key).lstat()
-            except FileNotFoundError:
-                return None
-            except NotADirectoryError:
-                if self._root.is_dir():
-                    raise
-                return None
-            require_regular(status.st_mode, key)
-            return status.st_size
-
-    @contextmanager
-    def _reading(self, key: str) -> Iterator[int]:
-        """Provide a descriptor for reading; those of packs stay open, since many segments lie in one."""
-        is_pack = key.startswith("packs/")
-        if is_pack and (kept := self._packs.get(key)) is not None:
-            yield kept
-            return
-        path = self._locate(key)
-        if not hasattr(os, "O_NOFOLLOW"):
-            require_regular(path.lstat().st_mode, key)
-        file = OpenFile(opened(path, READ_FLAGS))
-        try:
-            require_regular(os.fstat(file.descriptor).st_mode, key)
-            if is_pack:
-                self._packs.offer(key, file)
-            yield file.descriptor
-        finally:
-            if not self._packs.has(key, file):
-                os.close(file.descriptor)
-
-    def head(self, key: str, most: int) -> bytes | None:
-        """Return the first ``most`` bytes of an object, or all where it has fewer; None if there is none."""
-        with translated(key):
-            try:
-                with self._reading(key) as descriptor:
-                    size = min(most, os.fstat(descriptor).st_size)
-                    return self.read(key, 0, size) if size > _ONE_CALL else read_at(descriptor, size, 0)
-            except FileNotFoundError:
-                return None
-            except NotADirectoryError:
-                if self._root.is_dir():
-                    raise
-                return None
-
-    def read(self, key: str, start: int, stop: int) -> bytes:
-        """Return bytes ``[start, stop)`` of an object."""
-        with translated(key), self._reading(key) as descriptor:
-            # Before memory is taken for what may not be there (SPEC UCP-S-002).
-            require_length(descriptor, stop, key)
-            data = read_at(descriptor, min(stop - start, _ONE_CALL), start)
-            if len(data) == stop - start:
-                return data
-            # The operating system gives at most 2 GiB at a time.
-            rest = bytearray(stop - start - len(data))
-            read_all(descriptor, [memoryview(rest)], start + len(data), key)
-            return data + rest
-
-    def read_into(self, key: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers, one after another, from byte ``start`` on."""
-        with translated(key), self._reading(key) as descriptor:
-            read_all(descriptor, buffers, start, key)
-
-    def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield all bytes of an object, in order."""
-        size = self.size(key)
-        if size is None:
-            raise error("UCP-E-MISSING", MISSING, at=key)
-        for start in range(0, size, _PIECE_BYTES):
-            yield self.read(key, start, min(start + _PIECE_BYTES, size))
-
-    @contextmanager
-    def _having(self, key: str, stop: int) -> Iterator[int]:
-        """Provide a descriptor of an object of so many bytes at least."""
-        with translated(key), self._reading(key) as descriptor:
-            require_length(descriptor, stop, key)
-            yield descriptor
-
-    def mapped(self, key: str, start: int, stop: int) -> memoryview:
-        """Return bytes ``[start, stop)`` of an object, mapped for as long as a view of any of them is kept."""
-        with self._having(key, stop) as descriptor:
-            return self._mappings.view(key, descriptor, start, stop, keep=key.startswith("packs/"))
-
-    def mapped_together(self, parts: Sequence[StoredRange]) -> memoryview | None:
-        """Return the parts mapped one behind the other, zeros for those without a key; None where they fit no pages."""
-        return joined(parts, self._having) if fit_pages(parts) else None
-
-    @contextmanager
-    def glimpse(self, key: str, start: int, stop: int) -> Iterator[memoryview | None]:
-        """Provide bytes ``[start, stop)`` of an object, mapped where they are worth it and surely there.
-
-        Whoever cuts a file ends a process that looks at it. So one that others may write to is read.
-        """
-        data: memoryview | None = None
-        with ExitStack() as stack:
-            if stop - start >= _MAPPED_BYTES:
-                with suppress(UcpError, OSError), self._reading(key) as descriptor:
-                    if is_ours_alone(os.fstat(descriptor)):
-                        view = self.mapped(key, start, stop)
-                        stack.enter_context(populated(view))
-                        data = view
-            yield data
 
     def keys(self) -> Iterator[str]:
         """Yield keys of everything below the directory but the draft of this attempt; links are not followed."""
-        with translated(self.url):
-            if not self._root.is_dir():
-                return
-            for directory, names, files in os.walk(self._root):
-                base = Path(directory)
-                if base == self._root and self._claim.draft in files:
-                    files.remove(self._claim.draft)
-                for name in files + [name for name in names if (base / name).is_symlink()]:
-                    yield (base / name).relative_to(self._root).as_posix()
+        draft = self._claim.draft
+        return (key for key in LocalObjects.keys(self) if key != draft)
 
     def prepare(self, storage: Storage = "packed") -> None:
         """Begin in an empty directory; debris of an uncommitted attempt is moved aside and removed."""
@@ -311,15 +154,9 @@ class LocalStore:
                 raise
             self._wrote(key, sum(buffer.nbytes for buffer in buffers))
 
-    @contextmanager
-    def sharable(self, key: str) -> Iterator[LinkSource]:
-        """Provide an object that another store may link to, open."""
-        with translated(key), self._reading(key) as descriptor:
-            yield LinkSource(self._locate(key), descriptor)
-
-    def require_base(self, base: Store) -> None:
+    def require_base(self, base: Objects) -> None:
         """Refuse a base that is no directory."""
-        if not isinstance(base, LocalStore):
+        if not isinstance(base, LocalObjects):
             raise error("UCP-E-STORE", NO_LINKS, at=base.url)
 
     def share(self, key: str, source: Sharable) -> bool:
@@ -387,13 +224,78 @@ class LocalStore:
         return True
 
     def close(self) -> None:
-        """Close the descriptors of packs, and let go of the directory; silent, since nothing hangs on it."""
+        """Close descriptors, and let go of the directory; silent, since nothing hangs on it."""
         self._claim.release()
-        self._mappings.forget()
         if self._write_back is not None:
             self._write_back.close()
-        self._packs.close()
+        super().close()
 
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
+
+_STEP: Final = 64 << 20  # less makes many small requests of it, more leaves the disk idle
+_THREADS: Final = 4
+
+
+class WriteBack:
+    """Syncs files in the background, each time that ``step`` bytes more were written.
+
+    A file is left to be synced from a write on until a sync begins that is after it. Safe to use from several threads.
+    """
+
+    def __init__(self, step: int | None = None) -> None:
+        self._step = _STEP if step is None else step
+        self._lock = threading.Lock()
+        self._left: dict[Path, None] = {}
+        self._waiting = 0
+        self._executor: ThreadPoolExecutor | None = None
+        self._begun: list[Future[None]] = []
+
+    def wrote(self, path: Path, nbytes: int) -> None:
+        """Note that ``nbytes`` more of a file were handed to the operating system; 0 for one that was made."""
+        with self._lock:
+            self._left[path] = None
+            self._waiting += nbytes
+            # One at a time: where the disk is slower than memory, the next one takes more.
+            if self._waiting >= self._step and (not self._begun or self._begun[-1].done()):
+                left, self._left, self._waiting = self._left, {}, 0
+                self._begun.append(self._threads().submit(self._sync_early, left))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="ucp-write-back")
+        return self._executor
+
+    def _sync_early(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            try:
+                sync(path)
+            except FileNotFoundError:  # removed, perhaps to be made again: a flush will see
+                with self._lock:
+                    self._left[path] = None
+
+    def flush(self) -> None:
+        """Return when all that was noted is on the disk.
+
+        Raises:
+            OSError: what any sync met, one in the background as well: the system reports a lost page only once. Any
+                later flush raises it again.
+        """
+        with self._lock:
+            # What began early may leave some to be done.
+            begun, threads = [*self._begun], self._threads()
+        wait(begun)
+        with self._lock:
+            left, self._left, self._waiting = self._left, {}, 0
+            self._begun.extend(threads.submit(sync, path) for path in left)
+            begun = [*self._begun]
+        wait(begun)
+        for future in begun:
+            future.result()
+        with self._lock:
+            self._begun = self._begun[len(begun) :]
+
+    def close(self) -> None:
+        """Begin nothing more; what runs goes on."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)

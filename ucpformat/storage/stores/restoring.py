@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import types
 
     from ucpformat.storage.stores.remote.store import RemoteStore
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["Restorer", "restorer"]
 
@@ -79,7 +79,7 @@ class Restorer(Protocol):
         ...
 
 
-def restorer(url: str | os.PathLike[str], store: Store, root: bytes) -> Restorer:
+def restorer(url: str | os.PathLike[str], store: Objects, root: bytes) -> Restorer:
     """Return what puts objects back into the checkpoint whose root document has the bytes ``root``."""
     path = local_path(url)
     if path is not None:

@@ -10,7 +10,7 @@ __all__ = ["Sharable"]
 class Sharable(Protocol):
     """An object of the base of an increment, to be compared, and then shared by `Store.share`.
 
-    Stores provide it by `Store.sharable`: an open file to be linked, or what a listing says of an object to be copied.
+    `Objects.sharable` provides it: an open file to be linked, or what a listing says of an object to be copied.
     """
 
     @property

@@ -17,6 +17,7 @@ __all__ = [
     "Calls",
     "Durability",
     "Look",
+    "Objects",
     "PackFile",
     "PackFullError",
     "Store",
@@ -105,29 +106,18 @@ class Calls(NamedTuple):
     gap: int
 
 
-class Store(Protocol):
-    """Keys to byte sequences. Implementations are safe to use from several threads.
+class Objects(Protocol):
+    """Keys to byte sequences, to be read. Implementations are safe to use from several threads.
 
-    Readers call `head`, `read` and the like at any time, and `close` at the end. An attempt to write begins with one
-    `prepare` (or `resume`) by its first process; its other processes `join`. All of them `create` objects and packs,
-    and `flush`; then the first one calls `publish`, which ends the attempt. A process that fails calls `discard`, or
-    `withdraw` if others still use its objects. `close` comes last in any case.
+    Readers call the methods at any time, and `close` at the end.
 
     Every method raises `StoreError` (``UCP-E-STORE``) where the medium fails; local stores also raise
     ``UCP-E-LINK`` for anything that is not a plain file in plain directories.
     """
 
     calls: Calls
-    writers_wait: bool
-    """Whether who writes waits until the medium has it."""
-    packs_at_once: int
-    """How many packs a writer keeps busy at its best."""
-    packs_have_rooms: bool
-    """Whether the bytes of a pack may be written in any order (`PackFile.reserve`)."""
     glimpse_bytes: int
     """How much is looked at by one `glimpse` at best; 0 where nothing is."""
-    upload_bytes: int
-    """Memory of a pack under way, in addition to its writer's."""
 
     @property
     def url(self) -> str:
@@ -175,6 +165,32 @@ class Store(Protocol):
     def keys(self) -> Iterator[str]:
         """Yield all keys, in no order; directories are not keys."""
         ...
+
+    def sharable(self, key: str) -> AbstractContextManager[Sharable]:
+        """Provide an object of a committed checkpoint that another one may share; ``UCP-E-MISSING`` as `read`."""
+        ...
+
+    def close(self) -> None:
+        """Release file handles."""
+        ...
+
+
+class Store(Objects, Protocol):
+    """Keys to byte sequences, to be read and written; raises as `Objects`.
+
+    An attempt to write begins with one `prepare` (or `resume`) by its first process; its other processes `join`. All of
+    them `create` objects and packs, and `flush`; then the first one calls `publish`, which ends the attempt. A process
+    that fails calls `discard`, or `withdraw` if others still use its objects. `close` comes last in any case.
+    """
+
+    writers_wait: bool
+    """Whether who writes waits until the medium has it."""
+    packs_at_once: int
+    """How many packs a writer keeps busy at its best."""
+    packs_have_rooms: bool
+    """Whether the bytes of a pack may be written in any order (`PackFile.reserve`)."""
+    upload_bytes: int
+    """Memory of a pack under way, in addition to its writer's."""
 
     def prepare(self, storage: Storage = "packed") -> None:
         """Begin an attempt at a new checkpoint; what one that was not committed has left is not in its way.
@@ -230,11 +246,7 @@ class Store(Protocol):
         """Begin a new pack."""
         ...
 
-    def sharable(self, key: str) -> AbstractContextManager[Sharable]:
-        """Provide an object of a committed checkpoint that another one may share; ``UCP-E-MISSING`` as `read`."""
-        ...
-
-    def require_base(self, base: Store) -> None:
+    def require_base(self, base: Objects) -> None:
         """Refuse a store from which this one shares nothing; before `prepare`, or after it.
 
         Raises:
@@ -273,8 +285,4 @@ class Store(Protocol):
 
         Returns what `withdraw` does. Silent about objects that are gone, or stay.
         """
-        ...
-
-    def close(self) -> None:
-        """Release file handles."""
         ...

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from ucpformat.storage.stores.store import Durability, Store
+    from ucpformat.storage.stores.store import Durability, Objects, Store
 
 __all__ = [
     "is_remote",
@@ -116,14 +116,32 @@ def refuse_target(url: str | os.PathLike[str]) -> None:
             )
 
 
-def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """Return the store at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``, ``memory://x``).
-
-    ``durability`` concerns local paths; what a remote store acknowledges is durable.
+def open_store(url: str | os.PathLike[str]) -> Objects:
+    """Open a checkpoint at a local path or any fsspec URL (``s3://bucket/run/step-1000.ucp``), to read it.
 
     Raises:
         StoreError: ``UCP-E-STORE`` for a URL whose protocol fsspec does not know.
     """
+    path = local_path(url)
+    if path is not None:
+        from ucpformat.storage.stores.local_objects import LocalObjects
+
+        return LocalObjects(path)
+    from ucpformat.storage.stores.remote.store import RemoteStore
+
+    return RemoteStore(str(url))
+
+
+def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
+    """Open a checkpoint at a local path or any fsspec URL, to write it.
+
+    ``durability`` concerns local paths; what a remote store acknowledges is durable.
+
+    Raises:
+        StoreError: ``UCP-E-STORE`` as `open_store`, and where the protocol cannot keep the promises of a save
+            (`refuse_target`).
+    """
+    refuse_target(url)
     path = local_path(url)
     if path is not None:
         from ucpformat.storage.stores.local import LocalStore
@@ -132,16 +150,6 @@ def open_store(url: str | os.PathLike[str], *, durability: Durability = "fsync")
     from ucpformat.storage.stores.remote.store import RemoteStore
 
     return RemoteStore(str(url))
-
-
-def open_target(url: str | os.PathLike[str], *, durability: Durability = "fsync") -> Store:
-    """Open a store as `open_store` does, to write to it.
-
-    Raises:
-        StoreError: ``UCP-E-STORE`` as well where the protocol cannot keep the promises of a save (`refuse_target`).
-    """
-    refuse_target(url)
-    return open_store(url, durability=durability)
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ucpformat.model.root import Storage
     from ucpformat.storage.stores.sharing import Sharable
-    from ucpformat.storage.stores.store import Store
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["NO_COPIES", "RemoteStore"]
 
@@ -203,7 +203,7 @@ class RemoteStore(RemoteObjects):
             self._sign_of_life()
             return pack
 
-    def require_base(self, base: Store) -> None:
+    def require_base(self, base: Objects) -> None:
         """Refuse a base that is not in the same store, or any where the store makes no copies."""
         if not (
             isinstance(base, RemoteObjects)
