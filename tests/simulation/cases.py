@@ -28,6 +28,8 @@ CASTS = (
     ("sharer", "sharer", "remover"),
     ("sharer", "remover", "collector"),
     ("sharer", "manager", "remover"),
+    ("sharer", "replacer"),
+    ("sharer", "sharer", "replacer"),
 )
 
 
@@ -53,18 +55,16 @@ class Case:
 def cases(**also: Any) -> Iterator[Case]:
     """All of them; ``also`` is for every world."""
     for storage, debris, cast in product(STORAGES, (False, True), CASTS):
-        if "sharer" in cast and storage == "plain":  # the same links, by other keys
-            continue
         what = f"{storage}, {', '.join(cast)}{', debris' if debris else ''}"
         common = {"storage": storage, "debris": debris, "cast": cast, **also}
-        for locks, links in product(LOCKS, (True, False)):
+        # In storage plain links are the same, by other keys; and nobody replaces what was linked.
+        is_of_links = "replacer" not in cast and not ("sharer" in cast and storage == "plain")
+        for locks, links in product(LOCKS, (True, False)) if is_of_links else ():
             yield Case(
                 f"directory, locks: {locks}, {'links' if links else 'renames'}, {what}",
                 partial(Directories, locks=locks, links=links, **common),
                 directories.simulated,
             )
-        if "sharer" in cast:  # object stores have no links
-            continue
         yield Case(
             f"object store, {what}",
             partial(Stores, **common),

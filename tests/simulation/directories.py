@@ -67,15 +67,21 @@ def attempt(store: Store, name: str, storage: Storage, committed: Callable[[str]
 
 
 def attempt_with_base(
-    store: LocalStore, name: str, storage: Storage, committed: Callable[[str], None]
+    store: Store,
+    name: str,
+    storage: Storage,
+    committed: Callable[[str], None],
+    *,
+    keys: tuple[str, str],
+    is_shared: Callable[[], bool],
 ) -> None:
-    """What an increment does: it links what the base has, or writes that itself, and its own."""
-    keys, data = [SHARED, f"packs/{name}"], {SHARED: "data of base", f"packs/{name}": f"data of {name}"}
+    """What an increment does: it shares what the base has, or writes that itself, and then its own."""
+    data = dict(zip(keys, ("data of base", f"data of {name}"), strict=True))
     try:
         store.prepare(storage)
         try:
             for key in keys:
-                if key != SHARED or not _is_linked(store):
+                if key != keys[0] or not is_shared():
                     store.create(key, [memoryview(data[key].encode())])
             store.flush(keys)
             store.publish(json.dumps(data).encode())
@@ -189,7 +195,15 @@ class Directories:
 
     def _share(self, name: str) -> None:
         with refusals():
-            attempt_with_base(SimulatedStore(PLACE, durability="none"), name, self.storage, self._acknowledge)
+            store = SimulatedStore(PLACE, durability="none")
+            attempt_with_base(
+                store,
+                name,
+                self.storage,
+                self._acknowledge,
+                keys=(SHARED, f"packs/{name}"),
+                is_shared=lambda: _is_linked(store),
+            )
 
     def _remove_base(self, name: str) -> None:
         del name

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from tests.simulation.schedule import Schedule
@@ -29,6 +30,9 @@ class ObjectStore:
     objects: dict[str, bytes] = field(default_factory=dict)
     changed: dict[str, float] = field(default_factory=dict)
     """When each object was made, in seconds."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """Entity tags."""
+    numbers: Iterator[int] = field(default_factory=count)
     now: float = 0.0
     protocol: tuple[str, ...] = ("gs",)
     removed: list[bytes] = field(default_factory=list)
@@ -66,8 +70,7 @@ class ObjectStore:
         def act() -> None:
             if mode == "create" and self.is_conditional and path in self.objects:
                 raise FileExistsError(path)
-            self.objects[path] = bytes(value)
-            self.changed[path] = self.now
+            self._put(path, bytes(value))
 
         self._request(f"put {path} ({mode})", act)
 
@@ -86,13 +89,44 @@ class ObjectStore:
         result: bytes = self._request(f"get {path}", act)
         return result
 
-    def find(self, path: str) -> list[str]:
-        """List."""
+    def find(self, path: str, *, detail: bool = False) -> Any:
+        """List, with sizes and marks if ``detail``."""
         prefix = path.rstrip("/") + "/"
-        found: list[str] = self._request(
-            "list", lambda: [key for key in self.objects if key.startswith(prefix)]
-        )
-        return found
+
+        def act() -> Any:
+            found = [key for key in self.objects if key.startswith(prefix)]
+            return {key: self._facts(key) for key in found} if detail else found
+
+        return self._request("list", act)
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        return {"size": len(self.objects[path]), "ETag": self.marks[path]}
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Look at an object, and its mark."""
+
+        def act() -> dict[str, Any]:
+            if path not in self.objects:
+                raise FileNotFoundError(path)
+            return self._facts(path)
+
+        result: dict[str, Any] = self._request(f"look at {path}", act)
+        return result
+
+    def cp_file(self, source: str, path: str) -> None:
+        """Copy whatever has the path by then, whatever has the other one."""
+
+        def act() -> None:
+            if source not in self.objects:
+                raise FileNotFoundError(source)
+            self._put(path, self.objects[source])
+
+        self._request(f"put {path} (copy)", act)
+
+    def _put(self, path: str, value: bytes) -> None:
+        self.objects[path] = value
+        self.changed[path] = self.now
+        self.marks[path] = next(self.numbers)
 
     def exists(self, path: str) -> bool:
         """Whether anything is below a path; asked for with a listing."""

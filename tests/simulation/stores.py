@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ from unittest.mock import patch
 
 import fsspec
 
-from tests.simulation.directories import attempt, refusals
+from tests.simulation.directories import BASE, attempt, attempt_with_base, refusals
 from tests.simulation.object_store import ObjectStore
 from tests.simulation.schedule import Schedule, ViolationError
 from ucpformat.errors import UcpError
 from ucpformat.manager import remote_place
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.model.root import ROOT_KEY, Storage
-from ucpformat.storage.stores.remote import conditional_put, objects, repetition
+from ucpformat.storage.stores.remote import conditional_put, copies, objects, repetition
 from ucpformat.storage.stores.remote import store as remote
 from ucpformat.storage.stores.remote.access import translated
 from ucpformat.storage.stores.remote.store import RemoteStore
@@ -57,11 +58,26 @@ class Stores:
         if self.debris:
             self.medium.objects[f"{PLACE}/packs/dead"] = b"dead"
             self.medium.changed[f"{PLACE}/packs/dead"] = 0.0
+        if "sharer" in self.cast:
+            pack = f"{self._prefix}/base"
+            self.medium._put(f"{RUN}/{BASE}/{pack}", b"data of base")
+            self.medium._put(f"{RUN}/{BASE}/{ROOT_KEY}", json.dumps({pack: "data of base"}).encode())
         _install(self.medium)
+
+    @property
+    def _prefix(self) -> str:
+        return "atoms" if self.storage == "plain" else "packs"
 
     def actors(self) -> Sequence[Callable[[], None]]:
         """In the order of the cast."""
-        roles = {"writer": self._write, "collector": self._collect, "manager": self._remove}
+        roles = {
+            "writer": self._write,
+            "collector": self._collect,
+            "manager": self._remove,
+            "sharer": self._share,
+            "remover": self._remove_base,
+            "replacer": self._replace_base,
+        }
         return [partial(roles[role], f"{role}-{number}") for number, role in enumerate(self.cast)]
 
     def _write(self, name: str) -> None:
@@ -69,6 +85,44 @@ class Stores:
         with refusals():
             self.writer(RemoteStore(f"gs://{PLACE}"), name, self.storage, self._acknowledge)
         self.under_way -= 1
+
+    def _share(self, name: str) -> None:
+        """A writer with a base: copies have keys of its own, but in storage plain."""
+        self.under_way += 1
+        keys = ("atoms/a", "atoms/b")
+        if self.storage == "packed":
+            keys = (self.key_of_shared(name), f"packs/{name}")
+        with refusals():
+            store, base = RemoteStore(f"gs://{PLACE}"), RemoteStore(f"gs://{RUN}/{BASE}")
+
+            def is_shared() -> bool:
+                with suppress(UcpError), base.sharable(f"{self._prefix}/base") as source:
+                    # What it is about to share has been compared, or was written by the attempt of this mark.
+                    return self.medium.objects.get(source.path) == b"data of base" and store.share(
+                        keys[0], source
+                    )
+                return False
+
+            attempt_with_base(store, name, self.storage, self._acknowledge, keys=keys, is_shared=is_shared)
+        self.under_way -= 1
+
+    @staticmethod
+    def key_of_shared(name: str) -> str:
+        """As `Base` makes one for an attempt."""
+        return f"packs/{name}-base"
+
+    def _remove_base(self, name: str) -> None:
+        del name
+        with refusals():
+            RemotePlace(f"gs://{RUN}").remove(BASE)
+
+    def _replace_base(self, name: str) -> None:
+        """Somebody puts another checkpoint in the place of the base, with an object of the same length and key."""
+        path = f"{RUN}/{BASE}"
+        with refusals(), translated(BASE):
+            RemotePlace(f"gs://{RUN}").remove(BASE)
+            for key, data in ((f"{self._prefix}/base", b"other base"), (ROOT_KEY, b"{}")):
+                self.medium.pipe_file(f"{path}/{key}", data.ljust(12))
 
     def _acknowledge(self, name: str) -> None:
         self.acknowledged = name
@@ -127,6 +181,21 @@ class Stores:
         self.check()
 
 
+class _AtOnce(Executor):
+    """What others do in the background is done in the thread of the actor, which is the one that has its turn."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, task: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(task(*arguments, **options))
+        except Exception as failure:
+            done.set_exception(failure)
+        return done
+
+
 _medium: ObjectStore | None = None
 
 
@@ -156,6 +225,7 @@ def simulated() -> Iterator[None]:
         patch.object(repetition, "time", clock),
         patch.object(fsspec.core, "url_to_fs", _opened),
         patch.object(conditional_put, "_known", set()),
+        patch.object(copies, "ForkedExecutor", _AtOnce),
         patch.object(remote_place, "_reached", _reached),
     ):
         yield

@@ -24,6 +24,7 @@ from ucpformat.storage.stores.directory_claim import DirectoryClaim
 from ucpformat.storage.stores.draft import Draft
 from ucpformat.storage.stores.local import LocalStore
 from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
+from ucpformat.storage.stores.remote.copies import BackgroundCopies
 from ucpformat.storage.stores.remote.store import RemoteStore
 from ucpformat.storage.stores.store import Store
 
@@ -167,6 +168,35 @@ def believing_answers() -> Iterator[None]:
 
 
 @contextmanager
+def copying_blindly() -> Iterator[None]:
+    """What is copied is taken for what was listed."""
+    with patch.object(BackgroundCopies, "_require_same", lambda *_: None):
+        yield
+
+
+@contextmanager
+def copying_to_the_same_key() -> Iterator[None]:
+    """Attempts that share a pack have it under the key that the base has."""
+    with patch.object(Stores, "key_of_shared", lambda *_: "packs/base"):
+        yield
+
+
+@contextmanager
+def not_waiting_for_copies() -> Iterator[None]:
+    """A copy that has failed is nothing to hear of."""
+    with patch.object(BackgroundCopies, "finish", lambda _: None), patch.object(RemoteStore, "flush"):
+        yield
+
+
+@contextmanager
+def giving_the_claim_back() -> Iterator[None]:
+    """In storage plain, a copy that nobody has answered is taken for one that was not made."""
+    stop = BackgroundCopies.stop
+    with patch.object(BackgroundCopies, "stop", lambda self: stop(self) or True):
+        yield
+
+
+@contextmanager
 def nothing_broken() -> Iterator[None]:
     """As it is."""
     yield
@@ -186,6 +216,16 @@ BROKEN: list[tuple[str, Callable[[], AbstractContextManager[None]], type, dict[s
     ),
     ("looks, then renames", looking_before_a_rename, Directories, {"links": False}, Bounds(3, 0)),
     ("clears before it writes", removing_what_others_write, Stores, {}, Bounds(2, 0)),
+    ("copies blindly", copying_blindly, Stores, {"cast": ("sharer", "replacer")}, Bounds(1, 0)),
+    ("copies to one key", copying_to_the_same_key, Stores, {"cast": ("sharer", "sharer")}, Bounds(2, 0)),
+    ("awaits no copies", not_waiting_for_copies, Stores, {"cast": ("sharer",)}, Bounds(0, 1)),
+    (
+        "gives its claim back",
+        giving_the_claim_back,
+        Stores,
+        {"cast": ("sharer", "writer"), "storage": "plain"},
+        Bounds(1, 1),
+    ),
     ("believes answers", believing_answers, Stores, {"cast": ("writer",)}, Bounds(1, 1)),
 ]
 

@@ -89,19 +89,28 @@ class RemoteStore(RemoteObjects):
         """Begin an attempt. What others have left, or are writing, is not touched before this one has committed."""
         debris = self._begin()
         if storage == "plain":
-            # A listing may still show what was removed.
-            left = next((key for key in debris if self.size(key) is not None), None)
-            if left is not None:
-                raise error(
-                    "UCP-E-EXISTS",
-                    f"another attempt is at work here, or has left {left!r}; storage plain needs a place of its "
-                    "own: remove what lies here, or choose another URL",
-                    at=self._url,
-                )
+            self._require_empty(debris)
             with writing(self._url):
                 self._puts.put(self._full(CLAIM_KEY), self._name.encode())
             self._has_claim = True
+            try:
+                # Another attempt may have committed, and given the claim back, since somebody looked.
+                self._require_empty([ROOT_KEY, *(key for key in self.keys() if key != CLAIM_KEY)])
+            except BaseException:
+                self._remove([CLAIM_KEY])
+                raise
         self._debris = debris
+
+    def _require_empty(self, keys: Iterable[str]) -> None:
+        """Refuse a place in which any of these lies; a listing may still show what was removed."""
+        left = next((key for key in keys if self.size(key) is not None), None)
+        if left is not None:
+            raise error(
+                "UCP-E-EXISTS",
+                f"another attempt is at work here, or has left {left!r}; storage plain needs a place of its "
+                "own: remove what lies here, or choose another URL",
+                at=self._url,
+            )
 
     def resume(self, storage: Storage = "packed") -> None:
         """Begin an attempt that goes on with what one has left, of which the caller knows that it is dead."""
