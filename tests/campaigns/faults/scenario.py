@@ -60,7 +60,7 @@ class Scenario:
     stride: int = 1
 
 
-def save_together(path: str | Path, storage: str, *, number: int = 1, base: Path | None = None) -> None:
+def save_together(path: str | Path, storage: str, *, number: int = 1, base: str | Path | None = None) -> None:
     """Save by two ranks, threads of this process; ``path`` is the checkpoint's, or its URL."""
     mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))
     layouts = {"model.w": ucp.TensorLayout(ucp.Layout(mesh, (ucp.Shard("dp", 0),)), (300,))}

@@ -191,7 +191,97 @@ def _copy_out(place: Place) -> None:
     copy_checkpoint(f"{place.url}/c.ucp", place.local / "out.ucp", durability="none")
 
 
+def _base(place: Place, **options: Any) -> None:
+    ucp.save(f"{place.url}/base.ucp", state(1), chunk_bytes=256, **options)
+
+
+def _increment(place: Place, *, in_parts: bool = False, **options: Any) -> None:
+    most = PART_BYTES if in_parts else S3Uploads.most_copied
+    with patch.object(S3Uploads, "most_copied", most), patch.object(S3Uploads, "copied_bytes", PART_BYTES):
+        ucp.save(f"{place.url}/c.ucp", state(11), base=f"{place.url}/base.ucp", **options)
+
+
+def _increment_async(place: Place) -> None:
+    """The second is compared with the snapshot of the first, and fetches nothing of it."""
+    with ucp.AsyncSaver() as saver:
+        saver.save(f"{place.url}/first.ucp", state(1), chunk_bytes=256)
+        saver.wait()
+        saver.save(f"{place.url}/c.ucp", state(11), base=f"{place.url}/first.ucp")
+
+
+def _increment_together(place: Place, storage: str) -> None:
+    save_together(f"{place.url}/c.ucp", storage, number=11, base=f"{place.url}/base.ucp")
+
+
+def _increments(place: Place) -> None:
+    """The second step shares with the first, and a third was left."""
+    ucp.save(f"{place.url}/step-1.ucp", state(1), chunk_bytes=256)
+    ucp.save(f"{place.url}/step-2.ucp", state(12), base=f"{place.url}/step-1.ucp")
+    _debris(place, "step-3.ucp")
+
+
+def _manager_of_increments(place: Place) -> None:
+    with ucp.CheckpointManager(place.url, keep_last=2, incremental=True) as manager:
+        manager.save(3, state(13))
+
+
+def _alone(place: Place) -> None:
+    """An increment whose base is gone."""
+    _base(place)
+    ucp.save(f"{place.url}/alone.ucp", state(11), base=f"{place.url}/base.ucp")
+    fsspec.filesystem("s3").rm(f"{place.url}/base.ucp", recursive=True)
+
+
+def _flatten(place: Place) -> None:
+    _convert(f"{place.url}/alone.ucp", f"{place.url}/c.ucp")
+
+
 MADE = {"c.ucp": 1}
+INCREMENT = {"c.ucp": 11}
+BASE = {"base.ucp": 1}
+
+INCREMENTS: Sequence[Scenario] = (
+    Scenario("increment", _increment, _base, makes=INCREMENT, keeps=BASE),
+    Scenario("increment, in parts", partial(_increment, in_parts=True), _base, makes=INCREMENT, keeps=BASE),
+    Scenario(
+        "increment, plain",
+        partial(_increment, storage="plain"),
+        partial(_base, storage="plain"),
+        makes=INCREMENT,
+        keeps=BASE,
+    ),
+    Scenario(
+        "increment, compressed",
+        partial(_increment, compressor="auto"),
+        partial(_base, compressor="auto"),
+        makes=INCREMENT,
+        keeps=BASE,
+    ),
+    Scenario("increment, asynchronous", _increment_async, makes={"first.ucp": 1, **INCREMENT}),
+    Scenario(
+        "increment, two ranks",
+        partial(_increment_together, storage="packed"),
+        _base,
+        makes=INCREMENT,
+        keeps=BASE,
+    ),
+    Scenario(
+        "increment, two ranks, plain",
+        partial(_increment_together, storage="plain"),
+        partial(_base, storage="plain"),
+        makes=INCREMENT,
+        keeps=BASE,
+    ),
+    Scenario("increment, flattened", _flatten, _alone, makes=INCREMENT, keeps={"alone.ucp": 11}),
+    Scenario("increment, its base collected", _collect, _increments, keeps={"step-2.ucp": 12}),
+    Scenario(
+        "increment by a manager",
+        _manager_of_increments,
+        _increments,
+        makes={"step-3.ucp": 13},
+        keeps={"step-2.ucp": 12},
+    ),
+)
 
 SCENARIOS: Sequence[Scenario] = (
     Scenario("save", _save, makes=MADE),
@@ -214,4 +304,5 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}),
     Scenario("manager, save", _manager, partial(_saved, names=STEPS), makes={"step-3.ucp": 3}, keeps=LAST),
     Scenario("manager, restore", _restore, partial(_saved, names=STEPS), keeps=LAST),
+    *INCREMENTS,
 )
