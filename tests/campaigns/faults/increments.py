@@ -53,6 +53,24 @@ def _increments_async(path: Path) -> None:
         saver.save(path / "c.ucp", state(11), base=path / "first.ucp")
 
 
+def _source_of_rows(path: Path) -> None:
+    ucp.save(path / "source.ucp", state(100))
+
+
+def _increment_of_rows(path: Path, **options: Any) -> None:
+    """Of the table two rows are written, over a layer that is shared."""
+    ucp.save(path / "c.ucp", state(107), base=path / "source.ucp", **options)
+
+
+def _layers(path: Path) -> None:
+    """The table has three layers, and the others that have them are gone."""
+    ucp.save(path / "0.ucp", state(100))
+    ucp.save(path / "1.ucp", state(105), base=path / "0.ucp")
+    ucp.save(path / "source.ucp", state(107), base=path / "1.ucp")
+    for name in ("0.ucp", "1.ucp"):
+        shutil.rmtree(path / name)
+
+
 def _run_of_increments(path: Path) -> None:
     """The second step shares with the first, and a third was left."""
     ucp.save(path / "step-1.ucp", state(1), chunk_bytes=256)
@@ -125,6 +143,8 @@ INCREMENT = {"c.ucp": 11}
 
 OF_INCREMENT = {"source.ucp": 11}
 
+ROWS = {"c.ucp": 107}
+
 INCREMENTS: Sequence[Scenario] = (
     Scenario("increment", _increment, _source_in_chunks, makes=INCREMENT, keeps=KEPT),
     Scenario(
@@ -163,6 +183,15 @@ INCREMENTS: Sequence[Scenario] = (
         makes=INCREMENT,
         keeps=KEPT,
     ),
+    Scenario("increment of rows", _increment_of_rows, _source_of_rows, makes=ROWS, keeps={"source.ucp": 100}),
+    Scenario(
+        "increment of declared rows",
+        lambda path: _increment_of_rows(path, changed={"model.w": [], "model.b": [], "model.table": [0, 7]}),
+        _source_of_rows,
+        makes=ROWS,
+        keeps={"source.ucp": 100},
+    ),
+    Scenario("increment of rows, flattened", flatten, _layers, makes=ROWS, keeps={"source.ucp": 107}),
     Scenario("increment, flattened", flatten, _source_increment, makes=INCREMENT, keeps=OF_INCREMENT),
     Scenario(
         "increment, its base collected",

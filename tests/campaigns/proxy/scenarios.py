@@ -220,6 +220,16 @@ def _increments(place: Place) -> None:
     _debris(place, "step-3.ucp")
 
 
+def _base_of_rows(place: Place) -> None:
+    ucp.save(f"{place.url}/base.ucp", state(100))
+
+
+def _increment_of_rows(place: Place) -> None:
+    """Of the table two rows are sent, over a layer that is copied."""
+    rows = {"model.w": [], "model.b": [], "model.table": [0, 7]}
+    ucp.save(f"{place.url}/c.ucp", state(107), base=f"{place.url}/base.ucp", changed=rows)
+
+
 def _manager_of_increments(place: Place) -> None:
     with ucp.CheckpointManager(place.url, keep_last=2, incremental=True) as manager:
         manager.save(3, state(13))
@@ -271,6 +281,13 @@ INCREMENTS: Sequence[Scenario] = (
         partial(_base, storage="plain"),
         makes=INCREMENT,
         keeps=BASE,
+    ),
+    Scenario(
+        "increment of declared rows",
+        _increment_of_rows,
+        _base_of_rows,
+        makes={"c.ucp": 107},
+        keeps={"base.ucp": 100},
     ),
     Scenario("increment, flattened", _flatten, _alone, makes=INCREMENT, keeps={"alone.ucp": 11}),
     Scenario("increment, its base collected", _collect, _increments, keeps={"step-2.ucp": 12}),
