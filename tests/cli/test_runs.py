@@ -57,6 +57,7 @@ def test_a_listing_has_steps_in_order_and_their_metrics(ucp: Ucp, run: Path) -> 
         "metrics": {"loss": 0.125},
         "increment": False,
         "cadence": None,
+        "log": None,
         "bytes": {"freed_bytes": total(run / "step-10.ucp"), **sizes},
         "problem": None,
     }
@@ -95,6 +96,7 @@ def test_collecting_removes_what_no_option_keeps(ucp: Ucp, run: Path) -> None:
         "kept": [10, 100],
         "removed": ["step-5.ucp"],
         "uploads": {},
+        "log": None,
         "problems": [],
     }
     assert {path.name for path in run.iterdir()} == {"step-7.ucp", "step-10.ucp", "step-100.ucp"}

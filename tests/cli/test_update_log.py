@@ -13,6 +13,7 @@ import ucpformat as ucp
 from tests.update_log.logs import ID, LogMaker
 from ucpformat.cli import main
 from ucpformat.model.root import LogPosition
+from ucpformat.text import human_bytes
 
 
 def run(*arguments: str) -> Result:
@@ -59,12 +60,12 @@ def test_a_torn_end_is_a_warning_and_a_gap_an_error(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-1])
     result = run(str(tmp_path))
     assert result.exit_code == 0
-    assert "warning: UCP-W-UNREFERENCED at batches/1/1/4.batch" in result.output
+    assert "warning UCP-W-UNREFERENCED at batches/1/1/4.batch" in result.output
     assert "ends at step 4" in result.output
     (maker.path / "batches/1/1/3.batch").unlink()
     result = run(str(tmp_path))
     assert result.exit_code == 1
-    assert "error: UCP-E-LOG" in result.output
+    assert "error UCP-E-LOG" in result.output
 
 
 def test_an_epoch_that_was_given_up_says_so(tmp_path: Path) -> None:
@@ -169,3 +170,112 @@ def test_validate_knows_logs(tmp_path: Path) -> None:
         assert result.exit_code == 1
         found = json.loads(result.output)
         assert "UCP-E-CHECKSUM" in {one["code"] for one in found.get("log", found)["problems"]}
+
+
+class TestOtherCommands:
+    """`ls`, `gc`, `inspect` and `validate` of runs with logs."""
+
+    def told(self, *arguments: str) -> Any:
+        return json.loads(CliRunner().invoke(main, [*arguments, "--format", "json"]).stdout)
+
+    def test_ls(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)
+        with ucp.CheckpointManager(tmp_path) as manager:
+            for step, position in ((4, LogPosition(ID, 0)), (6, None), (7, LogPosition("0" * 32, 0))):
+                manager.save(step, {"w": np.ones(2)}, log=position)
+        lines = CliRunner().invoke(main, ["ls", str(tmp_path)]).output.splitlines()
+        assert lines[0].split()[-1] == "log"
+        assert [line.split("  ")[-1] for line in lines[1:5]] == [
+            "epoch 0",
+            "given up",
+            "no log",
+            "another log",
+        ]
+        sizes = [one.stat().st_size for one in (maker.path / "batches").rglob("*.batch")]
+        size = human_bytes(sum(sizes))
+        assert lines[5] == f"update log: steps 0 to 5 in 2 epochs; {size} in 12 batches; `ucp log` says more"
+        found = self.told("ls", str(tmp_path))
+        assert found["committed"][0]["log"] == "epoch 0"
+        assert found["log"]["epochs"] == told(str(tmp_path))["epochs"]
+        (maker.path / "epochs/0.json").unlink()
+        lines = CliRunner().invoke(main, ["ls", str(tmp_path)]).output.splitlines()
+        assert lines[5].startswith("update log: UCP-E-MISSING at epochs/0.json")
+
+    def test_ls_of_a_log_without_checkpoints(self, tmp_path: Path) -> None:
+        LogMaker(tmp_path / "updates.ucplog")
+        result = CliRunner().invoke(main, ["ls", str(tmp_path)])
+        assert (result.exit_code, "no steps in 0 epochs" in result.output) == (0, True)
+
+    def test_gc_removes_what_no_recovery_needs(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)  # epoch 0 has steps 0 to 4, epoch 1 has 3 to 5
+        maker.epoch(2, 4, after=1)
+        maker.steps(2, 4, 6)
+        maker.epoch(3, 4, after=1)  # so that 2 was given up
+        maker.steps(3, 4, 6)
+        needed = {"0": ["2"], "1": ["3"], "3": ["4", "5"]}
+        removed = {f"{epoch}/{rank}/{step}" for epoch, rank, step in places(maker)}
+        removed -= {f"{e}/{r}/{s}" for e, steps in needed.items() for s in steps for r in "01"}
+        before = dry(str(tmp_path))["recovery"]
+        result = CliRunner().invoke(main, ["gc", str(tmp_path), "--dry-run"])
+        assert f"would remove {len(removed)} batches of the update log: frees " in result.output
+        assert "8 batches" in result.output
+        assert "for step 2 and later" in result.output
+        assert len(places(maker)) == len(removed) + 8
+        found = self.told("gc", str(tmp_path))["log"]
+        assert (found["removed"], found["kept"], found["kept_for"]) == (len(removed), 8, 2)
+        assert {step for epoch, _, step in places(maker) if epoch == "3"} == {"4", "5"}
+        assert dry(str(tmp_path))["recovery"] == before
+        staged = maker.path / "batches/3/0/.0123456789abcdef0123456789abcdef"
+        staged.touch()
+        assert self.told("gc", str(tmp_path))["log"]["debris"] == 0
+        result = CliRunner().invoke(main, ["gc", str(tmp_path), "--debris-age", "0"])
+        assert "removed 1 unfinished file of the update log" in result.output
+        assert not staged.exists()
+        assert run(str(tmp_path)).exit_code == 0
+
+    def test_gc_keeps_what_it_cannot_judge(self, tmp_path: Path) -> None:
+        """Without a checkpoint that the log goes on from, and of an epoch of which nobody knows what it was."""
+        maker = a_run(tmp_path)
+        with ucp.CheckpointManager(tmp_path) as manager:
+            manager.save(9, {"w": np.ones(2)})
+        result = CliRunner().invoke(main, ["gc", str(tmp_path), "--keep-last", "1"])
+        assert "stay though no checkpoint goes on with them" in result.output
+        assert len(places(maker)) == 10  # those of epoch 0 behind step 3 are gone
+        (maker.path / "epochs/1.json").unlink()
+        CliRunner().invoke(main, ["gc", str(tmp_path)])
+        assert len(places(maker)) == 10
+        (maker.path / "epochs/0.json").write_text("{")
+        result = CliRunner().invoke(main, ["gc", str(tmp_path)])
+        assert (result.exit_code, "error UCP-E-JSON at updates.ucplog" in result.stderr) == (1, True)
+
+    def test_inspect(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)
+        result = CliRunner().invoke(main, ["inspect", str(tmp_path / "step-2.ucp")])
+        assert f"epoch 0 of the update log {ID} goes on from it" in result.output
+        assert self.told("inspect", str(tmp_path / "step-2.ucp"))["log"] == {"id": ID, "epoch": 0}
+        result = CliRunner().invoke(main, ["inspect", str(maker.path)])
+        assert result.exit_code == 0
+        assert [line.split() for line in result.output.splitlines()[-2:]] == [
+            ["w", "gradient", "0", "float32", "4x3", "2"],
+            ["mean", "value", "float32", "2", "1"],
+        ]
+        assert self.told("inspect", str(maker.path))["newest"]["epoch"] == 1
+        result = CliRunner().invoke(main, ["inspect", str(maker.path), "--stats"])
+        assert (result.exit_code, "is about checkpoints" in result.output) == (2, True)
+
+    def test_validate_says_that_a_recovery_is_refused(self, tmp_path: Path) -> None:
+        """Where the first batch of the log is gone nobody can tell, without the checkpoint that needs it."""
+        maker = a_run(tmp_path)
+        for rank in (0, 1):
+            for step in (0, 1, 2):
+                (maker.path / f"batches/0/{rank}/{step}.batch").unlink()
+        assert self.told("validate", str(maker.path))["valid"] is True
+        found = self.told("validate", str(tmp_path))
+        assert found["log"]["valid"] is False
+        assert "no checkpoint can be gone on from" in found["log"]["problems"][0]["message"]
+
+
+def places(maker: LogMaker) -> list[tuple[str, str, str]]:
+    """The epoch, rank and first step of each batch that is there."""
+    found = (maker.path / "batches").rglob("*.batch")
+    return [(one.parts[-3], one.parts[-2], one.stem) for one in found]

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, get_args
 
 import click
+from click.core import ParameterSource
 
 from ucpformat.cli.report import format_option, progress_bar, table
 from ucpformat.cli.statistics_table import lines_of_statistics
@@ -19,7 +20,9 @@ from ucpformat.inspection.description import chosen_atoms, described
 from ucpformat.inspection.plain_words import in_words
 from ucpformat.inspection.statistics import statistics
 from ucpformat.reader import open_checkpoint
+from ucpformat.storage.stores.urls import name_of
 from ucpformat.text import human_bytes, printable, shortened
+from ucpformat.update_log.place import SUFFIX, has_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +41,7 @@ _VALUES: Final = 8
 _WIDTH: Final = 100
 _NARROWEST: Final = 40
 _SIZE: Final = 10
+_OF_CHECKPOINTS: Final = ("atoms", "depth", "sort", "with_slots", "show_all", "with_statistics", "refused")
 _FULL: Final = "█"
 _PARTS: Final = " ▏▎▍▌▋▊▉"
 
@@ -77,7 +81,20 @@ def inspect(
     refused: tuple[str, ...],
     output: str,
 ) -> None:
-    """Show what CHECKPOINT holds: documents are read, and data with --stats alone."""
+    """Show what CHECKPOINT holds: documents are read, and data with --stats alone; or what an update log follows."""
+    if _is_log(checkpoint):
+        given = [
+            name for name in _OF_CHECKPOINTS if context.get_parameter_source(name) != ParameterSource.DEFAULT
+        ]
+        if given:
+            message = "this is an update log, and the option is about checkpoints: leave it out."
+            raise click.BadParameter(
+                message, context, next(p for p in context.command.params if p.name == given[0])
+            )
+        from ucpformat.cli.update_log import show_log
+
+        show_log(checkpoint, output)
+        return
     with open_checkpoint(checkpoint) as opened:
         chosen = chosen_atoms(opened, [] if atoms == "*" else [atoms])
         found = _statistics(chosen) if with_statistics or refused else {}
@@ -101,6 +118,10 @@ def inspect(
         context.exit(1)
 
 
+def _is_log(path: str) -> bool:
+    return name_of(path.rstrip("/")).endswith(SUFFIX) and has_log(path)
+
+
 def _statistics(atoms: Sequence[AtomView]) -> dict[tuple[str, str], SlotStatistics]:
     slots = {(view.name, name): slot for view in atoms for name, slot in view.items()}
     with progress_bar("reading", lambda: sum(slot.nbytes for slot in slots.values())) as progress:
@@ -118,6 +139,8 @@ def _heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int) -> Itera
     logical = sum(slot.nbytes for slot in slots)
     yield f"{_count(atoms, 'atom')}, {_count(slots, 'slot')}, {human_bytes(logical)}; {_stored(opened)}"
     yield f"digest {root.digest}"
+    if root.progress is not None and root.progress.log is not None:
+        yield f"epoch {root.progress.log.epoch} of the update log {root.progress.log.id} goes on from it"
     for feature in root.envelope.read_features:
         yield printable(f"needs {feature}")
     yield from _legend(slots, width)

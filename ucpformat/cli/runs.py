@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ucpformat.cadence import Cadence
+from ucpformat.cli.log_of_run import LogOfRun, pruned
 from ucpformat.cli.report import format_option, table
 from ucpformat.errors import UcpError, error, naming
 from ucpformat.manager.collection import DEBRIS_AGE, collect, is_damage
@@ -20,10 +21,11 @@ from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import RunDirectory, metrics_of, open_run, step_of
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import open_checkpoint
-from ucpformat.replay.plan import has_log, log_url
+from ucpformat.replay.plan import LOG_NAME, log_url
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import local_path, open_store
 from ucpformat.text import human_bytes, printable
+from ucpformat.update_log.place import has_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,14 +41,16 @@ _NAMES: Final = 6
 def ls(run: str, output: str) -> None:
     """List the checkpoints of RUN, a directory of step-N.ucp: what is committed, damaged, or was never committed.
 
-    In a file system also: which are increments, the bytes that the removal of each would free, and those that it shares
-    with others; and how often the run saves, where its manager has measured that. Root documents are read, and nothing
-    else: `ucp validate` looks at every byte of a checkpoint.
+    Of a run with an update log also: which of its epochs goes on from each, and what the log has, by the headers of its
+    batches. In a file system also: which are increments, the bytes that the removal of each would free, and those that
+    it shares with others; and how often the run saves, where its manager has measured that. Root documents are read,
+    and no data: `ucp validate` looks at every byte of a checkpoint.
     """
     with naming(run):
         directory = existing_run(run)
         prints = Footprints.of(directory)
-        committed = {step: _look(directory, step, prints) for step in directory.steps()}
+        log = LogOfRun.of(run)
+        committed = {step: _look(directory, step, prints, log) for step in directory.steps()}
         others = directory.uncommitted()
     if output == "json":
         checkpoints = [
@@ -56,25 +60,36 @@ def ls(run: str, output: str) -> None:
                 "increment": look.is_increment,
                 "cadence": None if look.cadence is None else look.cadence.to_json(),
                 "bytes": None if look.footprint is None else look.footprint.to_json(),
+                "log": look.log,
                 "problem": None if look.problem is None else look.problem.problem().to_json(),
             }
             for step, look in committed.items()
         ]
-        click.echo(json.dumps({"committed": checkpoints, "uncommitted": others}, indent=2))
+        of_log = None if log is None else log.to_json()
+        click.echo(json.dumps({"committed": checkpoints, "uncommitted": others, "log": of_log}, indent=2))
         return
     names = sorted({name for look in committed.values() for name in look.metrics or ()})
+    beside = [] if log is None else ["log"]
     rows = [
-        [str(step), look.state, *look.sizes(), *(_number(look.metrics, name) for name in names)]
+        [
+            str(step),
+            look.state,
+            *look.sizes(),
+            *(look.log or "" for _ in beside),
+            *(_number(look.metrics, name) for name in names),
+        ]
         for step, look in committed.items()
     ]
-    rows += [[str(step), "no root document", "", "", "", *("" for _ in names)] for step in others]
+    rows += [[str(step), "no root document", "", "", "", *("" for _ in (*beside, *names))] for step in others]
     rows.sort(key=lambda row: int(row[0]))
-    columns = ["step", "state", "frees", "shared", "with", *names]
+    columns = ["step", "state", "frees", "shared", "with", *beside, *names]
     for line in table(columns, rows, right=frozenset({"step", "frees", "shared", *names})):
         click.echo(printable(line))
     cadence = next((look.cadence for look in reversed(committed.values()) if look.cadence), None)
     if cadence is not None:
         click.echo(printable(f"saved {cadence}"))
+    if log is not None:
+        click.echo(printable(log.line()))
 
 
 def existing_run(run: str) -> RunDirectory:
@@ -114,6 +129,7 @@ class _Look:
     is_increment: bool | None = None
     footprint: Footprint | None = None
     cadence: Cadence | None = None
+    log: str | None = None
 
     @property
     def state(self) -> str:
@@ -133,16 +149,17 @@ class _Look:
         return [human_bytes(found.freed), human_bytes(found.shared), " and ".join(others)]
 
 
-def _look(directory: RunDirectory, step: int, prints: Footprints) -> _Look:
+def _look(directory: RunDirectory, step: int, prints: Footprints, log: LogOfRun | None) -> _Look:
     footprint = prints.footprint(directory.name(step) or "")
     try:
         with open_checkpoint(directory.path(step)) as checkpoint:
-            envelope = checkpoint.root.envelope
+            envelope, progress = checkpoint.root.envelope, checkpoint.root.progress
     except UcpError as problem:
         return _Look(None, problem, footprint=footprint)
     is_increment = "incremental" in envelope.read_features or INCREMENTS in envelope.annotations
     cadence = Cadence.from_json(envelope.annotations.get(CADENCE))
-    return _Look(metrics_of(envelope.annotations), None, is_increment, footprint, cadence)
+    position = None if log is None else log.position(progress, step)
+    return _Look(metrics_of(envelope.annotations), None, is_increment, footprint, cadence, position)
 
 
 def _brief(names: Sequence[str]) -> str:
@@ -200,6 +217,9 @@ def gc(
 ) -> None:
     """Remove debris from RUN, and checkpoints that no --keep option keeps; without any, all are kept.
 
+    Of an update log, batches go that end before the oldest checkpoint that is kept, and those of epochs that a recovery
+    gave up.
+
     What increments that are kept share with those that go stays on the disk; `gc` says how much, and for which steps.
 
     On S3, multipart uploads that died are debris, too, of whatever step.
@@ -209,6 +229,11 @@ def gc(
         directory = existing_run(run)
         prints = Footprints.of(directory)
         collection = collect(directory, retention, debris_age=debris_age, dry=dry_run)
+        of_log = None
+        try:
+            of_log = pruned(directory, collection.kept, debris_age=debris_age, dry=dry_run)
+        except UcpError as refusal:
+            collection.failed[LOG_NAME] = refusal
     freed = {
         name: prints.footprint(name, collection.removed[:number])
         for number, name in enumerate(collection.removed)
@@ -222,6 +247,7 @@ def gc(
             "removed": collection.removed,
             "bytes": {name: None if one is None else one.to_json() for name, one in freed.items()},
             "uploads": collection.uploads,
+            "log": None if of_log is None else of_log.to_json(),
             "problems": problems,
         }
         click.echo(json.dumps(what, indent=2))
@@ -231,6 +257,8 @@ def gc(
         for name, count in collection.uploads.items():
             done = "would give up" if dry_run else "gave up"
             click.echo(printable(f"{done} {count} unfinished upload{'s' if count > 1 else ''} to {name}"))
+        for line in () if of_log is None else of_log.lines("would remove" if dry_run else "removed"):
+            click.echo(line)
         click.echo(f"kept {len(collection.kept)} checkpoints")
         for name, problem in collection.failed.items():
             click.echo(printable(f"error {problem.code} at {name}: {problem.message}"), err=True)

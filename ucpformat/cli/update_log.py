@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import click
 
 from ucpformat.cli.recover import brief_recovery, recovery_json
 from ucpformat.cli.report import format_option, table
-from ucpformat.errors import UcpError, naming
-from ucpformat.replay.plan import has_log, log_url, plan_recovery
+from ucpformat.cli.survey import lines_of_problems
+from ucpformat.errors import naming
+from ucpformat.replay.plan import log_url, plan_or_problem
 from ucpformat.storage.stores.urls import name_of
 from ucpformat.text import human_bytes, printable
-from ucpformat.update_log.place import SUFFIX, batch_key
+from ucpformat.update_log.overview import overview
+from ucpformat.update_log.place import SUFFIX, has_log
 from ucpformat.update_log.reading import StoredLog
-from ucpformat.update_log.validation import log_problems
+from ucpformat.update_log.validation import problems_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["log"]
+    from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.overview import EpochOverview
 
-_RIGHT = frozenset({"from", "to", "ranks", "batches", "bytes", "a step"})
+__all__ = ["log", "show_log"]
+
+_RIGHT = frozenset({"epoch", "from", "to", "ranks", "batches", "bytes", "a step"})
 
 
 @click.command()
@@ -36,81 +42,87 @@ def log(context: click.Context, run: str, output: str) -> None:
     if anything is wrong with it; what a crash has cut off at its end is a warning.
     """
     is_log = name_of(run.rstrip("/")).endswith(SUFFIX) or has_log(run)
-    url = run if is_log else log_url(run)
-    with naming(run):
-        with StoredLog(url) as stored:
-            found = list(_epochs(stored))
-            identity = stored.document.id
-        problems = log_problems(url)
+    with naming(run), StoredLog(run if is_log else log_url(run)) as stored:
+        found = list(overview(stored))
+        identity = stored.document.id
+        problems = [*problems_of(stored)]
         plan = None
-        try:
-            plan = None if is_log else plan_recovery(run)
-        except UcpError as refusal:
-            # A batch that is missing may have been removed with those before the oldest checkpoint, or be lost.
-            problems.append(refusal.problem())
-    is_valid = all(problem.severity == "warning" for problem in problems)
+        if not is_log:
+            plan, refusal = plan_or_problem(run, stored)
+            problems += refusal
     if output == "json":
         report = {
             "id": identity,
-            "epochs": found,
+            "epochs": [one.to_json() for one in found],
             "problems": [problem.to_json() for problem in problems],
             "recovery": None if plan is None else recovery_json(plan),
         }
         click.echo(json.dumps(report, indent=2))
     else:
-        _print(identity, found)
-        for problem in problems:
-            click.echo(
-                f"{problem.severity}: {problem.code} at {printable(problem.at)}: {printable(problem.message)}"
-            )
-        if plan is not None:
-            click.echo(printable(brief_recovery(plan)))
-    if not is_valid:
+        recovery = [] if plan is None else [brief_recovery(plan)]
+        for line in (*_epochs(identity, found), *lines_of_problems(problems), *recovery):
+            click.echo(printable(line))
+    if any(problem.severity == "error" for problem in problems):
         context.exit(1)
 
 
-def _epochs(stored: StoredLog) -> Iterator[dict[str, Any]]:
-    counted = {one.stored.epoch.epoch: one.stop_step for one in stored.branch()}
-    for number in stored.keys.epochs:
-        try:
-            epoch = stored.epoch(number).epoch
-        except UcpError:
-            continue
-        keys = [key for key in stored.keys.batches if key.epoch == number]
-        nbytes = sum(stored.store.size(batch_key(key)) or 0 for key in keys)
-        first = min((stored.chain(number, rank).first_step for rank in range(epoch.ranks)), default=0)
-        durable = min(stored.chain(number, rank).stop_step for rank in range(epoch.ranks))
-        stop = counted.get(number)
-        yield {
-            "epoch": number,
-            "first_step": max(first, epoch.first_step),
-            "stop_step": durable if stop is None else min(durable, stop),
-            "ranks": epoch.ranks,
-            "batches": len(keys),
-            "bytes": nbytes,
-            "steps_written": durable - first,
-            "optimizer": epoch.optimizer,
-            "exactness": epoch.exactness,
-            "counts": number in counted,
-        }
-
-
-def _print(identity: str, epochs: list[dict[str, Any]]) -> None:
-    click.echo(f"log {identity}")
+def _epochs(identity: str, epochs: Iterable[EpochOverview]) -> Iterator[str]:
+    yield f"log {identity}"
     rows = [
         [
-            str(one["epoch"]),
-            str(one["first_step"]),
-            str(one["stop_step"]),
-            str(one["ranks"]),
-            str(one["batches"]),
-            human_bytes(one["bytes"]),
-            human_bytes(one["bytes"] // one["steps_written"]) if one["steps_written"] else "",
-            printable(one["optimizer"]),
-            one["exactness"] if one["counts"] else "given up",
+            str(one.epoch),
+            str(one.first_step),
+            str(one.stop_step),
+            str(one.ranks),
+            str(one.batches),
+            human_bytes(one.bytes),
+            human_bytes(one.bytes // one.steps_written) if one.steps_written else "",
+            one.optimizer,
+            one.exactness if one.counts else "given up",
         ]
         for one in epochs
     ]
     headings = ["epoch", "from", "to", "ranks", "batches", "bytes", "a step", "optimizer", "exactness"]
-    for line in table(headings, rows, right=_RIGHT):
-        click.echo(line)
+    yield from table(headings, rows, right=_RIGHT)
+
+
+def show_log(url: str, output: str) -> None:
+    """Show what a log holds, as `ucp inspect` does: its epochs, and what the newest one follows."""
+    with StoredLog(url, verify=False) as stored:
+        found = list(overview(stored))
+        branch = stored.branch()
+        identity = stored.document.id
+    epoch = branch[-1].stored.epoch if branch else None
+    if output == "json":
+        told = {
+            "id": identity,
+            "epochs": [one.to_json() for one in found],
+            "newest": None if epoch is None else epoch.to_json(),
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
+    for line in (*_epochs(identity, found), *(() if epoch is None else _followed(epoch))):
+        click.echo(printable(line))
+
+
+def _followed(epoch: Epoch) -> Iterator[str]:
+    """Yield the tensors that an epoch follows, and what its steps are made by."""
+    profile = ", ".join(f"{name} {value}" for name, value in sorted(epoch.profile.items()))
+    groups = f"{len(epoch.groups)} group{'' if len(epoch.groups) == 1 else 's'}"
+    yield ""
+    yield f"epoch {epoch.epoch}: {epoch.optimizer}, {groups}{profile and '; '}{profile}"
+    group_of = {tensor: number for number, members in enumerate(epoch.groups) for tensor in members}
+    pieces = Counter(piece.tensor for piece in epoch.pieces)
+    rows = [
+        [
+            tensor.atom,
+            tensor.role,
+            str(group_of.get(number, "")),
+            tensor.dtype,
+            "x".join(map(str, tensor.shape)) or "scalar",
+            str(pieces[number]),
+        ]
+        for number, tensor in enumerate(epoch.tensors)
+    ]
+    headings = ["atom", "role", "group", "dtype", "shape", "pieces"]
+    yield from table(headings, rows, right=frozenset({"group", "pieces"}))

@@ -13,9 +13,11 @@ from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
-from ucpformat.replay.plan import has_log, log_url
+from ucpformat.replay.plan import log_url, plan_or_problem
 from ucpformat.text import printable
-from ucpformat.update_log.validation import log_problems
+from ucpformat.update_log.place import has_log
+from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.validation import log_problems, problems_of
 from ucpformat.validation import LEVELS, Examination, Level, examine
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ def validate(
 ) -> None:
     """Say every problem of CHECKPOINT, a path or an fsspec URL, what is lost by them, and what survives.
 
-    Of a run directory, every committed checkpoint is validated, and its update log, and it is said which checkpoints
-    share the damaged files. CHECKPOINT may also be an update log, which has one level alone.
+    Of a run directory, every committed checkpoint is validated, and its update log, with which a recovery has to go on
+    from one of them, and it is said which checkpoints share the damaged files. CHECKPOINT may also be an update log,
+    which has one level alone.
 
     Warnings do not fail. At the level integrity every loss is named by tensor and rows, as slices of Python.
     """
@@ -90,6 +93,16 @@ def _examined(checkpoint: str, *, level: Level, layout_work: int | None, expand:
 
 def _of_log(url: str) -> Examination:
     return Examination(log_problems(url), None)
+
+
+def _log_of_run(run: str) -> Examination:
+    """Examine the log of a run, and whether a recovery goes on from one of its checkpoints."""
+    try:
+        with StoredLog(log_url(run)) as log:
+            _, refusal = plan_or_problem(run, log)
+            return Examination([*problems_of(log), *refusal], None)
+    except UcpError as problem:
+        return Examination([problem.problem()], None)
 
 
 def _errors(examined: Examination) -> list[Problem]:
@@ -168,7 +181,7 @@ def _validate_run(
                     printable(f"another file {key} is in {', '.join(found.others)}: `ucp repair` may use it")
                 )
     log = log_url(path)
-    of_log = _of_log(log) if has_log(log) else None
+    of_log = _log_of_run(path) if has_log(log) else None
     is_valid = valid == len(steps) and not (of_log and _errors(of_log))
     if output == "json":
         found_all = {"run": path, "level": level, "valid": is_valid, "checkpoints": reports}

@@ -27,9 +27,10 @@ def inspect(path: str | os.PathLike[str], *, only: str | Sequence[str] = ()) -> 
         only: one or more globs over names of atoms, as those of `load`; all where none is given.
 
     Returns:
-        What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``nbytes`` of all tensors, ``packs`` (none
-        in storage plain), ``meshes``, ``layouts``, ``atoms`` (with each slot's ``dtype``, ``shape`` in elements and
-        ``nbytes``), ``values``, ``optimizers``, ``pipeline``, ``blobs`` and ``images``. Its schema is
+        What ``ucp inspect --format json`` prints: `Checkpoint.metadata`, and ``log`` (the ``id`` of the update log that
+        goes on from it, and the ``epoch``, or None), ``nbytes`` of all tensors, ``packs`` (none in storage plain),
+        ``meshes``, ``layouts``, ``atoms`` (with each slot's ``dtype``, ``shape`` in elements and ``nbytes``),
+        ``values``, ``optimizers``, ``pipeline``, ``blobs`` and ``images``. Its schema is
         ``inspection/description.schema.json`` of the package.
 
     Raises:
@@ -64,9 +65,10 @@ def described(
 ) -> dict[str, object]:
     """Describe an open checkpoint, and of its atoms these; slots with the statistics that there are of them."""
     meshes_and_layouts = checkpoint.root.to_json()
-    state, packs = checkpoint.state, checkpoint.packs
+    state, packs, progress = checkpoint.state, checkpoint.packs, checkpoint.root.progress
     return {
         **checkpoint.metadata,
+        "log": None if progress is None or progress.log is None else progress.log.to_json(),
         "nbytes": sum(slot.nbytes for view in checkpoint.values() for slot in view.values()),
         "packs": packs
         and [{"key": pack.key, "length": pack.length, "shared": pack.shared} for pack in packs],

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.urls import local_path, open_store
-from ucpformat.update_log.durability import extent_of
-from ucpformat.update_log.place import LOG_KEY
+from ucpformat.storage.stores.urls import local_path
+from ucpformat.update_log.durability import extent_of, require_on_branch
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from ucpformat.manager.run_directory import RunDirectory
+    from ucpformat.model.root import LogPosition
     from ucpformat.reader import Checkpoint
     from ucpformat.update_log.documents import Exactness
     from ucpformat.update_log.durability import Extent, ReplayedSteps
@@ -28,9 +30,11 @@ __all__ = [
     "Candidate",
     "PlannedSteps",
     "RecoveryPlan",
-    "has_log",
     "log_url",
+    "oldest_usable",
+    "plan_or_problem",
     "plan_recovery",
+    "plan_with_log",
 ]
 
 LOG_NAME: Final = "updates.ucplog"
@@ -43,17 +47,6 @@ def log_url(run: str | os.PathLike[str]) -> str:
     """Return where the log of a run lies."""
     path = local_path(run)
     return f"{(str(run) if path is None else path).rstrip('/')}/{LOG_NAME}"
-
-
-def has_log(url: str) -> bool:
-    """Return whether a log lies at a path or URL."""
-    store = open_store(url)
-    try:
-        return store.size(LOG_KEY) is not None
-    except UcpError:
-        return False
-    finally:
-        store.close()
 
 
 class PlannedSteps(NamedTuple):
@@ -125,43 +118,85 @@ def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> R
     Raises:
         UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from.
     """
-    directory = open_run(run)
-    steps = directory.steps()[::-1]
     try:
         log = StoredLog(log_url(run))
     except UcpError as problem:
         if problem.code != "UCP-E-NOT-FOUND":
             raise
-        return RecoveryPlan([_alone(step, directory.path(step)) for step in steps], [])
+        return _without_steps(open_run(run))
     with log:
-        if log.keys.batches and not steps:
-            message = "the log has steps, and the run no checkpoint to begin with: it was removed"
-            raise error("UCP-E-LOG", message, at=log.url)
-        if not (log.keys.epochs and log.keys.batches):
-            # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
-            return RecoveryPlan([_alone(step, directory.path(step)) for step in steps], [])
-        log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
-        found: list[Candidate] = []
-        faults: list[Problem] = []
-        for step in steps:
-            path = directory.path(step)
-            try:
-                candidate, extent = _from_checkpoint(log, step, path)
-                if found and candidate.stop_step != found[0].stop_step and not allow_loss:
-                    message = f"the log leads from it to step {candidate.stop_step} only"
-                    raise error("UCP-E-LOG", message, at=path)
-            except UcpError as problem:
-                faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
-                continue
-            if not found:
-                if extent.lost and not allow_loss:
-                    raise _loss(extent, log.url)
-                faults[:0] = extent.faults
-            found.append(candidate)
+        return plan_with_log(run, log, allow_loss=allow_loss)
+
+
+def plan_or_problem(run: str | os.PathLike[str], log: StoredLog) -> tuple[RecoveryPlan | None, list[Problem]]:
+    """Return the plan of a recovery, or why it is refused.
+
+    That may be the only sign of a loss: a batch that is missing at the begin of an epoch may have been removed with
+    those before the oldest checkpoint.
+    """
+    try:
+        return plan_with_log(run, log), []
+    except UcpError as refusal:
+        return None, [refusal.problem()]
+
+
+def _without_steps(directory: RunDirectory) -> RecoveryPlan:
+    return RecoveryPlan([_alone(step, directory.path(step)) for step in directory.steps()[::-1]], [])
+
+
+def plan_with_log(run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bool = False) -> RecoveryPlan:
+    """Return what `plan_recovery` does, for the log of a run that is open."""
+    directory = open_run(run)
+    steps = directory.steps()[::-1]
+    if log.keys.batches and not steps:
+        message = "the log has steps, and the run no checkpoint to begin with: it was removed"
+        raise error("UCP-E-LOG", message, at=log.url)
+    if not (log.keys.epochs and log.keys.batches):
+        # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
+        return _without_steps(directory)
+    log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
+    found: list[Candidate] = []
+    faults: list[Problem] = []
+    for step in steps:
+        path = directory.path(step)
+        try:
+            candidate, extent = _from_checkpoint(log, step, path)
+            if found and candidate.stop_step != found[0].stop_step and not allow_loss:
+                message = f"the log leads from it to step {candidate.stop_step} only"
+                raise error("UCP-E-LOG", message, at=path)
+        except UcpError as problem:
+            faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
+            continue
+        if not found:
+            if extent.lost and not allow_loss:
+                raise _loss(extent, log.url)
+            faults[:0] = extent.faults
+        found.append(candidate)
     if not found:
         message = f"no checkpoint can be gone on from: {faults[-1].message}"
         raise error("UCP-E-LOG", message, at=faults[-1].at)
     return RecoveryPlan(found, faults)
+
+
+def oldest_usable(log: StoredLog, directory: RunDirectory, steps: Iterable[int]) -> int | None:
+    """Return the least of some steps of a run whose checkpoint the log goes on from; root documents are read alone."""
+    branch = log.branch()
+    for step in sorted(steps):
+        path = directory.path(step)
+        with suppress(UcpError), open_checkpoint(path) as checkpoint:
+            position = _position(log, checkpoint, path)
+            require_on_branch(branch, position.epoch, step, path)
+            return step
+    return None
+
+
+def _position(log: StoredLog, checkpoint: Checkpoint, path: str) -> LogPosition:
+    """Return where in a log a checkpoint is; raises ``UCP-E-LOG`` for one of no log, or of another."""
+    progress = checkpoint.root.progress
+    position = None if progress is None else progress.log
+    if position is None or position.id != log.document.id:
+        raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
+    return position
 
 
 def _alone(step: int, path: str) -> Candidate:
@@ -180,11 +215,8 @@ def _from_checkpoint(log: StoredLog, step: int, path: str) -> tuple[Candidate, E
         UcpError: where it cannot be gone on from.
     """
     with open_checkpoint(path) as checkpoint:
-        progress = checkpoint.root.progress
+        position = _position(log, checkpoint, path)
         nbytes = _stored_bytes(checkpoint)
-    position = None if progress is None else progress.log
-    if position is None or position.id != log.document.id:
-        raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
     extent = extent_of(log, (position.epoch, step))
     planned = tuple(_planned(one) for one in extent.replayed)
     return Candidate(step, path, extent.stop_step, nbytes, planned), extent

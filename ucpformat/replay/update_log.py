@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -35,7 +34,8 @@ from ucpformat.state_dict.per_rank import PerRank
 from ucpformat.state_dict.torch_group import own_group
 from ucpformat.update_log.documents import After, Epoch, LogDocument
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
-from ucpformat.update_log.place import LOG_KEY, LogPlace, batch_key, epoch_key
+from ucpformat.update_log.place import LOG_KEY, LogPlace, epoch_key
+from ucpformat.update_log.pruning import prune
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
@@ -375,14 +375,9 @@ class UpdateLog:
         decided(self._group, self._prune)
 
     def _prune(self) -> bytes:
-        """Remove batches that end before the oldest checkpoint."""
-        place = self._place
-        oldest = min(self._manager.run.steps(), default=0)
-        keys = place.keys().batches
-        for key, behind in pairwise(keys):
-            # What ends where the next one of the same rank begins.
-            if key[:2] == behind[:2] and behind.first_step <= oldest:
-                place.remove(batch_key(key))
+        """Remove batches that end before the oldest checkpoint, and those of branches that were given up."""
+        with StoredLog(self._url) as log:
+            prune(log, self._place, min(self._manager.run.steps(), default=0))
         return b""
 
     def flush(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.storage.stores.local_io import (
     CREATE_FLAGS,
     make_parents,
@@ -20,18 +21,29 @@ from ucpformat.storage.stores.local_io import (
     translated,
     write_all,
 )
-from ucpformat.storage.stores.urls import local_path, open_target
+from ucpformat.storage.stores.urls import local_path, open_store, open_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LOG_KEY", "SUFFIX", "BatchKey", "LogKeys", "LogPlace", "batch_key", "epoch_key", "sorted_keys"]
+__all__ = [
+    "LOG_KEY",
+    "SUFFIX",
+    "BatchKey",
+    "LogKeys",
+    "LogPlace",
+    "batch_key",
+    "epoch_key",
+    "has_log",
+    "sorted_keys",
+]
 
 LOG_KEY: Final = "log.json"
 SUFFIX: Final = ".ucplog"
 _NUMBER: Final = r"(0|[1-9][0-9]{0,15})"
 _EPOCH: Final = re.compile(rf"epochs/{_NUMBER}\.json")
 _BATCH: Final = re.compile(rf"batches/{_NUMBER}/{_NUMBER}/{_NUMBER}\.batch")
+_STAGED: Final = re.compile(r"\.[0-9a-f]{32}")
 _MOST: Final = (1 << 53) - 1
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL})
 
@@ -75,6 +87,17 @@ def sorted_keys(keys: Iterable[str]) -> LogKeys:
         else:
             batches.append(BatchKey(*numbers))
     return LogKeys(sorted(epochs), sorted(batches))
+
+
+def has_log(url: str) -> bool:
+    """Return whether a log lies at a path or URL."""
+    store = open_store(url)
+    try:
+        return store.size(LOG_KEY) is not None
+    except UcpError:
+        return False
+    finally:
+        store.close()
 
 
 class LogPlace:
@@ -124,6 +147,18 @@ class LogPlace:
                 with suppress(FileNotFoundError):
                     os.unlink(staged)
             sync(path.parent)
+
+    def debris(self, age: float) -> list[Path]:
+        """Return files without their final names, unchanged for so many seconds: writers that died have left them."""
+        found: list[Path] = []
+        if self._directory is not None:
+            with translated(LOG_KEY):
+                latest = time.time() - age
+                for path in sorted(self._directory.rglob(".*")):
+                    with suppress(FileNotFoundError):
+                        if _STAGED.fullmatch(path.name) and path.stat().st_mtime <= latest:
+                            found.append(path)
+        return found
 
     def remove(self, key: str) -> None:
         """Remove an object; silent where it is gone."""

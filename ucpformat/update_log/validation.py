@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch
     from ucpformat.update_log.reading import Chain
 
-__all__ = ["log_problems"]
+__all__ = ["log_problems", "problems_of"]
 
 
 def log_problems(url: str) -> list[Problem]:
@@ -25,12 +25,13 @@ def log_problems(url: str) -> list[Problem]:
     """
     try:
         with StoredLog(url) as log:
-            return [*_problems(log)]
+            return [*problems_of(log)]
     except UcpError as problem:
         return [problem.problem()]
 
 
-def _problems(log: StoredLog) -> Iterator[Problem]:
+def problems_of(log: StoredLog) -> Iterator[Problem]:
+    """Yield what is wrong with a log that is open, as `log_problems` returns it; raises what the store raises."""
     for number in log.keys.epochs:
         try:
             epoch = log.epoch(number).epoch
