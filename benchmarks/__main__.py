@@ -24,6 +24,7 @@ from benchmarks.workloads import WORKLOADS
 
 _LATER: Final = {
     "compression": "benchmarks.compression",
+    "diff": "benchmarks.diff",
     "free-pages": "benchmarks.free_pages",
     "growth": "benchmarks.growth.command",
     "increments": "benchmarks.increments",
