@@ -47,6 +47,7 @@ if typing.TYPE_CHECKING:
     from ucpformat.repairing import Repair, Restored, repair
     from ucpformat.replay.compressors import TopK
     from ucpformat.replay.recovering import Recovery, recover
+    from ucpformat.replay.replica.options import Replica
     from ucpformat.replay.update_log import UpdateLog
     from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, async_save
     from ucpformat.state_dict.per_rank import PerRank
@@ -96,6 +97,7 @@ __all__ = [
     "ProcessImage",
     "Recovery",
     "Repair",
+    "Replica",
     "Restored",
     "SaveReport",
     "Shard",
@@ -167,6 +169,7 @@ _HOMES: typing.Final = {
     "ProcessImage": "model.process_image",
     "Recovery": "replay.recovering",
     "Repair": "repairing",
+    "Replica": "replay.replica.options",
     "Restored": "repairing",
     "SaveReport": "distributed.save_options",
     "Shard": "geometry",

@@ -34,8 +34,10 @@ class Applier:
     buffers: tuple[Receiver, ...]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, state: TrackedState, epoch: Epoch, *, at: str) -> Self:
-        """Return what applies the steps of an epoch to a state.
+    def of(
+        cls, optimizer: Optimizer, state: TrackedState, epoch: Epoch, *, at: str, borrows: bool = False
+    ) -> Self:
+        """Return what applies the steps of an epoch to a state; ``borrows`` is that of `Receiver`.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` for tensors, groups or an optimizer other than those of the epoch (SPEC
@@ -58,7 +60,7 @@ class Applier:
                     f"the log has {tensor.dtype} {list(tensor.shape)} ({tensor.role}), and the model {has}"
                 )
                 raise error("UCP-E-MISMATCH", message, at=tensor.atom)
-            found[tensor.role].append(Receiver.of(one, number, epoch))
+            found[tensor.role].append(Receiver.of(one, number, epoch, borrows=borrows))
         missing = sorted(names.keys() - {tensor.atom for tensor in epoch.tensors})
         if missing:
             raise error("UCP-E-MISMATCH", "the model has a tensor that the log has not", at=missing[0])

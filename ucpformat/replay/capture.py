@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ucpformat.errors import error
 from ucpformat.replay.tracked import flat_elements, local_of, piece_view
 from ucpformat.update_log.drafts import Captured, StepDraft
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
+    from numpy.typing import NDArray
     from torch.optim import Optimizer
 
     from ucpformat.replay.compressors import GradientCompressor
@@ -25,13 +28,22 @@ Owned = dict[tuple[int, tuple[int, ...], tuple[int, ...]], int]
 
 
 class Capture:
-    """Copies the gradients of a step, as the hook of an optimizer, while it is on; ``draft`` has what was copied."""
+    """Copies the gradients of a step, as the hook of an optimizer, while it is on; ``draft`` has what was copied.
+
+    ``copied`` makes the copies of whole pieces, which stay as they are until the draft was written.
+    """
 
     def __init__(
-        self, state: TrackedState, epoch: Epoch, rank: int, compressor: GradientCompressor | None
+        self,
+        state: TrackedState,
+        epoch: Epoch,
+        rank: int,
+        compressor: GradientCompressor | None,
+        copied: Callable[[NDArray[np.generic]], NDArray[np.generic]] | None = None,
     ) -> None:
         self._state = state
         self._compressor = compressor
+        self._copied = copied or np.copy
         self.owned: Owned = {
             (piece.tensor, piece.offset, piece.shape): number
             for number, piece in enumerate(epoch.pieces)
@@ -101,7 +113,7 @@ class Capture:
         for index, piece in owned:
             if index is not None:
                 view = piece_view(elements, piece.local, piece.box)
-                draft.captured.append(Captured(index, view.copy()))
+                draft.captured.append(Captured(index, self._copied(view)))
 
     def _rows(self, draft: StepDraft, one: Tracked, local: torch.Tensor, piece: int | None) -> None:
         if piece is None or not one.is_whole or local.sparse_dim() != 1:
@@ -121,9 +133,9 @@ class Capture:
                 index = self.owned.get((number, piece.box.offset, piece.box.shape))
                 if index is None:
                     continue
-                values = piece_view(elements, piece.local, piece.box).copy()
+                values = piece_view(elements, piece.local, piece.box)
                 data = values.tobytes()
                 if self._seen.get(index) != data:
                     self._seen[index] = data
                     if draft is not None:
-                        draft.captured.append(Captured(index, values))
+                        draft.captured.append(Captured(index, self._copied(values)))

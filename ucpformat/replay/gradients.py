@@ -45,19 +45,21 @@ class _Part:
 class Receiver:
     """Fills the gradient of a parameter, or a buffer, of this rank with what an epoch has of its tensor.
 
-    The gradient's memory is used again at each step, as long as `take` has it.
+    The gradient's memory is used again at each step, as long as `take` has it. With ``borrows`` the bytes of entries
+    are memory that an optimizer may have as a gradient, until its step is done: whole ones are not copied.
     """
 
     one: Tracked
     parts: list[_Part]
     native: np.dtype[np.generic]
     pieces: frozenset[int]
+    borrows: bool = False
     memory: NDArray[np.generic] | None = None
     gradient: Any = None
     _dirty: NDArray[np.int64] | None = field(default=None)
 
     @classmethod
-    def of(cls, one: Tracked, tensor: int, epoch: Epoch) -> Receiver:
+    def of(cls, one: Tracked, tensor: int, epoch: Epoch, *, borrows: bool = False) -> Receiver:
         """Return what receives a tensor of an epoch."""
         parts = []
         pieces = []
@@ -73,7 +75,7 @@ class Receiver:
                     dense = clipped.local.strides == row_major_strides(whole) and clipped.local.offset == 0
                     is_all = clipped.box == box and dense and box.shape == whole
                     parts.append(_Part(number, box, clipped.box, clipped, is_all))
-        return cls(one, parts, dtype(epoch.tensors[tensor].dtype).numpy, frozenset(pieces))
+        return cls(one, parts, dtype(epoch.tensors[tensor].dtype).numpy, frozenset(pieces), borrows)
 
     def take(self, entries: Mapping[int, LoggedEntry]) -> Any:
         """Return the gradient of a step, None where there is none.
@@ -87,6 +89,9 @@ class Receiver:
             return self._without_entries(entries)
         if found[0][1].entry.form == "rows":
             return self._rows(found[0][1])
+        if self.borrows and len(found) == 1 and found[0][0].is_all and found[0][1].entry.form == "dense":
+            values = values_of(found[0][1].entry, found[0][1].data, found[0][0].box.shape, self.native)
+            return to_torch(values, self.one.dtype)
         memory = self._cleared(len(found) == 1 and found[0][0].is_all, found[0][1].entry)
         for part, logged in found:
             self._fill(memory, part, logged)

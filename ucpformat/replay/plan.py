@@ -152,8 +152,7 @@ def plan_with_log(run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bo
         message = "the log has steps, and the run no checkpoint to begin with: it was removed"
         raise error("UCP-E-LOG", message, at=log.url)
     if not (log.keys.epochs and log.keys.batches):
-        # A log that was begun, and has no steps: whatever checkpoints there are, they are what is durable.
-        return _without_steps(directory)
+        return _begun(log, directory, steps)
     log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
     found: list[Candidate] = []
     faults: list[Problem] = []
@@ -173,6 +172,35 @@ def plan_with_log(run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bo
             faults[:0] = extent.faults
         found.append(candidate)
     if not found:
+        message = f"no checkpoint can be gone on from: {faults[-1].message}"
+        raise error("UCP-E-LOG", message, at=faults[-1].at)
+    return RecoveryPlan(found, faults)
+
+
+def _begun(log: StoredLog, directory: RunDirectory, steps: list[int]) -> RecoveryPlan:
+    """Return the plan for a log that was only begun, or whose steps a replica has had: checkpoints alone are durable.
+
+    Those that are of the log, and not on its branch, were given up in a recovery; others may be of no log.
+
+    Raises:
+        UcpError: ``UCP-E-LOG`` where all were given up.
+    """
+    branch = log.branch()
+    found: list[Candidate] = []
+    faults: list[Problem] = []
+    for step in steps:
+        path = directory.path(step)
+        position = None
+        with suppress(UcpError), open_checkpoint(path) as checkpoint:
+            position = _position(log, checkpoint, path)
+        try:
+            if position is not None:
+                require_on_branch(branch, position.epoch, step, path)
+        except UcpError as problem:
+            faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
+        else:
+            found.append(_alone(step, path))
+    if faults and not found:
         message = f"no checkpoint can be gone on from: {faults[-1].message}"
         raise error("UCP-E-LOG", message, at=faults[-1].at)
     return RecoveryPlan(found, faults)

@@ -15,6 +15,7 @@ from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.own_values import give_back
 from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
 from ucpformat.replay.replaying import LiveJob, Replay, SumsDifferError
+from ucpformat.replay.replica.finding import found_replica
 from ucpformat.replay.tracked import tracked_state
 from ucpformat.state_dict.save_load import load
 from ucpformat.state_dict.torch_group import group_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.group import Group
     from ucpformat.replay.plan import Candidate
+    from ucpformat.replay.replica.finding import Found
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.state_dict.reading import LoadReport
     from ucpformat.update_log.documents import Exactness
@@ -41,11 +43,13 @@ class Recovery:
 
     Attributes:
         step: the step of the state.
-        checkpoint_step: that of the checkpoint that it began with; None where there was none.
+        checkpoint_step: that of the checkpoint that it began with, or that a replica has saved of its state; None where
+            there is none.
         exactness: ``bitwise`` where the state has the very bits that training had, ``tolerance`` or ``lossy`` else.
         checked: how many sums of the state that the log has were compared with it, and found equal.
         faults: batches that are missing, torn or damaged, and checkpoints that were passed over.
         values: the rank's own values that no object has taken.
+        from_replica: whether the state came from the memory of a replica.
         log, epoch, epoch_digest, next_epoch: what `UpdateLog` goes on from.
 
     >>> model = torch.nn.Linear(4, 2)
@@ -63,6 +67,7 @@ class Recovery:
     epoch: int | None = None
     epoch_digest: str = ""
     next_epoch: int = 0
+    from_replica: bool = False
 
 
 def recover(
@@ -104,6 +109,10 @@ def recover(
     require_replayable(optimizer)
     together = group_of(group)
     url = log_url(run)
+    if len(together.ranks) == 1 and (replica := found_replica(url)) is not None:
+        taken = _taken(replica, model, optimizer, dict(state or {}), rng=rng)
+        if taken is not None:
+            return taken
     found = decided(together, lambda: plan_recovery(run, allow_loss=allow_loss).to_bytes())
     plan = RecoveryPlan.from_bytes(found)
     if not plan.candidates:
@@ -130,6 +139,27 @@ def recover(
             "no checkpoint could be loaded that leads to the last durable step; allow_loss=True takes any"
         )
     raise error("UCP-E-NOT-FOUND", f"{message}: {faults[-1].message}", at=str(run))
+
+
+def _taken(
+    replica: Found, model: Module, optimizer: Optimizer, state: dict[str, Any], *, rng: bool
+) -> Recovery | None:
+    """Take the state of a replica, None where it ended while it gave it."""
+    if not replica.fill(model, optimizer):
+        return None
+    return Recovery(
+        replica.step,
+        replica.step if replica.is_saved() else None,
+        replica.exactness,
+        replica.checked,
+        (),
+        give_back(replica.values, state, rng=rng),
+        replica.log,
+        replica.epoch,
+        replica.digest,
+        replica.epoch + 1,
+        from_replica=True,
+    )
 
 
 def _without_checkpoint(url: str, group: Group) -> Recovery:

@@ -12,6 +12,8 @@ import torch
 
 from ucpformat.errors import error
 from ucpformat.geometry import Box, Piece, Strided
+from ucpformat.model.values import encode
+from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.tensors.local_tensors import elements_of, local_tensor
 from ucpformat.update_log.documents import LoggedTensor, LogPiece
 
@@ -21,9 +23,19 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.jsonio import JsonValue
     from ucpformat.update_log.documents import Role
 
-__all__ = ["Tracked", "TrackedState", "local_of", "piece_view", "shared_out", "tracked_state"]
+__all__ = [
+    "Tracked",
+    "TrackedState",
+    "local_of",
+    "options_of",
+    "piece_view",
+    "plain_name",
+    "shared_out",
+    "tracked_state",
+]
 
 _WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -70,7 +82,7 @@ def tracked_state(model: Module, optimizer: Optimizer, group: Group) -> TrackedS
         UcpError: ``UCP-E-OBJECT`` for a parameter that the model does not have, ``UCP-E-MISMATCH`` or ``UCP-E-DTYPE``
             for a tensor that cannot be followed.
     """
-    names = {id(one): _plain_name(name) for name, one in model.named_parameters()}
+    names = {id(one): plain_name(name) for name, one in model.named_parameters()}
     tensors: list[Tracked] = []
     groups: list[list[int]] = []
     for options in optimizer.param_groups:
@@ -86,11 +98,11 @@ def tracked_state(model: Module, optimizer: Optimizer, group: Group) -> TrackedS
     persistent = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in persistent:
-            tensors.append(_tracked(_plain_name(name), "value", buffer, group))
+            tensors.append(_tracked(plain_name(name), "value", buffer, group))
     return TrackedState(tensors, groups)
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name of a parameter without those that wrappers add, as torch's state dicts have it."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
@@ -161,6 +173,18 @@ def optimizer_name(optimizer: Optimizer) -> str:
     kind = type(optimizer)
     module = "torch.optim" if kind.__module__.startswith("torch.optim.") else kind.__module__
     return f"{module}.{kind.__qualname__}"
+
+
+def options_of(optimizer: Optimizer) -> list[Mapping[str, JsonValue]]:
+    """Return the options of each group of an optimizer, tagged; raises ``UCP-E-OBJECT``."""
+    return [
+        {
+            name: encode(value, at=f"param_groups/{number}/{name}", extend=extend)
+            for name, value in options.items()
+            if name != "params"
+        }
+        for number, options in enumerate(optimizer.param_groups)
+    ]
 
 
 def group_names(state: TrackedState) -> Sequence[Sequence[str]]:

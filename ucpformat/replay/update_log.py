@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import torch
 
-from ucpformat import jsonio
 from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import error
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.dtype import dtype
-from ucpformat.model.references import sha256_digest
 from ucpformat.model.root import LogPosition
-from ucpformat.model.values import encode
-from ucpformat.reader import open_checkpoint
 from ucpformat.replay.batch_writer import BatchWriter
+from ucpformat.replay.beginning import begin_epoch, goes_on
 from ucpformat.replay.capture import Capture
-from ucpformat.replay.exactness import exactness_of, profile_of, require_replayable
+from ucpformat.replay.content import checkpoint_content
+from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.own_values import encoded_values, own_values
-from ucpformat.replay.plan import STATELESS, log_url
+from ucpformat.replay.plan import log_url
+from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
+from ucpformat.replay.replica.options import Replica
 from ucpformat.replay.state_sums import state_sums
-from ucpformat.replay.tracked import (
-    optimizer_name,
-    shared_out,
-    tracked_state,
-)
-from ucpformat.state_dict.objects import extend
-from ucpformat.state_dict.per_rank import PerRank
+from ucpformat.replay.tracked import options_of, tracked_state
 from ucpformat.state_dict.torch_group import own_group
-from ucpformat.update_log.documents import After, Epoch, LogDocument
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
-from ucpformat.update_log.place import LOG_KEY, LogPlace, epoch_key
+from ucpformat.update_log.place import LogPlace
 from ucpformat.update_log.pruning import prune
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
@@ -77,12 +69,17 @@ class UpdateLog:
     by which a recovery proves itself. At most ``pending_bytes`` of captured steps wait to be written: `step` then waits
     for the disk.
 
+    With ``replica``, True or a `Replica`, steps go to a process beside this one instead of to the disk. It has the
+    state in its memory, makes each step again, saves the checkpoints, and outlives this process: `recover` gets the
+    state from it. ``pending_bytes`` is then the memory in which steps wait for it, and a step is durable when a
+    checkpoint of it, or of a later one, is.
+
     On a run that has a log, `recover` comes first, and ``after`` is what it returned.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` where the run has a log, and ``after`` is not given; ``UCP-E-FENCED`` where another
             process has gone on from the same recovery; ``UCP-E-MISMATCH`` for an optimizer whose steps cannot be
-            replayed; what `save` raises.
+            replayed, or a job that can have no replica; what `save` raises.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -113,13 +110,18 @@ class UpdateLog:
         keep_full: int = 2,
         check_every: int = 200,
         pending_bytes: int = 1 << 28,
+        replica: bool | Replica = False,
         group: object = None,
     ) -> None:
         require_replayable(optimizer)
         for name, number in (("batch", batch), ("full_every", full_every), ("check_every", check_every)):
             if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
                 raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
+        if replica and batch != "auto":
+            raise error("UCP-E-MISMATCH", "a replica gets each step by itself; leave batch= out", at="batch")
         self._group = own_group(group)
+        if replica:
+            require_local(len(self._group.ranks), optimizer)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer
@@ -131,10 +133,28 @@ class UpdateLog:
         self._url = log_url(run)
         self._place = LogPlace(self._url)
         self._is_closed = False
-        self._manager = CheckpointManager(run, keep_last=keep_full, asynchronous=True, group=self._group)
+        self._manager = CheckpointManager(
+            run, keep_last=keep_full, asynchronous=not replica, group=self._group
+        )
         self._step = 0 if after is None else after.step
-        self._epoch, digest = self._begin(after)
-        self._capture = Capture(self._tracked, self._epoch, self._rank, compressor)
+        self._late = {name: one for name, one in self._objects.items() if isinstance(one, _STEPPED_LATE)}
+        self._immediate = {name: one for name, one in self._objects.items() if name not in self._late}
+        self._values = own_values(self._immediate, rng=self._rng)
+        saved = None if after is None else after.checkpoint_step
+        if (
+            after is not None
+            and after.from_replica
+            and saved is None
+            and after.log
+            and after.epoch is not None
+        ):
+            # The replica could not. Ahead of the epoch, since nothing on the disk leads to the state behind it.
+            self._save_checkpoint(LogPosition(after.log, after.epoch))
+            self._manager.wait()
+            saved = self._step
+        self._epoch, digest = begin_epoch(
+            self._place, self._tracked, optimizer, self._group, self._step, after
+        )
         whole = sum(
             prod(one.shape) * dtype(one.dtype).item_bytes
             for one in self._epoch.tensors
@@ -142,7 +162,6 @@ class UpdateLog:
         )
         self._batch = batch if batch != "auto" else max(1, min(_MOST_STEPS, _BATCH_BYTES // max(1, whole)))
         self._full_bytes = max(3 * whole, _LEAST_FULL_BYTES)
-        self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
         self._steps: list[StepDraft] = []
         self._first_step = self._step
         self._options: tuple[Mapping[str, JsonValue], ...] | None = None
@@ -150,79 +169,34 @@ class UpdateLog:
         self._bytes_at_full = 0
         self._is_unsettled = False
         self._sums: Sequence[Sum] = ()
-        self._late = {name: one for name, one in self._objects.items() if isinstance(one, _STEPPED_LATE)}
-        self._immediate = {name: one for name, one in self._objects.items() if name not in self._late}
-        self._values = own_values(self._immediate, rng=self._rng)
+        position = LogPosition(self._epoch.log, self._epoch.epoch)
+        on_from = None if after is None or saved is None else (after.epoch, self._manager.path(saved))
+        is_chained = on_from is not None and goes_on(self._url, self._epoch, *on_from)
+        if saved != self._step or not is_chained:
+            self._save_checkpoint(position)
+            if not is_chained:
+                # Without it no step could be recovered, however durable.
+                self._manager.wait()
+        self._writer: BatchWriter | ReplicaFeed
+        if replica:
+            self._batch = 1
+            self._writer = ReplicaFeed(
+                replica if isinstance(replica, Replica) else Replica(),
+                Setting(os.fspath(run), self._url, self._epoch, digest, full_every, keep_full),
+                model,
+                optimizer,
+                encoded_values(self._values_now()),
+                most_bytes=pending_bytes,
+            )
+        else:
+            self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
+        copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
+        self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
         self._hooks = [
             optimizer.register_step_pre_hook(self._capture.before_step),
             # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
             model.register_forward_pre_hook(self._settle, prepend=True),
         ]
-        goes_on = after is not None and self._goes_on(after)
-        if after is None or after.checkpoint_step != self._step or not goes_on:
-            self.full()
-            if not goes_on:
-                # Without it no step could be recovered, however durable.
-                self._manager.wait()
-
-    def _goes_on(self, after: Recovery) -> bool:
-        """Return whether the epoch goes on from a checkpoint of the log, with the same tensors and groups."""
-        if after.epoch is None or after.checkpoint_step is None:
-            return False
-        with open_checkpoint(self._manager.path(after.checkpoint_step)) as checkpoint:
-            progress = checkpoint.root.progress
-        if progress is None or progress.log is None or progress.log.id != self._epoch.log:
-            return False
-        with StoredLog(self._url) as log:
-            before = log.epoch(after.epoch).epoch
-        return (before.tensors, before.groups) == (self._epoch.tensors, self._epoch.groups)
-
-    def _begin(self, after: Recovery | None) -> tuple[Epoch, str]:
-        """Create the log, or the next epoch of it, together with all ranks; returns the epoch and its digest."""
-        tensors, pieces = shared_out(self._tracked, self._group)
-
-        def create() -> bytes:
-            place = self._place
-            number, log, before = 0, secrets.token_hex(16), None
-            if after is not None and after.log is not None:
-                number, log = after.next_epoch, after.log
-                before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
-            elif place.store.size(LOG_KEY) is not None:
-                message = (
-                    "this run has a log already; recover() from it, and give what that returns as after="
-                )
-                raise error("UCP-E-EXISTS", message, at=self._url)
-            else:
-                document = LogDocument(log)
-                place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
-            epoch = Epoch(
-                log,
-                number,
-                secrets.token_hex(16),
-                self._step,
-                before,
-                len(self._group.ranks),
-                tuple(tensors),
-                tuple(pieces),
-                tuple(map(tuple, self._tracked.groups)),
-                optimizer_name(self._optimizer),
-                profile_of(self._optimizer, self._tracked),
-                exactness_of(self._optimizer, self._tracked),
-            )
-            data = jsonio.dumps_canonical(epoch.to_json())
-            try:
-                place.create(epoch_key(number), [memoryview(data)])
-            except BaseException as reason:
-                if getattr(reason, "code", "") != "UCP-E-EXISTS":
-                    raise
-                message = (
-                    f"epoch {number} has begun: another process has gone on from this log; recover() again"
-                )
-                raise error("UCP-E-FENCED", message, at=self._url) from None
-            return data
-
-        data = decided(self._group, create)
-        return Epoch.parse(data, at=self._url), sha256_digest(data)
 
     @property
     def steps(self) -> int:
@@ -272,7 +246,7 @@ class UpdateLog:
             raise error("UCP-E-MISMATCH", message, at=self._url)
         make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
         draft = self._capture.step(make)
-        options = tuple(self._options_now())
+        options = tuple(options_of(self._optimizer))
         if not self._steps or options != self._options:
             draft.options = self._options = options
         self._steps.append(draft)
@@ -280,6 +254,8 @@ class UpdateLog:
         self._values = own_values(self._immediate, rng=self._rng)
         self._sums = self._sums_now()
         self._is_unsettled = True
+        if isinstance(self._writer, ReplicaFeed) and not self._late:
+            self._settle()
 
     def _settle(self, *_: object) -> None:
         """End the last step: its batch is handed over, or a checkpoint saved, where that is due.
@@ -306,31 +282,20 @@ class UpdateLog:
         """Return this rank's own values behind the last step."""
         return {**self._values, **own_values(self._late, rng=False)}
 
-    def _options_now(self) -> list[Mapping[str, JsonValue]]:
-        """Return the options that the optimizer has had for the step, tagged."""
-        return [
-            {
-                name: encode(value, at=f"param_groups/{number}/{name}", extend=extend)
-                for name, value in options.items()
-                if name != "params"
-            }
-            for number, options in enumerate(self._optimizer.param_groups)
-        ]
-
     def _hand_over(self) -> None:
         """Give the steps that wait to the writer."""
         if not self._steps:
             return
         first, last = self._first_step, self._first_step + len(self._steps)
         values = encoded_values(self._values_now())
-        options = tuple(self._options_now())
+        options = tuple(options_of(self._optimizer))
         changed = None if options == self._options else options
         self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed))
         self._steps, self._first_step = [], last
 
     def _is_full_due(self) -> bool:
         since = self._step - self._last_full
-        if self._full_every is None:
+        if self._full_every is None or isinstance(self._writer, ReplicaFeed):
             return False
         if self._full_every != "auto":
             return since >= self._full_every
@@ -357,22 +322,18 @@ class UpdateLog:
         self._save_full()
 
     def _save_full(self) -> None:
+        if isinstance(self._writer, ReplicaFeed):
+            self._writer.full()
+            return
         # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
         self._writer.drain()
-        values = self._values_now()
-        content: dict[str, Any] = {"model": self._model, "optim": self._optimizer}
-        if values:
-            content["own"] = PerRank(values, on_resize="keep")
-        # Torch makes states of zeros for a checkpoint of a fresh optimizer, which are not the same as none.
-        content[STATELESS] = [
-            one.atom
-            for one in self._tracked.tensors
-            if one.role == "gradient" and not self._optimizer.state.get(one.tensor)
-        ]
-        position = LogPosition(self._epoch.log, self._epoch.epoch)
-        self._manager.save(self._step, content, log=position, replace=True)
+        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch))
         self._last_full, self._bytes_at_full = self._step, self._writer.written_bytes
         decided(self._group, self._prune)
+
+    def _save_checkpoint(self, position: LogPosition) -> None:
+        content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values_now())
+        self._manager.save(self._step, content, log=position, replace=True)
 
     def _prune(self) -> bytes:
         """Remove batches that end before the oldest checkpoint, and those of branches that were given up."""
@@ -416,9 +377,11 @@ class UpdateLog:
         for hook in self._hooks:
             hook.remove()
         try:
-            self._settle()
-            self._hand_over()
-            self._writer.close()
+            try:
+                self._settle()
+                self._hand_over()
+            finally:
+                self._writer.close()
         finally:
             try:
                 self._manager.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.batch import Options, Sum
     from ucpformat.update_log.documents import Epoch
 
-__all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes"]
+__all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes", "encoded"]
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRec
     for one in step.captured:
         piece = epoch.pieces[one.piece]
         tensor = epoch.tensors[piece.tensor]
-        entry, buffers = _encoded(one, piece.shape, is_value=tensor.role == "value")
+        entry, buffers = encoded(one, piece.shape, is_value=tensor.role == "value")
         length += entry_bytes(entry, piece.shape, dtype(tensor.dtype).item_bytes)
         for buffer in buffers:
             checksum = crc32c(buffer, checksum)
@@ -107,8 +107,8 @@ def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRec
     return StepRecord(tuple(entries), length, checksum, step.options, step.skipped)
 
 
-def _encoded(one: Captured, shape: tuple[int, ...], *, is_value: bool) -> tuple[Entry, list[memoryview]]:
-    """Return the entry of a piece, in the form that takes fewest bytes, and its bytes."""
+def encoded(one: Captured, shape: tuple[int, ...], *, is_value: bool) -> tuple[Entry, list[memoryview]]:
+    """Return the entry of a piece, in the form that takes fewest bytes, and its bytes; a value is dense."""
     values, places = one.values, one.places
     if one.are_rows and places is not None:
         entry = Entry(one.piece, "rows", places.size)

@@ -1,0 +1,98 @@
+"""Replicas as forks of the trainer, which start in no time, and trainers that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.replay.jobs import Job, NoLog
+from ucpformat.replay.replica import feed
+from ucpformat.replay.replica.process import main
+
+
+class Forked:
+    """What a feed asks of the process that it has started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, timeout: float) -> int:
+        limit = time.monotonic() + timeout
+        while time.monotonic() < limit:
+            if os.waitpid(self.pid, os.WNOHANG)[0]:
+                return 0
+            time.sleep(0.005)
+        raise AssertionError("the replica does not end")
+
+
+def fork_replicas(note: Path) -> None:
+    """Have replicas of this process, and of its forks, be forks; ``note`` has the number of the last one."""
+
+    def started(channel: Any, stream: Any, memory: int) -> Forked:
+        trainer = os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            kept = {0, 1, 2, channel.fileno(), stream.fileno(), memory}
+            for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+                with suppress(OSError):
+                    os.close(number)
+            try:
+                main(channel.detach(), stream.detach(), memory, trainer)
+            finally:
+                os._exit(0)
+        note.write_text(str(child))
+        return Forked(child)
+
+    feed._started = started  # type: ignore[assignment]
+
+
+def forked(act: Callable[[], None]) -> int:
+    """Run something in a fork; return its status, negative where a signal ended it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def end_replica(note: Path) -> None:
+    """Kill the replica, if there is one, and return when it is gone."""
+    if not note.exists():
+        return
+    number = int(note.read_text())
+    with suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+    while Path(f"/proc/{number}/fd").exists() and state_of(number) != "Z":
+        time.sleep(0.002)
+
+
+def state_of(number: int) -> str:
+    """The letter that the kernel has for the state of a process, empty where there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def reached(step: int) -> Job:
+    """The job that was never stopped, at a step."""
+    with torch.random.fork_rng():
+        job = Job()
+        torch.manual_seed(2)
+        job.train(NoLog(job), 0, step)
+    return job

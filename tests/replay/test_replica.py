@@ -1,0 +1,25 @@
+"""A job whose state a process beside it holds as well, and goes on from there when it was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import launch
+from tests.replay.replica_cases import CASES
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
+
+
+def test_a_job_that_is_killed_loses_at_most_the_step_in_flight(tmp_path: Path) -> None:
+    """``python -m tests.replay.replica_worker DIRECTORY 0 40`` is the campaign."""
+    launch("tests.replay.replica_worker", [str(tmp_path), "0", "2"], 1)
+    trainer, both = map(int, (tmp_path / "deaths-0").read_text().split())
+    assert trainer > 2
+    assert both > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_with_a_replica(tmp_path: Path, name: str) -> None:
+    launch("tests.replay.replica_cases", [str(tmp_path), name], 1)

@@ -1,0 +1,95 @@
+"""How an epoch of a log begins: by one rank of a job, for all of them (SPEC-UPDATE-LOGS section 4)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from ucpformat import jsonio
+from ucpformat.distributed.group import decided
+from ucpformat.errors import error
+from ucpformat.model.references import sha256_digest
+from ucpformat.reader import open_checkpoint
+from ucpformat.replay.exactness import exactness_of, profile_of
+from ucpformat.replay.tracked import optimizer_name, shared_out
+from ucpformat.update_log.documents import After, Epoch, LogDocument
+from ucpformat.update_log.place import LOG_KEY, epoch_key
+from ucpformat.update_log.reading import StoredLog
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ucpformat.distributed.group import Group
+    from ucpformat.replay.recovering import Recovery
+    from ucpformat.replay.tracked import TrackedState
+    from ucpformat.update_log.place import LogPlace
+
+__all__ = ["begin_epoch", "goes_on"]
+
+
+def goes_on(url: str, epoch: Epoch, before: int | None, path: str) -> bool:
+    """Return whether an epoch goes on from a checkpoint of its log, with the tensors and groups of the one before."""
+    if before is None:
+        return False
+    with open_checkpoint(path) as checkpoint:
+        progress = checkpoint.root.progress
+    if progress is None or progress.log is None or progress.log.id != epoch.log:
+        return False
+    with StoredLog(url) as log:
+        found = log.epoch(before).epoch
+    return (found.tensors, found.groups) == (epoch.tensors, epoch.groups)
+
+
+def begin_epoch(
+    place: LogPlace,
+    tracked: TrackedState,
+    optimizer: Optimizer,
+    group: Group,
+    step: int,
+    after: Recovery | None,
+) -> tuple[Epoch, str]:
+    """Create a log, or the next epoch of it, together with all ranks; return the epoch and its digest.
+
+    Raises:
+        UcpError: ``UCP-E-EXISTS`` for a log that is there, without ``after``; ``UCP-E-FENCED`` where another process
+            has begun the epoch.
+    """
+    tensors, pieces = shared_out(tracked, group)
+
+    def create() -> bytes:
+        number, log, before = 0, secrets.token_hex(16), None
+        if after is not None and after.log is not None:
+            number, log = after.next_epoch, after.log
+            before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
+        elif place.store.size(LOG_KEY) is not None:
+            message = "this run has a log already; recover() from it, and give what that returns as after="
+            raise error("UCP-E-EXISTS", message, at=place.url)
+        else:
+            document = LogDocument(log)
+            place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
+        epoch = Epoch(
+            log,
+            number,
+            secrets.token_hex(16),
+            step,
+            before,
+            len(group.ranks),
+            tuple(tensors),
+            tuple(pieces),
+            tuple(map(tuple, tracked.groups)),
+            optimizer_name(optimizer),
+            profile_of(optimizer, tracked),
+            exactness_of(optimizer, tracked),
+        )
+        data = jsonio.dumps_canonical(epoch.to_json())
+        try:
+            place.create(epoch_key(number), [memoryview(data)])
+        except BaseException as reason:
+            if getattr(reason, "code", "") != "UCP-E-EXISTS":
+                raise
+            message = f"epoch {number} has begun: another process has gone on from this log; recover() again"
+            raise error("UCP-E-FENCED", message, at=place.url) from None
+        return data
+
+    data = decided(group, create)
+    return Epoch.parse(data, at=place.url), sha256_digest(data)
