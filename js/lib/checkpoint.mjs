@@ -56,11 +56,14 @@ export class Checkpoint {
    * @returns {Atom[]}
    */
   atomsOfPart(i) {
-    return once(this.#cache, `atoms ${i}`, () => {
-      const part = this.root.parts[i];
-      return this.#document(part.index, 'index', (document, problems) => (
-        readAtoms(document, part, place(ROOT_KEY, `/parts/${i}`), this.root, problems)));
-    });
+    return once(this.#cache, `atoms ${i}`, () => this.readAtomsOfPart(i));
+  }
+
+  /** The same, read anew and not kept: for who goes through all parts and wants little of each atom. */
+  readAtomsOfPart(i) {
+    const part = this.root.parts[i];
+    return this.#document(part.index, 'index', (document, problems) => (
+      readAtoms(document, part, place(ROOT_KEY, `/parts/${i}`), this.root, problems)));
   }
 
   /**

@@ -4,6 +4,8 @@
 
 import {bytesOf} from './bytes.mjs';
 
+/** Most bytes of a name (UCP-D-023). */
+const MAX_NAME = 1024;
 const COMPONENT = /^(?!\.|__)[A-Za-z0-9._-]{1,200}(?<!\.)$/;
 // The category Cc of Unicode: C0, DEL and C1.
 // eslint-disable-next-line no-control-regex
@@ -32,8 +34,9 @@ export const isSlotName = (text) => text.length <= 64 && isAtomKey(text);
 
 /** Whether a string may be a name (UCP-D-023). */
 export function isName(text) {
-  const length = bytesOf(text).length;
-  return length >= 1 && length <= 1024 && !CONTROL.test(text);
+  if (text.length === 0 || CONTROL.test(text)) return false;
+  // A unit of UTF-16 is at most three bytes of UTF-8.
+  return 3 * text.length <= MAX_NAME || bytesOf(text).length <= MAX_NAME;
 }
 
 /**

@@ -25,9 +25,9 @@ class Page {
   chosenAtoms = [];
   madeTree = null;
 
-  /** @param {Worker} worker */
-  constructor(worker, choices) {
-    this.client = new Client(worker);
+  /** @param {() => Worker} makeWorker */
+  constructor(makeWorker, choices) {
+    this.client = new Client(makeWorker);
     this.client.onfetched = ({requests, bytes}) => {
       $('fetched').textContent = `${requests.toLocaleString('en')} reads, ${human(bytes)}`;
       $('fetched').dataset.bytes = bytes;
@@ -100,18 +100,20 @@ class Page {
     $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
     this.atoms = {a: new Map(), b: null};
     this.open = new Set();
+    const mine = this.atoms;
     try {
       this.root = await this.client.ask('open', {side: 'a', source: a.source});
       this.facts(a.label);
-      await this.read('a', this.root.parts, b !== null);
-      if (b) {
-        this.atoms.b = new Map();
+      await this.read('a', a.source, this.root.parts, b !== null);
+      if (b && this.atoms === mine) {
+        mine.b = new Map();
         const {parts} = await this.client.ask('open', {side: 'b', source: b.source});
-        await this.read('b', parts, true);
+        await this.read('b', b.source, parts, true);
       }
     } catch (error) {
-      this.refuse(error.message);
+      if (this.atoms === mine) this.refuse(error.message);
     }
+    if (this.atoms !== mine) return; // others have been chosen meanwhile
     $('changed-only').hidden = !this.atoms.b;
     this.chosen = this.#chosen();
     this.openTop();
@@ -121,12 +123,15 @@ class Page {
   }
 
   /** Reads the index parts of a side, and lists what is there after each. */
-  async read(side, parts, contents) {
-    const answers = Array.from({length: parts}, (_, part) => this.client.ask('part', {side, part, contents}));
-    for (const answer of answers) answer.catch(() => {}); // the first that is refused ends the reading below
-    for (const answer of answers) {
-      for (const atom of JSON.parse(await answer)) this.atoms[side].set(atom.name, atom);
-      if (side === 'a' && answer === answers[0]) this.choose();
+  async read(side, source, parts, contents) {
+    const listed = this.atoms[side];
+    for await (const atoms of this.client.parts({
+      side, source, parts, contents,
+    })) {
+      const isFirst = listed.size === 0;
+      for (const atom of atoms) listed.set(atom.name, atom);
+      if (this.atoms[side] !== listed) return; // others have been chosen meanwhile
+      if (side === 'a' && isFirst) this.choose();
     }
   }
 
@@ -333,7 +338,7 @@ function makeWorker() {
 }
 
 async function main() {
-  const page = new Page(makeWorker(), []);
+  const page = new Page(makeWorker, []);
   try {
     const {checkpoints, compared} = await configuration();
     page.choices = checkpoints;

@@ -105,7 +105,7 @@ export class Session {
    * @param {{part: number, contents?: boolean}} what contents: with content digests, to compare
    */
   part({part, contents = false}) {
-    return JSON.stringify(this.checkpoint.atomsOfPart(part).map((atom) => atomRow(atom, contents)));
+    return JSON.stringify(this.checkpoint.readAtomsOfPart(part).map((atom) => atomRow(atom, contents)));
   }
 
   /** What a run shows of one of its checkpoints: bytes are null in storage plain, where no document has them. */
