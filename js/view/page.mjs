@@ -244,7 +244,8 @@ class Page {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
       return;
     }
-    showTensor($('tensor'), this.client, atom, 'value', known);
+    const carried = own(this.shown.source.previews, atom.name) ?? {};
+    showTensor($('tensor'), this.client, atom, 'value', {known, carried, other: this.atoms.b?.get(atom.name) ?? null});
   }
 
   /** Shows one of the views beside the tensor. */

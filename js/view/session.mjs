@@ -2,10 +2,13 @@
  * What the page asks about checkpoints; runs in a worker, on any store.
  */
 
+import {fromBase64} from '#platform';
 import {lowerToLogical} from '../lib/pieces.mjs';
 import {coordinatesOf, countCoordinates} from '../lib/mesh.mjs';
 import {Checkpoint} from '../lib/checkpoint.mjs';
-import {product} from '../lib/boxes.mjs';
+import {
+  copyBox, dot, fits, product, stridesOf,
+} from '../lib/boxes.mjs';
 import {toNumbers, toTexts} from '../lib/elements.mjs';
 import {UcpError} from '../lib/errors.mjs';
 import {plain, stringify} from '../lib/json.mjs';
@@ -74,13 +77,97 @@ function boxOfRows(shape, {columns}, row, most) {
   return {box: {offset: [...index, 0], shape: [...index.slice(0, -1).map(() => 1), taken, columns]}, taken};
 }
 
+/** What the page shows of no elements. */
+const EMPTY_MAP = {
+  rows: 0, columns: 0, height: 0, width: 0, cells: new Float64Array(0), held: new Float64Array(0), isWhole: true,
+};
+
+/**
+ * A heat map of a tensor as a matrix, of cells that have the mean of what was read.
+ * @param {number[]} shape
+ * @param {number} itemSize
+ * @param {(box: import('../lib/boxes.mjs').Box) => Float64Array} numbersOf elements of a box
+ * @param {boolean} all
+ */
+function mapOf(shape, itemSize, numbersOf, all) {
+  const count = product(shape);
+  if (count === 0) return EMPTY_MAP;
+  const matrix = matrixOf(shape);
+  const {rows, columns} = matrix;
+  const width = Math.min(columns, MAP_SIZE);
+  const isWhole = all || count * itemSize <= SAMPLE_BYTES;
+  const height = Math.min(rows, isWhole ? MAP_SIZE : SAMPLE_BYTES >> 20);
+  const perBand = Math.max(1, Math.floor((1 << 20) / (columns * itemSize)));
+  const perStep = Math.max(1, Math.floor(STEP_BYTES / (columns * itemSize)));
+  const sums = new Float64Array(height * width);
+  const counts = new Float64Array(height * width);
+  const add = (first, stop) => {
+    for (let row = first; row < stop;) {
+      const {box, taken} = boxOfRows(shape, matrix, row, Math.min(stop - row, perStep));
+      const numbers = numbersOf(box);
+      for (let i = 0; i < numbers.length; i += 1) {
+        const at = row + Math.floor(i / columns);
+        const band = Math.ceil(((at + 1) * height) / rows) - 1;
+        const cell = band * width + Math.floor(((i % columns) * width) / columns);
+        sums[cell] += numbers[i];
+        counts[cell] += 1;
+      }
+      row += taken;
+    }
+  };
+  // All rows together where all are read: a band may be a small part of a block.
+  if (isWhole) add(0, rows);
+  else {
+    for (let band = 0; band < height; band += 1) {
+      const first = Math.floor((band * rows) / height);
+      add(first, Math.min(Math.floor(((band + 1) * rows) / height), first + perBand));
+    }
+  }
+  return {
+    rows, columns, height, width, cells: sums.map((sum, i) => sum / counts[i]), held: counts.map((held) => Number(held > 0)), isWhole,
+  };
+}
+
+/** Elements as numbers, of complex ones the real parts. */
+function realNumbers(bytes, dtype) {
+  const numbers = toNumbers(bytes, dtype);
+  return dtype.name.startsWith('complex') ? numbers.filter((_, i) => i % 2 === 0) : numbers;
+}
+
 /** One open checkpoint and the answers to questions about it. */
 export class Session {
-  /** @param {import('../lib/stores.mjs').Store} store */
-  constructor(store) {
+  /**
+   * @param {import('../lib/stores.mjs').Store} store
+   * @param {Record<string, Record<string, object>>} [previews] by atom and slot, of a page that carries no tensors
+   */
+  constructor(store, previews = {}) {
     this.store = store;
+    this.previews = new Map(Object.entries(previews));
     this.checkpoint = new Checkpoint(store);
   }
+
+  /** What the page carries of a slot itself. */
+  #preview(atom, slot) {
+    const found = this.previews.get(atom);
+    return found && Object.hasOwn(found, slot) ? found[slot] : null;
+  }
+
+  /** The bytes of a box: out of the preview if the page has no more. */
+  #bytes(atom, slot, box) {
+    const preview = this.#preview(atom, slot);
+    if (!preview) return readBox(this.checkpoint, atom, slot, box).bytes;
+    const {shape} = preview;
+    if (!fits(box, shape)) {
+      throw new UcpError('UCP-E-MISSING', '', `this page carries the first ${shape.join(' × ')} elements: drop the checkpoint on the page to see others`);
+    }
+    const {slot: {dtype}} = this.checkpoint.slot(atom, slot);
+    const source = fromBase64(preview.elements);
+    const bytes = new Uint8Array(product(box.shape) * dtype.size);
+    const strides = stridesOf(shape);
+    copyBox({bytes, start: 0, strides: stridesOf(box.shape)}, {bytes: source, start: dot(box.offset, strides), strides}, box.shape, dtype.size);
+    return bytes;
+  }
+
 
   /** What is known from the root document alone. */
   get root() {
@@ -142,8 +229,7 @@ export class Session {
   window({atom, slot, offset, shape}) {
     if (product(shape) > MAX_CELLS) throw new UcpError('UCP-E-LIMIT', '', `a window of more than ${MAX_CELLS} elements`);
     const {slot: found} = this.checkpoint.slot(atom, slot);
-    const {bytes} = readBox(this.checkpoint, atom, slot, {offset, shape});
-    return {shape, texts: toTexts(bytes, found.dtype)};
+    return {shape, texts: toTexts(this.#bytes(atom, slot, {offset, shape}), found.dtype)};
   }
 
   /** Count, range, mean and a histogram of all elements; reads the slot once, chunk by chunk. */
@@ -163,46 +249,44 @@ export class Session {
    */
   heatMap({atom, slot, whole = false}) {
     const {slot: {shape, dtype}} = this.checkpoint.slot(atom, slot);
-    const count = product(shape);
-    if (count === 0) {
+    const {map} = this.#preview(atom, slot) ?? {};
+    if (map) {
+      const codes = fromBase64(map.cells);
       return {
-        rows: 0, columns: 0, height: 0, width: 0, cells: new Float64Array(0), held: new Float64Array(0), isWhole: true,
+        ...map, held: Float64Array.from(codes, (code) => Number(code > 0)), cells: Float64Array.from(codes, (code) => (
+          code < 2 ? NaN : ((code - 2) / 126.5 - 1) * map.most)),
       };
     }
-    const matrix = matrixOf(shape);
-    const {rows, columns} = matrix;
-    const width = Math.min(columns, MAP_SIZE);
-    const isWhole = whole || count * dtype.size <= SAMPLE_BYTES;
-    const height = Math.min(rows, isWhole ? MAP_SIZE : SAMPLE_BYTES >> 20);
-    const perBand = Math.max(1, Math.floor((1 << 20) / (columns * dtype.size)));
-    const perStep = Math.max(1, Math.floor(STEP_BYTES / (columns * dtype.size)));
-    const twice = dtype.name.startsWith('complex') ? 2 : 1;
-    const sums = new Float64Array(height * width);
-    const counts = new Float64Array(height * width);
-    const add = (first, stop) => {
-      for (let row = first; row < stop;) {
-        const {box, taken} = boxOfRows(shape, matrix, row, Math.min(stop - row, perStep));
-        const numbers = toNumbers(readBox(this.checkpoint, atom, slot, box).bytes, dtype);
-        for (let i = 0; i < numbers.length; i += twice) {
-          const at = row + Math.floor(i / twice / columns);
-          const band = Math.ceil(((at + 1) * height) / rows) - 1;
-          const cell = band * width + Math.floor((((i / twice) % columns) * width) / columns);
-          sums[cell] += numbers[i];
-          counts[cell] += 1;
-        }
-        row += taken;
-      }
+    return mapOf(shape, dtype.size, (box) => realNumbers(readBox(this.checkpoint, atom, slot, box).bytes, dtype), whole);
+  }
+
+  /**
+   * What changed against another checkpoint: a heat map of absolute differences, and how many elements of those that
+   * were read are different.
+   * @param {Session} other
+   */
+  difference({atom, slot, whole = false}, other) {
+    const {slot: {shape, dtype}} = this.checkpoint.slot(atom, slot);
+    let read = 0;
+    let changed = 0;
+    let most = 0;
+    const numbersOf = (box) => {
+      const [mine, others] = [this, other].map(({checkpoint}) => readBox(checkpoint, atom, slot, box).bytes);
+      const [numbers, before] = [mine, others].map((bytes) => realNumbers(bytes, dtype));
+      read += numbers.length;
+      return numbers.map((number, i) => {
+        const at = i * dtype.size;
+        let byte = 0;
+        while (byte < dtype.size && mine[at + byte] === others[at + byte]) byte += 1;
+        if (byte === dtype.size) return 0;
+        changed += 1;
+        const difference = Math.abs(number - before[i]);
+        most = Math.max(most, Number.isNaN(difference) ? 0 : difference);
+        return difference;
+      });
     };
-    // All rows together where all are read: a band may be a small part of a block.
-    if (isWhole) add(0, rows);
-    else {
-      for (let band = 0; band < height; band += 1) {
-        const first = Math.floor((band * rows) / height);
-        add(first, Math.min(Math.floor(((band + 1) * rows) / height), first + perBand));
-      }
-    }
     return {
-      rows, columns, height, width, cells: sums.map((sum, i) => sum / counts[i]), held: counts.map((count) => Number(count > 0)), isWhole,
+      map: mapOf(shape, dtype.size, numbersOf, whole), read, changed, most,
     };
   }
 

@@ -27,18 +27,23 @@ function panel(title, ask, show, {now = false, label = 'show'} = {}) {
   return h('section', {'data-panel': title}, h('h2', {}, title), body);
 }
 
-/** A table of the last two dimensions of a window. */
-function valuesTable(offset, {shape, texts}) {
+/**
+ * A table of the last two dimensions of a window; elements that are others elsewhere are marked.
+ * @param {string[] | null} others texts of the same elements in the checkpoint with which this one is compared
+ */
+function valuesTable(offset, {shape, texts}, others) {
   const columns = shape.at(-1) ?? 1;
   const [top, left] = [offset.at(-2) ?? 0, offset.at(-1) ?? 0];
   const rows = [];
   for (let at = 0; at < texts.length; at += columns) rows.push(texts.slice(at, at + columns));
+  const cell = (text, at) => (others && others[at] !== text
+    ? h('td', {class: 'changed', title: `compared with: ${others[at]}`}, h('span', {class: 'name'}, text)) : h('td', {}, text));
   return h('table', {class: 'values'},
     h('thead', {}, h('tr', {}, h('th'), rows.length > 0 ? rows[0].map((_, i) => h('th', {scope: 'col'}, left + i)) : [])),
-    h('tbody', {}, rows.map((row, i) => h('tr', {}, h('th', {scope: 'row'}, top + i), row.map((text) => h('td', {}, text))))));
+    h('tbody', {}, rows.map((row, i) => h('tr', {}, h('th', {scope: 'row'}, top + i), row.map((text, column) => cell(text, i * columns + column))))));
 }
 
-function windowPanel(ask, slot) {
+function windowPanel(ask, slot, askOther) {
   const {shape} = slot;
   const offset = shape.map(() => 0);
   const body = h('div', {class: 'scroll'});
@@ -48,8 +53,12 @@ function windowPanel(ask, slot) {
       return Math.max(0, Math.min(extent - offset[dim], most));
     });
     try {
-      const found = await ask('window', {offset: [...offset], shape: wanted});
-      body.replaceChildren(valuesTable(offset, found));
+      const box = {offset: [...offset], shape: wanted};
+      const found = await ask('window', box);
+      const others = askOther && (await askOther('window', box)).texts;
+      const count = others && found.texts.filter((text, i) => text !== others[i]).length;
+      body.replaceChildren(valuesTable(offset, found, others), ...(others ? [h('p', {class: 'quiet'},
+        `${count} of these ${found.texts.length} are others in the checkpoint that this one is compared with`)] : []));
     } catch (error) {
       body.replaceChildren(failed(error));
     }
@@ -80,6 +89,14 @@ function statisticsView(found) {
   return h('div', {}, h('dl', {}, rows.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)])), histogram(found));
 }
 
+function differenceView({
+  map, read, changed, most,
+}) {
+  const share = read > 0 ? ((100 * changed) / read).toPrecision(3) : '0';
+  return h('div', {}, h('p', {class: 'quiet'}, `${changed.toLocaleString('en')} of ${read.toLocaleString('en')} elements that were read are others (${share} %); `
+    + `the largest difference is ${short(most)}`), heatMap(map));
+}
+
 function placesView({
   content, chunks, chunkShape, segments, places,
 }) {
@@ -97,11 +114,13 @@ function placesView({
  * @param {{ask: (method: string, params: object) => Promise<any>}} client
  * @param {object} atom
  * @param {string} [slotName]
- * @param {Record<string, object>} [known] statistics that came with the page, by slot
+ * @param {{known?: Record<string, object>, carried?: Record<string, object>, other?: object | null}} [beside]
+ *   statistics and previews that came with the page, by slot; the same atom of the checkpoint with which this one is compared
  */
-export function showTensor(section, client, atom, slotName = 'value', known = {}) {
+export function showTensor(section, client, atom, slotName = 'value', beside = {}) {
+  const {known = {}, carried = {}, other = null} = beside;
   const slot = atom.slots.find(({name}) => name === slotName) ?? atom.slots[0];
-  const again = (name) => showTensor(section, client, atom, name, known);
+  const again = (name) => showTensor(section, client, atom, name, beside);
   const tabs = atom.slots.map(({name}) => h('button', {
     type: 'button', 'aria-pressed': String(name === slot?.name), onclick: () => again(name),
   }, name));
@@ -113,14 +132,24 @@ export function showTensor(section, client, atom, slotName = 'value', known = {}
   const ask = (method, more = {}) => client.ask(method, {
     side: 'a', atom: atom.name, slot: slot.name, ...more,
   });
-  const big = slot.bytes > 8 << 20;
+  const theirs = other?.slots.find(({name}) => name === slot.name);
+  const isAlike = theirs && theirs.dtype === slot.dtype && theirs.shape.join() === slot.shape.join();
+  const isSame = isAlike && slot.content !== null && slot.content === theirs.content;
+  const askOther = isAlike && !isSame ? (method, more) => ask(method, {...more, side: 'b'}) : null;
+  const hasPreview = own(carried, slot.name) !== undefined;
+  const big = slot.bytes > 8 << 20 && !hasPreview;
   section.replaceChildren(...facts,
     h('dl', {},
       h('dt', {}, 'type'), h('dd', {}, slot.dtype), h('dt', {}, 'shape'), h('dd', {}, extents(slot.shape)),
       h('dt', {}, 'bytes'), h('dd', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
       ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : [])),
-    windowPanel(ask, slot),
-    panel('heat map', () => ask('heatMap'), heatMap, {label: `show, reads up to ${human(Math.min(slot.bytes, 8 << 20))}`}),
+    ...(other ? [h('p', {class: 'quiet'}, isSame ? 'The same as in the checkpoint that it is compared with.'
+      : isAlike ? 'Elements that are others there are marked.' : 'There it has another type or shape, or is missing.')] : []),
+    windowPanel(ask, slot, askOther),
+    ...(askOther && !hasPreview ? [panel('what changed', () => ask('difference', {other: 'b'}), differenceView,
+      {label: `show, reads up to ${human(2 * Math.min(slot.bytes, 8 << 20))}`})] : []),
+    panel('heat map', () => ask('heatMap'), heatMap,
+      {now: hasPreview, label: `show, reads up to ${human(Math.min(slot.bytes, 8 << 20))}`}),
     ...(big ? [panel('whole heat map', () => ask('heatMap', {whole: true}), heatMap, {label: `show, reads ${human(slot.bytes)}`})] : []),
     panel('statistics', async () => own(known, slot.name) ?? ask('statistics'), statisticsView,
       {now: own(known, slot.name) !== undefined, label: `show, reads ${human(slot.bytes)}`}),

@@ -19,6 +19,12 @@ function storeOf({url, files, objects}) {
   return files ? new FilesStore(new Map(files)) : new EmbeddedStore(objects);
 }
 
+function sessionOf(side) {
+  const session = sessions.get(side);
+  if (!session) throw new UcpError('UCP-E-NOT-FOUND', '', 'no checkpoint is open');
+  return session;
+}
+
 const METHODS = {
   open(params) {
     const before = sessions.get(params.side)?.store;
@@ -27,17 +33,16 @@ const METHODS = {
       fetched.bytes += before.fetched.bytes;
     }
     sessions.delete(params.side);
-    const session = new Session(storeOf(params.source));
+    const session = new Session(storeOf(params.source), params.source.previews);
     sessions.set(params.side, session);
     return session.root;
   },
+  difference(params) {
+    return sessionOf(params.side).difference(params, sessionOf(params.other));
+  },
 };
 for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'places', 'problems']) {
-  METHODS[method] = (params) => {
-    const session = sessions.get(params.side);
-    if (!session) throw new UcpError('UCP-E-NOT-FOUND', '', 'no checkpoint is open');
-    return session[method](params);
-  };
+  METHODS[method] = (params) => sessionOf(params.side)[method](params);
 }
 
 self.onmessage = ({data: {id, method, params}}) => {

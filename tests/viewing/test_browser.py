@@ -351,6 +351,51 @@ def test_the_program_of_the_package_s_page_runs(
         assert np.array_equal(np.array(found).reshape(4, 4), tensor[:4, :4])
 
 
+def test_values_that_changed_are_marked(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = np.arange(3000.0).reshape(60, 50)
+    other = tensor.copy()
+    other[1, 2] = -1
+    other[59, :] += 2
+    ucp.save(tmp_path / "a.ucp", {"w": tensor, "same": tensor + 1})
+    ucp.save(tmp_path / "b.ucp", {"w": other, "same": tensor + 1})
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp", compared=1) as page:
+        assert open_tensor(page, "w")[1][2] == "52"
+        marked = "[...document.querySelectorAll('table.values td.changed')].map((cell) => cell.title)"
+        assert page.value(marked) == ["compared with: -1"]
+        page.click("[data-panel='what changed'] button")
+        page.wait("document.querySelector('[data-panel=\"what changed\"] canvas')")
+        told = page.value("document.querySelector('[data-panel=\"what changed\"]').innerText")
+        assert "51 of 3,000 elements that were read are others (1.70 %); the largest difference is 53" in told
+        open_tensor(page, "same")
+        page.wait("document.getElementById('tensor').innerText.includes('The same as')")
+        assert page.value(marked) == []
+
+
+def test_a_page_of_its_own_has_values_within_a_size(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = np.random.default_rng(0).standard_normal((100, 30)).astype(np.float32)
+    ucp.save(tmp_path / "a.ucp", {"w": tensor, "b": np.arange(3.0), HOSTILE[0]: np.arange(2.0)})
+    ucp.save(tmp_path / "b.ucp", {"w": tensor * 2, "b": np.arange(3.0)})
+    page = tmp_path / "page.html"
+    arguments = ["view", str(tmp_path / "a.ucp"), str(tmp_path / "b.ucp"), "--values", "9k", "-o", str(page)]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert (done.exit_code, done.stdout.count("values of")) == (0, 2)
+    chromium.log.clear()
+    chromium.go(page.as_uri())
+    chromium.wait("document.body.dataset.ready")
+    assert np.array_equal(np.array(open_tensor(chromium, "w"), np.float32), tensor[:8, :6])
+    assert chromium.value("document.querySelectorAll('table.values td.changed').length") == 48
+    chromium.wait("document.querySelector('[data-panel=\"heat map\"] canvas').width === 30")
+    chromium.value(
+        "(() => { const input = document.querySelector('[data-panel=values] input');"
+        " input.value = 50; input.dispatchEvent(new Event('change')); })()"
+    )
+    chromium.wait("document.querySelector('[data-panel=values] .error')")
+    assert "the first 16 × 12 elements" in chromium.value(
+        "document.querySelector('[data-panel=values] .error').textContent"
+    )
+    assert chromium.log == []
+
+
 def test_a_page_of_its_own_shows_documents_and_statistics(chromium: Chromium, tmp_path: Path) -> None:
     ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)}, step=7)
     page = tmp_path / "page.html"

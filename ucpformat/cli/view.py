@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ucpformat.cli.report import progress_bar
+from ucpformat.cli.report import SIZE, progress_bar
 from ucpformat.errors import error, naming
 from ucpformat.inspection.statistics import statistics
 from ucpformat.manager.run_directory import open_run
@@ -19,6 +19,7 @@ from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.text import human_bytes, printable
 from ucpformat.viewing.page import carried, single_page
+from ucpformat.viewing.previews import previews
 from ucpformat.viewing.server import PageServer
 
 if TYPE_CHECKING:
@@ -45,18 +46,33 @@ __all__ = ["checkpoints_of", "serve", "view"]
     "--stats",
     "with_statistics",
     is_flag=True,
-    help="Read all tensors of CHECKPOINT: the page has statistics.",
+    help="Read all tensors: the page has statistics.",
 )
-def view(checkpoint: str, other: str | None, target: Path, with_statistics: bool) -> None:
-    """Write one HTML page that shows CHECKPOINT, without values, and what differs in OTHER.
+@click.option(
+    "--values",
+    "most_values",
+    type=SIZE,
+    default=0,
+    metavar="SIZE",
+    help="Let the page have the first elements and a heat map of each tensor, the largest first, up to this size.",
+)
+def view(checkpoint: str, other: str | None, target: Path, with_statistics: bool, most_values: int) -> None:
+    """Write one HTML page that shows CHECKPOINT and what differs in OTHER.
 
-    The page carries documents, not tensors: drop the directory of the checkpoint on it to see values.
+    The page carries documents, not tensors: to see more of them, drop the directory of the checkpoint on it.
     """
+    names = [name for name in (checkpoint, other) if name is not None]
     with ExitStack() as stack:
-        opened = stack.enter_context(open_checkpoint(checkpoint))
-        shown = [carried(opened, checkpoint, _statistics(opened) if with_statistics else None)]
-        if other is not None:
-            shown.append(carried(stack.enter_context(open_checkpoint(other)), other))
+        opened = [stack.enter_context(open_checkpoint(name)) for name in names]
+        shown = []
+        for name, one in zip(names, opened, strict=True):
+            known = _statistics(one) if with_statistics else None
+            pictures = previews(one, most_values // len(names)) if most_values else None
+            shown.append(carried(one, name, known, pictures))
+            if pictures is not None:
+                count = sum(map(len, pictures.values()))
+                slots = sum(len(atom) for atom in one.values())
+                click.echo(printable(f"{name}: values of {count:,} of {slots:,} slots"))
         text = single_page(shown, compared=None if other is None else 1)
     target.write_text(text, encoding="utf-8")
     click.echo(printable(f"{target}: {human_bytes(target.stat().st_size)}"))

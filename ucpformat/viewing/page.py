@@ -76,9 +76,12 @@ def single_page(checkpoints: Sequence[Mapping[str, object]], *, compared: int | 
 
 
 def carried(
-    checkpoint: Checkpoint, label: str, statistics: Mapping[tuple[str, str], SlotStatistics] | None = None
+    checkpoint: Checkpoint,
+    label: str,
+    statistics: Mapping[tuple[str, str], SlotStatistics] | None = None,
+    previews: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, object]:
-    """Return a checkpoint as a page carries it: its documents, lengths of other objects, and statistics if given."""
+    """Return a checkpoint as a page carries it: its documents, and statistics and previews of tensors if given."""
     objects: dict[str, dict[str, object]] = {}
     for key in (ROOT_KEY, *reached_objects(checkpoint)):
         size = checkpoint.store.size(key)
@@ -90,7 +93,8 @@ def carried(
     known: dict[str, dict[str, object]] = {}
     for (atom, slot), found in (statistics or {}).items():
         known.setdefault(atom, {})[slot] = _statistics(found)
-    return {"label": label, "source": {"objects": objects}, "statistics": known}
+    source = {"objects": objects, "previews": previews or {}}
+    return {"label": label, "source": source, "statistics": known}
 
 
 def _statistics(found: SlotStatistics) -> dict[str, object]:
