@@ -9,6 +9,14 @@ Everything here is arithmetic; nothing is measured, written or read. Times are i
 (93, 'failures')
 """
 
+from ucpformat.cadence.copies import (
+    CopySpeeds,
+    DueCopy,
+    NextCopy,
+    SnapshotOutcome,
+    next_copy,
+    simulate_snapshot,
+)
 from ucpformat.cadence.decision import Cadence, SaveTimes, decide
 from ucpformat.cadence.intervals import (
     LogIntervals,
@@ -23,10 +31,14 @@ from ucpformat.cadence.simulation import JobCosts, JobOutcome, best_interval, fa
 
 __all__ = [
     "Cadence",
+    "CopySpeeds",
+    "DueCopy",
     "JobCosts",
     "JobOutcome",
     "LogIntervals",
+    "NextCopy",
     "SaveTimes",
+    "SnapshotOutcome",
     "best_interval",
     "checkfreq",
     "daly",
@@ -34,7 +46,9 @@ __all__ = [
     "exact_replay",
     "failure_gaps",
     "lowdiff",
+    "next_copy",
     "pccheck",
     "simulate",
+    "simulate_snapshot",
     "young",
 ]
