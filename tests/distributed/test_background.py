@@ -28,7 +28,7 @@ from ucpformat.distributed.group import OneProcess
 from ucpformat.distributed.local_state import LocalState, SlotName
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import SaveReport
-from ucpformat.distributed.snapshot import Copy, HostCopier
+from ucpformat.distributed.snapshot import Copied, Copy, HostCopier
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.state import StateDocument
@@ -52,15 +52,13 @@ class GatedCopier(HostCopier):
         super().__init__()
         self._gate = gate
 
-    def copy(
-        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
-    ) -> Callable[[], None]:
+    def copy(self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]) -> Copied:
         super().copy(local, copies, memory)
 
         def ready() -> None:
             self._gate.wait(60)
 
-        return ready
+        return Copied(ready)
 
 
 def together(size: int, work: Callable[[ThreadGroup], _T]) -> list[_T]:

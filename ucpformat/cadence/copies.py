@@ -35,15 +35,15 @@ class NextCopy(NamedTuple):
     """The copy that goes next.
 
     Attributes:
-        index: which one.
+        which: its place in the sequence.
         at: the time at which it may begin: now, later for the sake of the bandwidth, or infinite, which is as soon as
             there is room.
 
-    >>> ucp.cadence.NextCopy(index=3, at=0.0).index
+    >>> ucp.cadence.NextCopy(which=3, at=0.0).which
     3
     """
 
-    index: int
+    which: int
     at: float
 
 
@@ -115,13 +115,13 @@ def next_copy(
 
     >>> copies = [ucp.cadence.DueCopy(10, 3.0), ucp.cadence.DueCopy(10, 2.0)]
     >>> ucp.cadence.next_copy(copies, now=0.5, copied=40, bandwidth=20.0)
-    NextCopy(index=1, at=2.0)
+    NextCopy(which=1, at=2.0)
     """
     index = min(range(len(copies)), key=lambda one: copies[one].due)
     nbytes, due = copies[index]
     if nbytes > free:
         return NextCopy(index, inf)
-    return NextCopy(index, now if due <= now else max(now, min(due, copied / bandwidth)))
+    return NextCopy(index, now if due <= now else max(now, copied / bandwidth))
 
 
 def simulate_snapshot(
@@ -149,7 +149,9 @@ def simulate_snapshot(
     (1.0, 0.5, 4.0)
     """
     if not (min(speeds.alone, speeds.beside, speeds.write, bandwidth) > 0 and 0 < speeds.training <= 1):
-        raise error("UCP-E-LIMIT", f"speeds are above 0, that of training at most 1, not {speeds}", at="speeds")
+        raise error(
+            "UCP-E-LIMIT", f"speeds are above 0, that of training at most 1, not {speeds}", at="speeds"
+        )
     largest = max((one.nbytes for one in copies), default=0)
     if largest > memory:
         raise error("UCP-E-LIMIT", f"a copy of {largest} bytes needs more memory than {memory}", at="memory")

@@ -9,122 +9,36 @@ from __future__ import annotations
 
 import atexit
 import os
-import queue
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from ucpformat.distributed.arena import Arena
+from ucpformat.distributed.background_save import AsyncSave, BackgroundSave
 from ucpformat.distributed.group import another
+from ucpformat.distributed.later_copies import Pacing
 from ucpformat.distributed.save import SaveReport, prepare_save
-from ucpformat.distributed.snapshot import Batch, Copier, HostCopier, KeptSnapshot, Snapshot
+from ucpformat.distributed.snapshot import HostCopier
 from ucpformat.errors import error, require_one_of
 from ucpformat.gc_pause import paused
 from ucpformat.storage.writing.stored_columns import StoredBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from ucpformat.distributed.group import Group
+    from ucpformat.distributed.later_copies import Fences
     from ucpformat.distributed.local_state import LocalState
-    from ucpformat.distributed.save import SaveOptions, Saving
-    from ucpformat.distributed.share import Part
+    from ucpformat.distributed.save import SaveOptions
+    from ucpformat.distributed.snapshot import Copier, KeptSnapshot
 
-__all__ = ["AsyncSave", "BackgroundSaver", "WhenBusy"]
+__all__ = ["BackgroundSaver", "WhenBusy"]
 
 WhenBusy = Literal["wait", "raise", "skip"]
 """What a save does that begins while the previous one is under way."""
 _MODES: Final = get_args(WhenBusy)
-
-
-class AsyncSave:
-    """A save that goes on in the background, or was skipped.
-
-    >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4, np.float32)})
-    >>> report = save.wait()
-    >>> save.done()
-    True
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._ended = threading.Event()
-        self._ready: list[Callable[[], None]] = []
-        self._report: SaveReport | None = None
-        self._failure: BaseException | None = None
-        self._told = False
-
-    @classmethod
-    def ended(cls, path: str, report: SaveReport) -> AsyncSave:
-        """Return a save that is over and good.
-
-        >>> ucp.AsyncSave.ended("example.ucp", report).wait().nbytes
-        36
-        """
-        found = cls(path)
-        found._end(report)
-        return found
-
-    def done(self) -> bool:
-        """Return whether it has ended, well or not; does not raise.
-
-        >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4)})
-        >>> report = save.wait()
-        >>> save.done()
-        True
-        """
-        return self._ended.is_set()
-
-    def staged(self) -> None:
-        """Return when every tensor is copied: only copies from a device may still be under way after the call.
-
-        >>> save = ucp.async_save("step-1.ucp", {"w": np.ones(4)})
-        >>> save.staged()  # the state may change from here on
-        >>> report = save.wait()
-        """
-        for ready in self._ready:
-            ready()
-
-    def wait(self, timeout: float | None = None) -> SaveReport:
-        """Return when this rank knows that the checkpoint is committed.
-
-        Raises:
-            TimeoutError: after ``timeout`` seconds.
-            UcpError: as `save`; whatever made the save fail.
-
-        >>> ucp.async_save("step-1.ucp", {"w": np.ones(4)}).wait(timeout=60).nbytes
-        32
-        """
-        if not self._ended.wait(timeout):
-            raise TimeoutError(f"{self.path} is not written yet")
-        self._told = True
-        if self._failure is not None:
-            raise self._failure
-        if self._report is None:  # pragma: no cover - one of them is set before the end
-            raise AssertionError("a save ended without report")
-        return self._report
-
-    @property
-    def _untold(self) -> bool:
-        return self._ended.is_set() and self._failure is not None and not self._told
-
-    def _disown(self) -> None:
-        # A new event: a thread of the parent may have held the lock of the old one when the process was forked.
-        self._ended = threading.Event()
-        self._ready.clear()
-        message = "this save is under way in the process that this one was forked from: wait for it there"
-        self._told = True
-        self._end(error("UCP-E-RANK", message, at=self.path))
-
-    def _end(self, outcome: SaveReport | BaseException) -> None:
-        if isinstance(outcome, SaveReport):
-            self._report = outcome
-        else:
-            self._failure = outcome
-        self._ended.set()
 
 
 _open: dict[int, BackgroundSaver] = {}
@@ -155,7 +69,8 @@ class BackgroundSaver:
 
     ``group`` is that of the caller's thread, used during calls alone. All ranks make the same calls.
     ``arena_bytes`` is the most host memory for snapshots, at least one chunk: a larger one has the caller wait for what
-    is written. ``copier`` gets tensors into that memory.
+    is written. ``copier`` gets tensors into that memory; behind the calls, no more than ``bandwidth`` bytes a second
+    while training goes on.
     """
 
     def __init__(
@@ -164,10 +79,12 @@ class BackgroundSaver:
         *,
         arena_bytes: int | None = None,
         copier: Copier | None = None,
+        bandwidth: float | None = None,
     ) -> None:
         if arena_bytes is not None and arena_bytes < 1:
             message = f"an arena has room for a chunk at least, not {arena_bytes} bytes"
             raise error("UCP-E-LIMIT", message, at="arena_bytes")
+        self._pacing = Pacing(bandwidth)
         self._calls = group
         self._writes = another(group)
         self._copier = copier or HostCopier()
@@ -187,8 +104,11 @@ class BackgroundSaver:
         *,
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
+        fences: Fences | None = None,
     ) -> AsyncSave:
         """Take a snapshot, and save it in the background; ``then`` is called there after the commit.
+
+        With ``fences``, slots that the state has behind them are copied when the call has returned.
 
         Raises:
             UcpError: on all ranks, as `prepare_save`; what made the previous save fail, where nobody has heard of it;
@@ -208,12 +128,12 @@ class BackgroundSaver:
         waited = time.perf_counter()
         with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
-            work = _Work(saving, self._writes, self.arena, result, then, self._keep)
+            work = BackgroundSave(saving, self._writes, self.arena, result, then, self._keep)
             before, self._kept = self._kept, None
             try:
                 self._last = result
                 _open[id(self)] = self
-                work.stage(self._copier, before, began, waited)
+                work.stage(self._copier, before, began, waited, fences, self._pacing)
             except BaseException as failure:
                 work.never_began(failure)
                 raise
@@ -312,102 +232,4 @@ class BackgroundSaver:
             path = self._last.path if self._last is not None else ""
             print(
                 f"ucpformat: saving {path} in the background failed: {failure}", file=sys.stderr, flush=True
-            )
-
-
-class _Work:
-    """One save: batches go through a queue from the caller's thread to one that writes them."""
-
-    def __init__(
-        self,
-        saving: Saving,
-        group: Group,
-        arena: Arena,
-        result: AsyncSave,
-        then: Callable[[], object] | None,
-        keep: Callable[[KeptSnapshot | None], None],
-    ) -> None:
-        self._saving = saving
-        self._group = group
-        self._arena = arena
-        self._result = result
-        self._then = then
-        self._keep = keep
-        self._snapshot: Snapshot | None = None
-        self._queue: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
-        self._accounted: queue.SimpleQueue[tuple[float, float, float]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="ucp-async-save", daemon=True)
-
-    def stage(self, copier: Copier, kept: KeptSnapshot | None, began: float, admitted: float) -> None:
-        """Copy everything, or as much as there is room for at first, and let the thread write it.
-
-        What fails here fails the save, on all ranks, as if it had failed in the thread. The save does not end before
-        it is known for how long the caller was kept: since ``began``, and until ``admitted`` by the previous save.
-        """
-        begun = False
-        staging = time.perf_counter()
-        try:
-            self._snapshot = snapshot = Snapshot(self._saving, self._arena, copier, kept)
-            if not snapshot.fits:
-                self._thread.start()
-                begun = True
-            for batch in snapshot.batches():
-                self._result._ready.append(batch.ready)
-                self._queue.put(batch)
-            self._queue.put(None)
-        except BaseException as failure:
-            self._queue.put(failure)
-            if not isinstance(failure, Exception):
-                raise
-        finally:
-            # Ctrl-C may come while the thread starts, which then waits for this account.
-            try:
-                if not begun:
-                    self._thread.start()
-            finally:
-                now = time.perf_counter()
-                self._accounted.put((now - began, admitted - began, now - staging))
-
-    def never_began(self, failure: BaseException) -> None:
-        """End the save if no thread will, so that no caller waits for it."""
-        if self._thread.ident is None:
-            self._saving.give_up()
-            self._result._end(failure)
-
-    def _batches(self) -> Iterator[Sequence[Part]]:
-        while (batch := self._queue.get()) is not None:
-            if isinstance(batch, BaseException):
-                raise batch
-            batch.ready()
-            yield batch.parts
-            self._arena.give(len(batch.parts))
-
-    def _write(self) -> None:
-        began = time.perf_counter()
-        outcome: SaveReport | BaseException
-        try:
-            outcome = self._saving.run(self._batches, self._group)
-            if self._snapshot is not None:
-                self._keep(self._snapshot.kept(outcome.digest))
-            if self._then is not None:
-                self._then()
-        except BaseException as failure:
-            outcome = failure
-        self._arena.abandon()
-        writing = time.perf_counter() - began
-        stalled, waited, staging = self._accounted.get()
-        self._result._ready.clear()
-        if isinstance(outcome, BaseException):
-            self._result._end(outcome)
-        else:
-            self._result._end(
-                replace(
-                    outcome,
-                    seconds=waited + outcome.seconds,
-                    stalled=stalled,
-                    waited=waited,
-                    staging=staging,
-                    writing=writing,
-                    arena_bytes=self._arena.nbytes,
-                )
             )

@@ -43,7 +43,8 @@ class LocalState:
     accelerator: what their ``arrays`` would give copies of. ``own`` are
     the values of this process's own, of which ``state`` has what is alike on all ranks. ``digest_on_device`` gives
     digests of eight bytes of tensors of ``devices``, where they lie. ``changed`` says of slots which indices of their
-    first dimension may differ from the base of an increment.
+    first dimension may differ from the base of an increment. ``fences`` has slots that nothing changes but behind one
+    of these fences (`ucpformat.distributed.later_copies`).
     """
 
     atoms: Sequence[AtomSpec]
@@ -53,3 +54,4 @@ class LocalState:
     own: Mapping[str, OwnValue] = field(default_factory=dict)
     digest_on_device: Callable[[Sequence[Any]], Sequence[bytes]] | None = None
     changed: Mapping[SlotName, NDArray[np.bool_]] = field(default_factory=dict)
+    fences: Mapping[SlotName, frozenset[int]] = field(default_factory=dict)

@@ -165,10 +165,10 @@ class Saving:
             for name in self._names
             if options.storage == "plain" or whole.atoms[name[0]].slots[name[1]].compressor is not None
         }
-        self._shares_chunks = bool(self._whole_chunks) and len(group.ranks) > 1
+        self.shares_chunks = bool(self._whole_chunks) and len(group.ranks) > 1
         """Whether ranks may have to send parts of chunks to others; all ranks say the same."""
         self._planned = WholeChunks([], [])
-        if self._shares_chunks:
+        if self.shares_chunks:
             self._planned = whole_chunks(self._whole_chunks.values(), group.rank)
         self._nbytes = 0
         self._sent = 0
@@ -212,7 +212,7 @@ class Saving:
     def share(self) -> list[Portion]:
         """Return what this rank has to write, or to send to the owner of a chunk, in the order of slots."""
         names = [name for name in self._names if name in self.local.arrays]
-        if self._shares_chunks:
+        if self.shares_chunks:
             names = [name for name in names if name not in self._whole_chunks]
         found = [*portions(map(self._slot_to_share, names), self._group.rank), *self._planned.portions]
         found.sort(key=lambda portion: portion.name)
@@ -363,7 +363,7 @@ class Saving:
             begin()
             return b""
 
-        if not self._shares_chunks:
+        if not self.shares_chunks:
             begin()
             return
         decided(self._group, step)

@@ -117,6 +117,7 @@ class SaveReport:
         stalled: seconds for which the call kept its caller.
         waited: seconds of these for which the call waited for the previous save.
         staging: seconds of these for which it copied tensors into host memory.
+        fenced: seconds for which training waited behind the call, before it changed what was not copied yet.
         writing: seconds for which a save in the background wrote.
         arena_bytes: bytes of host memory for the copies: the most that saves of this saver ever needed.
 
@@ -133,6 +134,7 @@ class SaveReport:
     stalled: float
     waited: float = 0.0
     staging: float = 0.0
+    fenced: float = 0.0
     writing: float = 0.0
     arena_bytes: int = 0
 

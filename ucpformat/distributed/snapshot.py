@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
@@ -16,7 +17,7 @@ from ucpformat.distributed.share import Part, flat_memory, seen_part
 from ucpformat.storage.increments.changes import ComparedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import Box, Piece
     from ucpformat.model.dtype import DType
 
-__all__ = ["Batch", "Copier", "Copy", "HostCopier", "KeptSnapshot", "Snapshot", "double_buffered"]
+__all__ = ["Batch", "Copied", "Copier", "Copy", "HostCopier", "KeptSnapshot", "Snapshot", "double_buffered"]
 
 _BATCH_BYTES: Final = 1 << 26
 _BATCHES_OF_A_RING: Final = 4
@@ -59,28 +60,38 @@ class Copy(NamedTuple):
         return np.ndarray(self.piece.box.shape, self.kind.numpy, memory.data, self.start)
 
 
+def _nothing() -> None:
+    """Do nothing: there is nothing to wait for."""
+
+
+class Copied(NamedTuple):
+    """What waits for copies that have begun: ``ready`` until they are made, in any thread.
+
+    ``hold`` lets wait what the calling thread gives a device to do afterwards, and not the thread itself.
+    """
+
+    ready: Callable[[], None] = _nothing
+    hold: Callable[[], None] = _nothing
+
+
 class Copier(Protocol):
     """Copies elements into arenas, for one saver and in its order; only `copy` may raise, what copying raises.
 
-    Each save calls `begin`, then `allocate` for arenas that it lacks, and `copy` for each batch. The saver calls
-    `close` when it ends, and `forget` in a process that was forked.
+    Each save calls `begin`, then `allocate` for arenas that it lacks, and `copy` for each batch, in the thread of the
+    call or, one batch at a time, in another. The saver calls `close` when it ends, and `forget` in a process that was
+    forked.
     """
 
     def begin(self, local: LocalState) -> bool:
-        """Look at what is to be copied; returns whether memory that was allocated before still serves."""
+        """Look at what is to be copied, as it is now; returns whether memory that was allocated before still serves."""
         ...
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Return memory for an arena."""
         ...
 
-    def copy(
-        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
-    ) -> Callable[[], None]:
-        """Begin to copy; returns what waits until it is done, in any thread.
-
-        When this returns, whatever the caller does to the tensors comes after the copy.
-        """
+    def copy(self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]) -> Copied:
+        """Begin to copy: when `Copied.hold` has returned, what its caller does to the tensors comes after the copy."""
         ...
 
     def forget(self) -> None:
@@ -90,10 +101,6 @@ class Copier(Protocol):
     def close(self) -> None:
         """Release threads."""
         ...
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to wait for."""
 
 
 class HostCopier:
@@ -111,9 +118,7 @@ class HostCopier:
         """Return pageable memory."""
         return np.empty(nbytes, np.uint8)
 
-    def copy(
-        self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]
-    ) -> Callable[[], None]:
+    def copy(self, local: LocalState, copies: Sequence[Copy], memory: NDArray[np.uint8]) -> Copied:
         """Copy, large parts in several threads at once."""
         large: list[tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.bool_] | None]] = []
         name: SlotName | None = None
@@ -131,7 +136,7 @@ class HostCopier:
                 self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="ucp-snapshot")
             for _ in self._executor.map(lambda one: _copy(*one), large):
                 pass
-        return _nothing
+        return Copied()
 
     def forget(self) -> None:
         """Let go of threads that this process, being a fork, does not have."""
@@ -207,16 +212,17 @@ class KeptSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Parts that lie in the arena, as many regions of it as there are parts, once ``ready`` has returned."""
+    """Parts that lie in the arena, as many regions of it as there are parts, once the copies are ready."""
 
     parts: list[Part]
-    ready: Callable[[], None]
+    copied: Copied
 
 
 class Snapshot:
-    """What `Saving.share` says, cut at chunks; `batches` copies it, as fast as the arena has room.
+    """What `Saving.share` says, cut at chunks into pieces, which have numbers; `batches` copies them.
 
-    Where the arena has the base, as ``kept`` says, what is copied is compared with that, and `Saving` told.
+    Where the arena has room for all, each piece has the same place as in another snapshot of the same state. Where it
+    has the base, as ``kept`` says, what is copied is compared with that, and `Saving` told.
     """
 
     def __init__(
@@ -228,9 +234,10 @@ class Snapshot:
         self._pieces = list(_cut(saving))
         if not copier.begin(saving.local):
             arena.close()
-        sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
-        self.nbytes = sum(sizes)
-        self.fits = arena.prepare(extent(sizes))
+        self.sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
+        self.nbytes = sum(self.sizes)
+        self.fits = arena.prepare(extent(self.sizes))
+        self._starts = [arena.take(nbytes) for nbytes in self.sizes] if self.fits else []
         self._regions: list[tuple[SlotName, Box, str, int]] = []
         self._before: frozenset[tuple[SlotName, Box, str, int]] = frozenset()
         self._compared = ComparedRows(saving.base_digest or "")
@@ -247,14 +254,22 @@ class Snapshot:
         """Return what the arena has when all is written, and committed with a root digest; None if not all of it."""
         return KeptSnapshot(digest, self._arena.memory, frozenset(self._regions)) if self.fits else None
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches, each copied, or its copy begun, when yielded; end early if the arena is abandoned."""
+    @property
+    def slots(self) -> list[SlotName]:
+        """The slot of each piece, in the order of their numbers."""
+        return [name for name, _, _ in self._pieces]
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yield batches of the pieces with these numbers, each copied, or its copy begun, when yielded.
+
+        Copies as fast as the arena has room; ends early if the arena is abandoned.
+        """
         most = _BATCH_BYTES if self.fits else min(_BATCH_BYTES, self._arena.nbytes // _BATCHES_OF_A_RING)
         copies: list[Copy] = []
         pending = 0
-        for name, piece, kind in self._pieces:
-            nbytes = piece.box.size * kind.item_bytes
-            start = self._arena.take(nbytes, block=False)
+        for number in numbers:
+            nbytes = self.sizes[number]
+            start = self._starts[number] if self.fits else self._arena.take(nbytes, block=False)
             if start is None and copies:
                 yield self._copied(copies)
                 copies, pending = [], 0
@@ -262,7 +277,7 @@ class Snapshot:
                 start = self._arena.take(nbytes)
                 if start is None:
                     return
-            copies.append(self._copy(name, piece, kind, start))
+            copies.append(self._copy(number, start))
             pending += nbytes
             if pending >= most:
                 yield self._copied(copies)
@@ -270,7 +285,22 @@ class Snapshot:
         if copies:
             yield self._copied(copies)
 
-    def _copy(self, name: SlotName, piece: Piece, kind: DType, start: int) -> Copy:
+    def whole(self) -> Iterator[list[Part]]:
+        """Yield all parts, where all fit and are copied, in the order of slots; as many at a time as a batch has."""
+        copies: list[Copy] = []
+        pending = 0
+        for (name, piece, kind), start, nbytes in zip(self._pieces, self._starts, self.sizes, strict=True):
+            if start is not None:
+                copies.append(Copy(name, piece, kind, start))
+            pending += nbytes
+            if pending >= _BATCH_BYTES:
+                yield _parts(copies, self._arena.memory)
+                copies, pending = [], 0
+        if copies:
+            yield _parts(copies, self._arena.memory)
+
+    def _copy(self, number: int, start: int) -> Copy:
+        name, piece, kind = self._pieces[number]
         region = (name, piece.box, kind.name, start)
         self._regions.append(region)
         changed = None
@@ -280,8 +310,12 @@ class Snapshot:
 
     def _copied(self, copies: list[Copy]) -> Batch:
         memory = self._arena.memory
-        ready = self._copier.copy(self._local, copies, memory)
-        return Batch([Part(copy.name, copy.piece.box.offset, copy.target(memory)) for copy in copies], ready)
+        copied = self._copier.copy(self._local, copies, memory)
+        return Batch(_parts(copies, memory), copied)
+
+
+def _parts(copies: Iterable[Copy], memory: NDArray[np.uint8]) -> list[Part]:
+    return [Part(copy.name, copy.piece.box.offset, copy.target(memory)) for copy in copies]
 
 
 def double_buffered(saving: Saving, copier: Copier) -> Iterator[list[Part]]:
@@ -298,11 +332,11 @@ def double_buffered(saving: Saving, copier: Copier) -> Iterator[list[Part]]:
     while pieces:
         batch = _next_batch(pieces, local, copier, next(buffers))
         if before is not None:
-            before.ready()
+            before.copied.ready()
             yield before.parts
         before = batch
     if before is not None:
-        before.ready()
+        before.copied.ready()
         yield before.parts
 
 

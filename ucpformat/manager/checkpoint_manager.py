@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from ucpformat.distributed.background_save import AsyncSave
 from ucpformat.distributed.group import agreed, decided
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.save_options import step_number
@@ -20,7 +21,7 @@ from ucpformat.manager.restoring import first_good, seen_by_first
 from ucpformat.manager.retention import Retention
 from ucpformat.manager.run_directory import METRICS, RunDirectory, metrics_to_keep, open_run
 from ucpformat.manager.stop_request import StopRequest
-from ucpformat.state_dict.async_save import AsyncSave, AsyncSaver, WhenBusy, begin_save
+from ucpformat.state_dict.async_save import AsyncSaver, WhenBusy, begin_save
 from ucpformat.state_dict.save_load import save_state
 from ucpformat.state_dict.torch_group import own_group
 from ucpformat.storage.stores.urls import refuse_target
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import LogPosition, Storage
+    from ucpformat.state_dict.fences import Fence
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["CheckpointManager"]
@@ -55,7 +57,7 @@ class CheckpointManager:
 
     ``keep_last``, ``keep_every`` and ``keep_best`` are the rules of `Retention`, with ``metric`` and ``mode``; without
     any, nothing is removed but debris that is older than ``debris_age`` seconds. ``asynchronous`` is for saves that
-    do not say; ``arena_bytes`` and ``overlap`` are those of `AsyncSaver`.
+    do not say; ``arena_bytes``, ``fence`` and ``bandwidth`` are those of `AsyncSaver`.
     With ``incremental`` a checkpoint shares what is equal with the newest one, by hard links, or by copies that an
     object store makes. It is as complete as any: whatever else is removed, it stays whole. Each ``full_every``-th, 50
     unless given, shares nothing, since a byte that is lost is lost for all that share it.
@@ -86,7 +88,8 @@ class CheckpointManager:
         mode: Literal["min", "max"] = "min",
         asynchronous: bool = False,
         arena_bytes: int | None = None,
-        overlap: bool = False,
+        fence: Fence | None = None,
+        bandwidth: float | None = None,
         debris_age: float = DEBRIS_AGE,
         incremental: bool = False,
         full_every: int | None = None,
@@ -107,16 +110,18 @@ class CheckpointManager:
         self._group = own_group(group)
         self._first = self._group.rank == self._group.ranks[0]
         decided(self._group, self.run.require_no_checkpoint)
-        self._arena_bytes = arena_bytes
-        self._overlap = overlap
-        self._saver: AsyncSaver | None = None
+        if fence is not None and not asynchronous:
+            message = "fence= is about saves in the background: give asynchronous=True as well"
+            raise error("UCP-E-MISMATCH", message, at="fence")
+        self._new_saver = partial(
+            AsyncSaver, group=self._group, arena_bytes=arena_bytes, fence=fence, bandwidth=bandwidth
+        )
+        # Its group is made by all ranks together: rather now than in the midst of training.
+        self._saver: AsyncSaver | None = self._new_saver() if asynchronous else None
         self._metrics: dict[int, Mapping[str, float]] = {}
         self._own: set[int] = set()
         self._failed: dict[str, Any] = {}
         self._stop: StopRequest | None = None
-        if asynchronous:
-            # Its group is made by all ranks together: rather now than in the midst of training.
-            self._background()
 
     def path(self, step: int) -> str:
         """Return URL of the checkpoint of a step; where there is none, that of the first one that will be.
@@ -233,8 +238,9 @@ class CheckpointManager:
         def make() -> AsyncSave:
             if background:
                 then = partial(self._committed, step)
+                self._saver = self._saver or self._new_saver()
                 return begin_save(
-                    self._background(), path, state, options, when_busy=when_busy, then=then, **of_state
+                    self._saver, path, state, options, when_busy=when_busy, then=then, **of_state
                 )
             report = save_state(path, state, options, group=self._group, **of_state)
             decided(self._group, lambda: self._committed(step))
@@ -264,11 +270,6 @@ class CheckpointManager:
         True
         """
         return self._pace.cadence
-
-    def _background(self) -> AsyncSaver:
-        if self._saver is None:
-            self._saver = AsyncSaver(group=self._group, arena_bytes=self._arena_bytes, overlap=self._overlap)
-        return self._saver
 
     def _committed(self, step: int) -> bytes:
         """Collect on the first rank when a step is committed; what fails is told later, and tried again next time."""

@@ -15,7 +15,7 @@ from ucpformat.errors import error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ucpformat.distributed.background import AsyncSave
+    from ucpformat.distributed.background_save import AsyncSave
     from ucpformat.distributed.group import Group
     from ucpformat.jsonio import JsonValue
 

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from ucpformat.distributed.background import AsyncSave, BackgroundSaver, WhenBusy
+from ucpformat.distributed.background import BackgroundSaver, WhenBusy
+from ucpformat.distributed.background_save import AsyncSave
 from ucpformat.distributed.group import Group, another
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import HostCopier
+from ucpformat.errors import error
 from ucpformat.state_dict.changed_rows import without_base
+from ucpformat.state_dict.fences import fences_of
 from ucpformat.state_dict.state import live_state
 from ucpformat.state_dict.stateful import state_to_save
 from ucpformat.state_dict.torch_group import TorchGroup, group_of, own_group
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import LogPosition, Storage
+    from ucpformat.state_dict.fences import Fence
     from ucpformat.state_dict.tensors.local_tensors import TensorLayout
 
 __all__ = ["AsyncSave", "AsyncSaver", "WhenBusy", "async_save", "begin_save"]
@@ -42,8 +46,11 @@ class AsyncSaver:
     during calls, and makes another one for the rest.
     A snapshot lies in host memory that is kept from save to save: as much as this rank has to write, or
     ``arena_bytes`` at most, at least one chunk; `save` then returns when the rest has found room.
-    With ``overlap`` what a device does after `save` does not wait for the copies from it: nothing that was saved may
-    change before `AsyncSave.staged` has returned.
+    With ``fence`` the tensors of an optimizer are copied while training goes on, and the optimizer waits, before its
+    next step, for what is not copied yet: an optimizer, a `torch.optim.swa_utils.AveragedModel`, or several of them.
+    What none of these changes is copied before `save` returns. With ``"staged"`` nothing of the state may
+    change before `AsyncSave.staged` has returned, but buffers of modules and arrays of numpy. Copies behind the call
+    take ``bandwidth`` bytes a second at most, as long as nothing waits for them.
 
     >>> state = {"w": np.ones(4, np.float32)}
     >>> with ucp.AsyncSaver() as saver:
@@ -55,12 +62,22 @@ class AsyncSaver:
     """
 
     def __init__(
-        self, *, group: object = None, arena_bytes: int | None = None, overlap: bool = False
+        self,
+        *,
+        group: object = None,
+        arena_bytes: int | None = None,
+        fence: Fence | None = None,
+        bandwidth: float | None = None,
     ) -> None:
+        fences_of(fence)
+        if bandwidth is not None and fence is None:
+            message = "bandwidth= is about copies behind the call of a save: give fence= as well"
+            raise error("UCP-E-MISMATCH", message, at="bandwidth")
         self._group = own_group(group)
-        self._overlap = overlap
-        copier = _copier(overlap=overlap)
-        self._saver = BackgroundSaver(self._group, arena_bytes=arena_bytes, copier=copier)
+        self._fence = fence
+        self._saver = BackgroundSaver(
+            self._group, arena_bytes=arena_bytes, copier=_copier(), bandwidth=bandwidth
+        )
 
     @property
     def arena_bytes(self) -> int:
@@ -91,8 +108,11 @@ class AsyncSaver:
         changed: Mapping[str, Any] | None = None,
         when_busy: WhenBusy = "wait",
         then: Callable[[], object] | None = None,
+        fence: Fence | None = None,
     ) -> AsyncSave:
         """Save as `ucpformat.async_save` does; ``then`` is called in the background, after the commit, on every rank.
+
+        ``fence`` is that of the saver, unless given.
 
         >>> with ucp.AsyncSaver() as saver:
         ...     save = saver.save("step-1.ucp", {"w": np.ones(4)}, step=1)
@@ -121,6 +141,7 @@ class AsyncSaver:
             changed=changed,
             when_busy=when_busy,
             then=then,
+            fence=fence,
         )
 
     def drain(self) -> None:
@@ -165,12 +186,12 @@ class AsyncSaver:
         self._saver.__exit__(kind, value, trace)
 
 
-def _copier(*, overlap: bool) -> HostCopier:
+def _copier() -> HostCopier:
     if "torch" not in sys.modules:
         return HostCopier()
     from ucpformat.state_dict.tensors.device_copier import DeviceCopier
 
-    return DeviceCopier(overlap=overlap)
+    return DeviceCopier()
 
 
 _savers: dict[object, AsyncSaver] = {}
@@ -187,9 +208,11 @@ def begin_save(
     changed: Mapping[str, Any] | None = None,
     when_busy: WhenBusy = "wait",
     then: Callable[[], object] | None = None,
+    fence: Fence | None = None,
 ) -> AsyncSave:
     """Save in the background as `AsyncSaver.save` does, with options that are put together already."""
     group = saver._group
+    fences = fences_of(saver._fence if fence is None else fence, state)
 
     def describe() -> LocalState:
         return live_state(
@@ -199,9 +222,10 @@ def begin_save(
             compressor=compressor,
             pipeline=options.pipeline,
             changed=changed,
+            fences=fences,
         )
 
-    return saver._saver.save(path, describe, options, when_busy=when_busy, then=then)
+    return saver._saver.save(path, describe, options, when_busy=when_busy, then=then, fences=fences)
 
 
 def async_save(
@@ -220,6 +244,7 @@ def async_save(
     base: str | os.PathLike[str] | None = None,
     changed: Mapping[str, Any] | None = None,
     when_busy: WhenBusy = "wait",
+    fence: Fence | None = None,
 ) -> AsyncSave:
     """Save as `save` does, in the background: returns when this rank's part is copied into host memory.
 
@@ -227,6 +252,8 @@ def async_save(
     the call, and what contradicts is raised by it; each copies what it will write, and a thread writes and commits.
     Where the previous save of the group is still under way, the call waits for it, or it raises or skips, on all ranks
     alike, as ``when_busy`` says. Memory for copies is kept for the next call; an `AsyncSaver` bounds it and lets go.
+    With ``fence``, such as the optimizer, tensors that it changes are copied behind the call, and its next step waits
+    for what is not copied yet (`AsyncSaver`).
     What fails in the background is raised by `AsyncSave.wait`, or by the next call on all ranks; where nobody asks, it
     is printed when the interpreter ends, which waits for the save.
 
@@ -254,6 +281,7 @@ def async_save(
         base=base,
         changed=changed,
         when_busy=when_busy,
+        fence=fence,
     )
 
 

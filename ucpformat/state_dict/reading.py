@@ -19,7 +19,7 @@ from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.share import Assigned, SlotToShare, assignments, largest_part
 from ucpformat.distributed.transport import Moved, strided_view, transport
 from ucpformat.geometry import BoxIndex, Copy, LocalMap, Piece, canonical
-from ucpformat.state_dict.tensors.local_tensors import copy_into, own_memory
+from ucpformat.state_dict.tensors.local_tensors import copy_into, own_memory, same_memory
 from ucpformat.writer import AtomSpec, SlotSpec
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class _Batch:
         """Return memory of the shape of the local tensor and the type of the slot; tensors of one buffer share it."""
         key: object = object()
         if tensor.in_buffer:
-            key = tensor.storage()
+            key = same_memory(tensor.local)
             if key in self._staged:
                 return self._staged[key][1]
             memory = tensor.array().copy()

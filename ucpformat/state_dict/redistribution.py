@@ -34,6 +34,7 @@ from ucpformat.state_dict.tensors.local_tensors import (
     local_map_at,
     local_tensor,
     own_memory,
+    same_memory,
     to_torch,
 )
 from ucpformat.state_dict.torch_group import group_of
@@ -194,7 +195,7 @@ class _Moving:
             raise error("UCP-E-MISMATCH", message, at=name)
 
     def _in_place(self, name: str, tensor: LocalTensor) -> Destination:
-        key = tensor.storage() if tensor.in_buffer else name
+        key = same_memory(tensor.local) if tensor.in_buffer else name
 
         def open_() -> NDArray[np.generic]:
             memory = own_memory(tensor, tensor.dtype, at=name)

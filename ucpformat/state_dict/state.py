@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compression
     from ucpformat.model.pipeline import Pipeline
+    from ucpformat.state_dict.fences import TrainingFences
 
 __all__ = ["live_state"]
 
@@ -41,10 +42,11 @@ def live_state(
     compressor: Compression | None = None,
     pipeline: Pipeline | None = None,
     changed: Mapping[str, Any] | None = None,
+    fences: TrainingFences | None = None,
 ) -> LocalState:
     """Return what this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
 
-    ``changed`` has rows by glob, as `changed_rows` takes them.
+    ``changed`` has rows by glob, as `changed_rows` takes them; ``fences`` say what is copied behind the call of a save.
 
     Raises:
         UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
@@ -133,6 +135,7 @@ def live_state(
             (assigned[name].name, assigned[name].slot): rows
             for name, rows in changed_rows(changed, {name: held[name] for name in owners}).items()
         },
+        {} if fences is None else fences.slots(owned),
     )
 
 

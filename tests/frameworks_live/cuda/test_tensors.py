@@ -103,10 +103,10 @@ def test_what_the_device_does_after_the_call_is_not_in_the_snapshot(tmp_path: Pa
             before = seen()
 
 
-def test_with_overlap_the_caller_waits_before_it_changes_anything(tmp_path: Path) -> None:
+def test_with_a_fence_the_caller_waits_before_it_changes_anything(tmp_path: Path) -> None:
     weight = torch.randn(512 * MIB // 4, device="cuda")
     before = weight.clone()
-    with ucp.AsyncSaver(overlap=True) as saver:
+    with ucp.AsyncSaver(fence="staged") as saver:
         saving = saver.save(tmp_path / "a.ucp", {"w": weight})
         unrelated = torch.randn(4096, 4096, device="cuda")
         unrelated @ unrelated

@@ -125,11 +125,18 @@ def destination_of(tensor: Any, *, at: str) -> NDArray[np.generic]:
     return view
 
 
-def same_memory(array: NDArray[np.generic]) -> tuple[object, ...] | None:
-    """Return a key that tensors share when they are the same elements of the same memory; None if they have none."""
-    if array.size == 0:
-        return None
-    return (array.__array_interface__["data"][0], array.dtype, array.shape, array.strides)
+def same_memory(tensor: Any) -> tuple[object, ...] | None:
+    """Return a key that dense tensors share when they are the same elements of the same memory.
+
+    None for a numpy array without elements. A torch tensor without, as a rank may have of what others hold, has a
+    storage all the same.
+    """
+    if isinstance(tensor, np.ndarray):
+        if tensor.size == 0:
+            return None
+        return (tensor.__array_interface__["data"][0], tensor.dtype, tensor.shape, tensor.strides)
+    storage = tensor.untyped_storage()._cdata
+    return (storage, tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def to_torch(array: NDArray[np.generic], name: str) -> Any:
@@ -206,17 +213,8 @@ class LocalTensor:
         """Return a key that tensors share when they are the same elements of the same memory, held alike."""
         if 0 in self.shape:
             return None
-        where = self.storage()
+        where = same_memory(self.local)
         return None if where is None else (*where, self.shape, self.layout, self.place)
-
-    def storage(self) -> tuple[object, ...] | None:
-        """Return a key that is equal for views of the same elements in memory; None where numpy has no elements."""
-        if isinstance(self.local, np.ndarray):
-            return same_memory(self.local)
-        # A rank may have no element of a tensor that others have: its storage is an object all the same.
-        local = self.local
-        storage = local.untyped_storage()._cdata
-        return (storage, local.storage_offset(), local.dtype, tuple(local.shape), local.stride())
 
 
 def local_tensor(tensor: Any, *, rank: int, held: TensorLayout | None = None, at: str) -> LocalTensor | None:
