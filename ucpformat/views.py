@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ucpformat.drawing.shards import Drawing
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
+    from ucpformat.model.atom import Atom
     from ucpformat.model.dtype import DType
     from ucpformat.storage.reading.box_reader import BoxReader
     from ucpformat.storage.reading.part import StoredPart
@@ -358,10 +360,19 @@ class AtomView(Mapping[str, SlotView]):
     def __init__(self, source: ViewSource, part: StoredPart, position: int) -> None:
         self._source = source
         self._part = part
-        self.atom = part.index.atoms[position]
+        self._position = position
+
+    @cached_property
+    def atom(self) -> Atom:
+        """The atom as the index has it.
+
+        >>> ckpt["fc.weight"].atom.key
+        'fc.weight'
+        """
+        return self._part.index.atoms[self._position]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._source.reduced(self.atom.name, None)
+        return self._source.reduced(self.name, None)
 
     def __repr__(self) -> str:
         slots = ", ".join(
@@ -393,7 +404,7 @@ class AtomView(Mapping[str, SlotView]):
         >>> ckpt["fc.weight"].name
         'fc.weight'
         """
-        return self.atom.name
+        return self._part.names[self._position]
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -436,9 +447,9 @@ class AtomView(Mapping[str, SlotView]):
         ]
 
     def __getitem__(self, slot: str) -> SlotView:
-        stored = self._part.find(self.atom.name, slot)
+        stored = self._part.find(self.name, slot)
         if stored is None:
-            raise KeyError(f"{self.atom.name!r} has no slot {slot!r}, but {', '.join(self)}")
+            raise KeyError(f"{self.name!r} has no slot {slot!r}, but {', '.join(self)}")
         return SlotView(self._source, stored)
 
     def __iter__(self) -> Iterator[str]:

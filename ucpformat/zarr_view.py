@@ -158,7 +158,7 @@ class UcpZarrStore(Store):
         if found is None:
             return None
         stored, chunk = found
-        box = stored.chunk_box(chunk)
+        box = stored.grid.box_at(chunk)
         data = np.zeros(stored.grid.chunk_shape, stored.dtype.numpy)
         self._checkpoint.read_box(stored, box, data[selection(box, box)])
         return data.tobytes()

@@ -10,8 +10,8 @@ from tests.documentation.markdown import ROOT
 MOST = {
     "save, one process": (290, 47),
     "save, two ranks": (441, 64),
-    "open and slice": (186, 28),
-    "validate": (180, 33),
+    "open and slice": (179, 28),
+    "validate": (175, 32),
     "convert safetensors to ucp": (299, 54),
 }
 """Functions and modules."""

@@ -33,7 +33,7 @@ def test_sizes_and_places(tmp_path: Path, storage: Storage) -> None:
     assert stored.grid.chunk_shape == (2, 3)
     assert (stored.nbytes, stored.whole_bytes()) == (30, 12)
     assert [stored.raw_bytes(chunk) for chunk in range(3)] == [12, 12, 6]
-    assert [stored.chunk_shape(chunk) for chunk in range(3)] == [(2, 3), (2, 3), (1, 3)]
+    assert [stored.grid.box_at(chunk).shape for chunk in range(3)] == [(2, 3), (2, 3), (1, 3)]
     assert stored.place(2).endswith("#chunk c/2/0 of a/b/value")
     key = stored.object_key(2, stored.segments(2)[0])
     assert key == f"{stored.prefix}/c/2/0" if storage == "plain" else key.startswith("packs/")

@@ -65,7 +65,7 @@ def unshared_boxes(
     """
     is_alike = a.grid == b.grid and a.compressor == b.compressor
     for chunk in range(a.grid.count):
-        whole = a.chunk_box(chunk)
+        whole = a.grid.box_at(chunk)
         if is_alike:
             pair = _Chunks(a, b, chunk, files_of_a, files_of_b)
             found = tuple(box.translate(whole.offset) for box in pair.unshared())
@@ -81,7 +81,7 @@ class _Chunks:
     def __init__(
         self, a: StoredSlot, b: StoredSlot, chunk: int, files_of_a: Files, files_of_b: Files
     ) -> None:
-        self._whole = Box.whole(a.chunk_shape(chunk))
+        self._whole = Box.whole(a.grid.box_at(chunk).shape)
         self._item = a.dtype.item_bytes
         self._is_compressed = a.compressor is not None
         self._chunk = chunk

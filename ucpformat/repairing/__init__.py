@@ -248,7 +248,7 @@ class _Repairing:
             self._metadata(checked, left, putting)
             self._blobs(checked, left, putting)
             left.segments = [*self._segments(checked, left, putting)]
-            survey = surveyed(checked, left, has_state=not survey.state)
+            survey = surveyed(checked, left)
         return Repair(
             root.digest, tuple(self._restored), self._staying(examined, left), examined.survey, survey
         )

@@ -140,7 +140,7 @@ class _Work:
         """Take blocks of elements that are stored as they are; whether the other could be read there."""
         stored, segment = one.stored, self.segment
         item = stored.dtype.item_bytes
-        held = stored.chunk_box(one.chunk)
+        held = stored.grid.box_at(one.chunk)
         if segment.box is not None:
             held = segment.box.translate(held.offset)
         # Blocks are a whole number of elements, since those have 1 to 16 bytes, a power of 2.

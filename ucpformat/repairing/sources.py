@@ -157,7 +157,7 @@ class Source:
                     if segment.covered == covered:
                         key = other.object_key(chunk, segment)
                         yield self.store.read(key, segment.offset, segment.offset + covered)
-        raw = self.elements(stored, [stored.chunk_box(chunk)])
+        raw = self.elements(stored, [stored.grid.box_at(chunk)])
         if raw is not None:
             if not stored.part.packed:
                 raw = raw.ljust(stored.whole_bytes(), b"\0")

@@ -231,11 +231,9 @@ def verify_blocks(buffers: Sequence[memoryview], checksums: bytes, first: int, a
     Raises:
         IntegrityError: ``UCP-E-CHECKSUM``, naming the first block that differs.
     """
-    if len(buffers) == 1 and 0 < buffers[0].nbytes <= BLOCK_BYTES:
-        _compare(crc32c(buffers[0]), checksums, first, at)
-        return
-    for block, value in enumerate(unpacked(block_checksums(buffers)), first):
-        _compare(value, checksums, block, at)
+    for block, words in differing_blocks(block_checksums(buffers), checksums, first).items():
+        remedy = "restore this object from a copy, or load another checkpoint"
+        raise error("UCP-E-CHECKSUM", f"block {block} has {words}; {remedy}", at=at)
 
 
 def differing_blocks(found: bytes, checksums: bytes, first: int) -> dict[int, str]:
@@ -251,17 +249,6 @@ def differing_blocks(found: bytes, checksums: bytes, first: int) -> dict[int, st
         for block, (value, expected) in enumerate(zip(unpacked(found), recorded, strict=True), first)
         if value != expected
     }
-
-
-def _compare(value: int, checksums: bytes, block: int, at: str) -> None:
-    recorded = int.from_bytes(checksums[4 * block : 4 * block + 4], "little")
-    if value != recorded:
-        raise error(
-            "UCP-E-CHECKSUM",
-            f"block {block} has CRC-32C {value:08x}, recorded is {recorded:08x}; "
-            "restore this object from a copy, or load another checkpoint",
-            at=at,
-        )
 
 
 @lru_cache(maxsize=64)

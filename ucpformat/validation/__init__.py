@@ -186,42 +186,24 @@ def examine_store(
             f"expand= is without effect at the level {level}: data are looked at by integrity",
         )
     findings = Findings()
+    checked: CheckedCheckpoint | None = None
+    survey: Survey | None = None
     try:
-        return _examined(store, level, findings, workers, layout_work, expand, progress)
+        documents = Documents(store, findings)
+        if level != "structure":
+            checked = check_semantics(store, documents, findings, layout_work)
+        if checked is not None and level == "integrity":
+            passed = passed_over(store, checked, findings, documents.nbytes, expand)
+            with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
+                check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
+            survey = surveyed(checked, findings.damage)
+        if checked is not None and checked.complete and checked.state is not None:
+            _report_unreferenced(store, checked, checked.state, findings)
     except StoreError as refusal:
         if not is_not_repeated(refusal):
             raise
         findings.give_up(refusal)
         return Examination(findings.told(), None), None, Damage()
-
-
-def _examined(
-    store: Objects,
-    level: Level,
-    findings: Findings,
-    workers: int | None,
-    layout_work: int | None,
-    expand: int | None,
-    progress: Callable[[int], None],
-) -> tuple[Examination, CheckedCheckpoint | None, Damage]:
-    documents = Documents(store, findings)
-    if level == "structure":
-        return Examination(findings.told(), None), None, findings.damage
-    checked = check_semantics(store, documents, findings, layout_work)
-    if checked is None:
-        return Examination(findings.told(), None), None, findings.damage
-    survey: Survey | None = None
-    if level == "integrity":
-        passed = passed_over(store, checked, findings, documents.nbytes, expand)
-        with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
-            check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
-        reference = checked.root.state
-        has_state = reference is None or (
-            checked.state is not None and reference.key not in findings.damage.documents
-        )
-        survey = surveyed(checked, findings.damage, has_state=has_state)
-    if checked.complete and checked.state is not None:
-        _report_unreferenced(store, checked, checked.state, findings)
     return Examination(findings.told(), survey), checked, findings.damage
 
 

@@ -287,7 +287,7 @@ def _raw_bytes(
         if stored.compressor is not None:
             return decompress(stored.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
         return memoryview(data)
-    whole = Box.whole(stored.chunk_shape(chunk))
+    whole = Box.whole(stored.grid.box_at(chunk).shape)
     assembled = np.empty(whole.shape, stored.dtype.numpy)
     for segment, data in zip(segments, read, strict=True):
         if segment.row_set is not None and segment.box is not None:

@@ -134,7 +134,7 @@ def passes(stored: StoredSlot, chunk: int, segments: tuple[Segment, ...]) -> boo
         return False
     if segments[0].box is None:
         return segments[0].covered == stored.raw_bytes(chunk)
-    shape, item = stored.chunk_shape(chunk), stored.dtype.item_bytes
+    shape, item = stored.grid.box_at(chunk).shape, stored.dtype.item_bytes
     position = 0
     for segment in segments:
         if segment.box is None:  # pragma: no cover - `StoredSlot.segments` has refused it

@@ -68,7 +68,7 @@ class CheckedCheckpoint:
     def slots_without(self, passed: Iterable[NDArray[np.int64] | list[int]]) -> Iterator[StoredSlot]:
         """Yield all slots of sound parts but those whose numbers are ``passed`` for each part."""
         for part, numbers in zip(self.parts, passed, strict=True):
-            left = np.ones(len(part.contents), np.bool_)
+            left = np.ones(len(part.forms), np.bool_)
             left[numbers] = False
             yield from map(part.slot, np.flatnonzero(left).tolist())
 
@@ -107,7 +107,7 @@ def check_semantics(
             compressors, checked.packs or (), has_row_sets=has_row_sets, of_state=of_state
         )
         findings.extend(feature_set_problems(root.envelope, needed, at=ROOT_KEY))
-    if len(root.layouts) == checked.layouts:
+    if len(root.layouts) == checked.layouts and any(part.spread for part in checked.parts):
         if layout_work is None:
             nbytes = documents.nbytes + sum(part.table.rows.nbytes for part in checked.parts)
             layout_work = _LAYOUT_WORK + nbytes // _BYTES_OF_A_RANGE

@@ -196,8 +196,8 @@ class Survey:
         }
 
 
-def surveyed(checked: CheckedCheckpoint, damage: Damage, *, has_state: bool) -> Survey:
-    """Return what ``damage`` means for a checkpoint; ``has_state`` says whether the state document can be read."""
+def surveyed(checked: CheckedCheckpoint, damage: Damage) -> Survey:
+    """Return what ``damage`` means for a checkpoint."""
     losses: list[Loss] = []
     unread: list[UnreadPart] = []
     tensors = nbytes = 0
@@ -221,6 +221,8 @@ def surveyed(checked: CheckedCheckpoint, damage: Damage, *, has_state: bool) -> 
         tensors += len(sizes)
         nbytes += sum(sizes)
     losses += _of_stored(damage, usable)
+    reference = checked.root.state
+    has_state = reference is None or (checked.state is not None and reference.key not in damage.documents)
     losses.sort(key=lambda loss: (loss.atom, loss.slot))
     blobs = tuple(name for name, _ in damage.blobs) if has_state else ()
     named = {(loss.atom, loss.slot) for loss in losses}
@@ -306,7 +308,7 @@ def _add_segment(lost: _Lost, one: SegmentDamage) -> None:
         if segment.box is None:
             lost.ranges.append((first + start, first + end))
         else:
-            offset = tuple(map(int.__add__, segment.box.offset, stored.chunk_box(chunk).offset))
+            offset = tuple(map(int.__add__, segment.box.offset, stored.grid.box_at(chunk).offset))
             boxes = decompose_flat_range(segment.box.shape, start, end)
             lost.boxes += [box.translate(offset) for box in boxes]
 
@@ -325,7 +327,7 @@ def _rows_lost(stored: StoredSlot, chunk: int, one: SegmentDamage) -> Iterator[B
         if other.box == box:
             is_seen &= ~other.present()
     dim = row_dim(box.shape)
-    origin = tuple(map(int.__add__, box.offset, stored.chunk_box(chunk).offset))
+    origin = tuple(map(int.__add__, box.offset, stored.grid.box_at(chunk).offset))
     for low, high in one.blocks:
         bad = rows[low * BLOCK_BYTES // row_bytes : -(-high * BLOCK_BYTES // row_bytes)]
         for first, stop in as_runs(bad[is_seen[bad]].tolist()):

@@ -199,7 +199,7 @@ class Base:
         stored = self._slots.get((piece.place.key, piece.place.slot))
         if stored is None or piece.place.compressor is not None or not piece.data.nbytes:
             return []
-        chunk_box = Box.whole(stored.chunk_shape(piece.chunk))
+        chunk_box = Box.whole(stored.grid.box_at(piece.chunk).shape)
         mine = chunk_box if piece.box is None else piece.box
         segments = segments_of(stored, piece.chunk)
         if len(segments) > _MOST_PARTS or are_layered(segments):
@@ -227,7 +227,7 @@ class Base:
         stored = self._slots.get((piece.place.key, piece.place.slot))
         if stored is None or piece.place.compressor is not None or not piece.data.nbytes:
             return []
-        whole = Box.whole(stored.chunk_shape(piece.chunk))
+        whole = Box.whole(stored.grid.box_at(piece.chunk).shape)
         mine = whole if piece.box is None else piece.box
         if not has_rows(mine, piece.place.dtype.item_bytes):
             return []

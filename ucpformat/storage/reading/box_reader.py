@@ -24,7 +24,6 @@ from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes, sel
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
 from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
-from ucpformat.storage.reading.part import NO_SINGLE_CHUNKS
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 
@@ -156,8 +155,12 @@ class BoxReader:
     ) -> Iterator[_WantedChunk]:
         """Yield chunks one by one, but add what fills slots of one chunk in one segment to ``runs`` or ``blocks``."""
         part, numbers, arrays, boxes = targets
-        # One alone is not looked up among all slots of the part.
-        single = part.single_chunks if len(numbers) > 1 else NO_SINGLE_CHUNKS
+        if len(numbers) == 1:  # one alone is not looked up among all slots of the part
+            stored = part.slot(numbers[0])
+            wanted = stored.grid.whole if boxes is None else boxes[0]
+            yield from ((stored, chunk, wanted, arrays[0]) for chunk in stored.grid.chunks_for(wanted))
+            return
+        single = part.single_chunks
         places = single.places(np.array(numbers, np.int64))
         is_block = places >= 0
         is_block[is_block] = single.covered(places[is_block]) <= BLOCK_BYTES
@@ -235,7 +238,7 @@ class BoxReader:
 
     def _read_odd(self, wanted: ChunkWanted) -> None:
         stored, chunk, segments, box, out = wanted
-        chunk_box = stored.chunk_box(chunk)
+        chunk_box = stored.grid.box_at(chunk)
         part = chunk_box.intersect(box)
         if part is None:  # pragma: no cover - chunks_for yields intersecting chunks
             return
@@ -257,7 +260,7 @@ class BoxReader:
             verify_blocks([memoryview(data)], segment.checksums, 0, key)
         plain = not stored.part.packed
         size = stored.whole_bytes() if plain else stored.raw_bytes(chunk)
-        shape = stored.grid.chunk_shape if plain else stored.chunk_shape(chunk)
+        shape = stored.grid.chunk_shape if plain else stored.grid.box_at(chunk).shape
         decoded = decompress(compressor, data, size, at=stored.place(chunk))
         return np.frombuffer(decoded, stored.dtype.numpy).reshape(shape)
 

@@ -335,7 +335,7 @@ class StoredDocuments:
         if index < 0:
             return None
         part = self.part(index)
-        position = part.position(name)
+        position = part.positions.get(name)
         return None if position is None else (part, position)
 
     def slots(self) -> Iterator[StoredSlot]:

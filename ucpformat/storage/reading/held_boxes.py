@@ -37,7 +37,7 @@ def held_together(stored: StoredSlot) -> list[HeldBox]:
     """
     found: list[HeldBox] = []
     for chunk in range(stored.grid.count):
-        chunk_box = stored.chunk_box(chunk)
+        chunk_box = stored.grid.box_at(chunk)
         segments = stored.segments(chunk)
         if are_layered(segments):
             message = "rows of this slot were written over: it cannot be mapped; read it"

@@ -132,7 +132,7 @@ def in_groups(chunks: Iterable[ChunkWanted], *, verify: bool) -> Iterator[list[B
 def _runs(chunk: ChunkWanted, *, verify: bool) -> Iterator[tuple[ByteRun, int]]:
     """Yield the runs of a chunk, and how many rows are told apart for each."""
     stored, number, segments, box, out = chunk
-    origin = stored.chunk_box(number)
+    origin = stored.grid.box_at(number)
     above: dict[Box, NDArray[np.bool_]] = {}
     for segment, held, part in reversed([*stored.meeting(number, segments, box)]):
         if segment.row_set is None:

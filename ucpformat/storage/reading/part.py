@@ -6,7 +6,7 @@ import bisect
 from array import array
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.model.references import Pack
     from ucpformat.model.table import ChunkTable
 
-__all__ = ["NO_SINGLE_CHUNKS", "SingleChunks", "StoredPart"]
+__all__ = ["SingleChunks", "StoredPart"]
 
 
 class SingleChunks(NamedTuple):
@@ -61,9 +61,6 @@ class SingleChunks(NamedTuple):
         where = (self.containers[place], self.offsets[place], self.lengths[place])
         container, offset, length = map(int, where)
         return Segment(container, offset, length, None, checksums)
-
-
-NO_SINGLE_CHUNKS: Final = SingleChunks(*(np.zeros(0, np.int64) for _ in SingleChunks._fields))
 
 
 class StoredPart:
@@ -110,7 +107,7 @@ class StoredPart:
             self._refuse_form(columns, chunk_bytes)
             raise
         # Of two atoms of one name, in a part that is only validated, the last is found, and both are listed.
-        self._positions = dict(zip(columns.atoms, range(len(columns.atoms)), strict=True))
+        self.positions = dict(zip(columns.atoms, range(len(columns.atoms)), strict=True))
         chunks = sum(grid.count for _, grid in self.forms)
         if chunks != table.counts.size:
             message = f"the slots have {chunks} chunks, the table {table.counts.size}"
@@ -130,13 +127,9 @@ class StoredPart:
                 at = pointer(self.index_key, "atoms", position, "slots", columns.slots[number])
                 raise error(refusal.code, refusal.message, at=at) from None
 
-    def position(self, atom: str) -> int | None:
-        """Return where an atom stands in the part; None if it has none of that name."""
-        return self._positions.get(atom)
-
     def number(self, atom: str, slot: str) -> int | None:
         """Return the number of a slot among those of the part; None if there is none."""
-        position = self._positions.get(atom)
+        position = self.positions.get(atom)
         if position is None:
             return None
         first = self._first_slots[position]

@@ -48,7 +48,7 @@ def planned_reads(stored: StoredSlot, view: tuple[int, ...], pieces: Sequence[Pi
         read
         for piece in pieces
         for chunk in stored.grid.chunks_for(piece.box)
-        if (wanted := stored.chunk_box(chunk).intersect(piece.box)) is not None
+        if (wanted := stored.grid.box_at(chunk).intersect(piece.box)) is not None
         for read in _of_chunk(stored, chunk, wanted)
     ]
     yield from reads if len(pieces) < 2 or stored.compressor is not None else _merged(reads)
@@ -73,7 +73,7 @@ def _of_chunk(stored: StoredSlot, chunk: int, wanted: Box) -> Iterator[StoredRea
     for segment, held, part in stored.meeting(chunk, stored.segments(chunk), wanted):
         key = stored.object_key(chunk, segment)
         if segment.row_set is not None:
-            origin = stored.chunk_box(chunk)
+            origin = stored.grid.box_at(chunk)
             _, first, stop = rows_within(segment, part.relative_to(origin), item)
             if first < stop:
                 low = first // BLOCK_BYTES * BLOCK_BYTES

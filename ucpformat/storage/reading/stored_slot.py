@@ -98,10 +98,6 @@ class StoredSlot(NamedTuple):
         """Return the Zarr key of the chunk at a position in C order, such as ``c/0/1``."""
         return self.grid.key(self.grid.index_of(chunk))
 
-    def chunk_box(self, chunk: int) -> Box:
-        """Return the chunk's box of the slot, clipped to the shape."""
-        return self.grid.box_at(chunk)
-
     def logical_start(self, chunk: int) -> int:
         """Return the first byte of a chunk within the slot's logical bytes."""
         if chunk == 0:
@@ -128,19 +124,15 @@ class StoredSlot(NamedTuple):
         known = len(index) == len(counts) and all(0 <= at < n for at, n in zip(index, counts, strict=True))
         return known and key == f"{self.prefix}/{self.grid.key(index)}"
 
-    def chunk_shape(self, chunk: int) -> tuple[int, ...]:
-        """Return extents of a chunk clipped to the shape."""
-        return self.grid.box_at(chunk).shape
-
     def raw_bytes(self, chunk: int) -> int:
         """Return size of a chunk, clipped, before compression."""
-        return element_count(self.chunk_shape(chunk)) * self.dtype.item_bytes
+        return self.grid.box_at(chunk).size * self.dtype.item_bytes
 
     def meeting(
         self, chunk: int, segments: Iterable[Segment], box: Box
     ) -> Iterator[tuple[Segment, Box, Box]]:
         """Yield segments of a chunk with cells of ``box``: each with the box of the slot that it holds, and those."""
-        chunk_box = self.chunk_box(chunk)
+        chunk_box = self.grid.box_at(chunk)
         wanted = chunk_box.intersect(box)
         if wanted is None:
             return
@@ -176,7 +168,7 @@ class StoredSlot(NamedTuple):
         return segments
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
-        shape, item = self.chunk_shape(chunk), self.dtype.item_bytes
+        shape, item = self.grid.box_at(chunk).shape, self.dtype.item_bytes
         if self.compressor is None and not are_layered(segments):
             sizes = sizes_of_tiles(tuple([segment.box for segment in segments]), shape)
             if sizes is not None and [one.length for one in segments] == [size * item for size in sizes]:
