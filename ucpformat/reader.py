@@ -25,6 +25,7 @@ from ucpformat.model.names import fits_glob
 from ucpformat.model.root import Root, parse_root
 from ucpformat.model.values import decode
 from ucpformat.storage.reading.box_reader import BoxReader, PartTargets
+from ucpformat.storage.reading.destinations import destination_of, is_destination
 from ucpformat.storage.reading.documents import StoredDocuments, read_document, read_root
 from ucpformat.storage.reading.local_reader import read_local, require_readable
 from ucpformat.storage.reading.part import StoredPart
@@ -32,7 +33,7 @@ from ucpformat.storage.reading.stored_slot import StoredSlot
 from ucpformat.storage.stores.store import Objects
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import ForkedExecutor, worker_count
-from ucpformat.views import AtomView, SlotView, StateEntries, destination_of, is_destination
+from ucpformat.views import AtomView, SlotView, StateEntries
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ucpformat.drawing.module_tree import AtomForm, SlotForm
 from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.html_facts import html_facts
-from ucpformat.storage.host_memory import array_view
+from ucpformat.storage.reading.destinations import destination_of
 from ucpformat.storage.reading.indexing import select
 from ucpformat.text import human_bytes
 
@@ -26,35 +26,11 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.atom import Atom
-    from ucpformat.model.dtype import DType
     from ucpformat.storage.reading.box_reader import BoxReader
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
 
-__all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource", "destination_of", "is_destination"]
-
-
-def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
-    """Return whether ``out`` is an array that takes elements of the data type ``kind`` in this shape as it is."""
-    return type(out) is np.ndarray and out.dtype == kind.numpy and out.shape == shape and out.flags.writeable
-
-
-def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> NDArray[np.generic]:
-    """Return where a read of ``stored`` goes: new memory, or ``out`` seen as numpy, which has to fit.
-
-    Raises:
-        MismatchError: ``UCP-E-MISMATCH`` for another shape or data type, or memory that cannot be written.
-    """
-    if out is None:
-        return np.empty(shape, stored.dtype.numpy)
-    target = array_view(out, stored.dtype, at=stored.label)
-    if target.shape != shape or target.dtype != stored.dtype.numpy:
-        raise error(
-            "UCP-E-MISMATCH",
-            f"the destination is {target.dtype}{list(target.shape)}, needed is {stored.dtype.name}{list(shape)}",
-            at=stored.label,
-        )
-    return target
+__all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource"]
 
 
 _REASONS: Final = {

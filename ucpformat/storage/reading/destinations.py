@@ -1,17 +1,46 @@
-"""Arrays that are filled from bytes of objects, some of the bytes at a time (SPEC section 17.2)."""
+"""Arrays that are read into: those that callers give, and how bytes of objects fill them (SPEC section 17.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
+
+from ucpformat.errors import error
+from ucpformat.storage.host_memory import array_view
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Destination", "RowDestination"]
+    from ucpformat.model.dtype import DType
+    from ucpformat.storage.reading.stored_slot import StoredSlot
+
+__all__ = ["Destination", "RowDestination", "destination_of", "is_destination"]
+
+
+def is_destination(out: object, kind: DType, shape: tuple[int, ...]) -> TypeGuard[NDArray[np.generic]]:
+    """Return whether ``out`` is an array that takes elements of the data type ``kind`` in this shape as it is."""
+    return type(out) is np.ndarray and out.dtype == kind.numpy and out.shape == shape and out.flags.writeable
+
+
+def destination_of(stored: StoredSlot, shape: tuple[int, ...], out: object) -> NDArray[np.generic]:
+    """Return where a read of ``stored`` goes: new memory, or ``out`` seen as numpy, which has to fit.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for another shape or data type, or memory that cannot be written.
+    """
+    if out is None:
+        return np.empty(shape, stored.dtype.numpy)
+    target = array_view(out, stored.dtype, at=stored.label)
+    if target.shape != shape or target.dtype != stored.dtype.numpy:
+        raise error(
+            "UCP-E-MISMATCH",
+            f"the destination is {target.dtype}{list(target.shape)}, needed is {stored.dtype.name}{list(shape)}",
+            at=stored.label,
+        )
+    return target
 
 
 class Destination(NamedTuple):
