@@ -22,7 +22,7 @@ PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/pytho
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo demo-run test test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
+.PHONY: help environment lint docs demo demo-run test test-browser test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -54,6 +54,10 @@ test-nightly: $(READY)  ## run the properties of geometry with 10,000 random exa
 	UCP_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 -m "not wheel" tests \
 		--ignore tests/geometry --ignore tests/storage/test_arithmetic.py
 	if command -v node > /dev/null; then UCP_SEARCH=long node --test js/test conformance/drivers/node/test; fi
+
+test-browser: $(READY)  ## run the tests that drive a headless Chromium, which `make test` leaves out where there is none
+	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "There is no Chromium; Debian's package is chromium."; exit 1; }
+	$(BIN)/python -m pytest -q -m browser tests/viewing
 
 screenshots: $(READY)  ## take the pictures of docs/viewing.md with a headless Chromium
 	$(BIN)/python -m tests.viewing.screenshots

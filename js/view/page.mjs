@@ -9,6 +9,7 @@ import {
 } from './dom.mjs';
 import {checkpointAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
+import {planView} from './plan.mjs';
 import {runView} from './run.mjs';
 import {showTensor} from './tensor.mjs';
 import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
@@ -24,6 +25,7 @@ class Page {
   open = new Set();
   chosenAtoms = [];
   madeTree = null;
+  plan = null;
 
   /** @param {() => Worker} makeWorker */
   constructor(makeWorker, choices) {
@@ -251,8 +253,9 @@ class Page {
   /** Shows one of the views beside the tensor. */
   view(name) {
     for (const button of document.querySelectorAll('nav button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
-    for (const id of ['tensors', 'map', 'run', 'state', 'problems']) $(id).hidden = id !== name;
+    for (const id of ['tensors', 'map', 'plan', 'run', 'state', 'problems']) $(id).hidden = id !== name;
     if (name === 'map') this.map([this.tree]);
+    if (name === 'plan') $('plan').replaceChildren(planView(this.plan));
     if (name === 'run') this.run();
     if (name === 'state') this.state();
     if (name === 'problems') this.problems('semantics');
@@ -323,13 +326,13 @@ async function configuration() {
   const asked = new URLSearchParams(location.search).getAll('checkpoint');
   if (asked.length > 0) {
     const checkpoints = asked.map((url) => ({label: url, source: {url: new URL(url, location.href).href}}));
-    return {checkpoints, compared: asked.length > 1 ? 1 : null};
+    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null};
   }
   const carried = $('configuration');
   const found = carried ? JSON.parse(carried.textContent) : await (await fetch('configuration.json')).json();
   const checkpoints = found.checkpoints.map((choice) => (choice.source.url === undefined ? choice
     : {...choice, source: {url: new URL(choice.source.url, location.href).href}}));
-  return {checkpoints, compared: found.compared};
+  return {checkpoints, compared: found.compared, plan: found.plan ?? null};
 }
 
 function makeWorker() {
@@ -341,8 +344,10 @@ function makeWorker() {
 async function main() {
   const page = new Page(makeWorker, []);
   try {
-    const {checkpoints, compared} = await configuration();
+    const {checkpoints, compared, plan} = await configuration();
     page.choices = checkpoints;
+    page.plan = plan;
+    document.querySelector('[data-view="plan"]').hidden = plan === null;
     page.fillChoices(0, compared);
   } catch (error) {
     page.refuse(`What to show cannot be read: ${error.message}`);

@@ -26,7 +26,7 @@ from ucpformat.geometry import (
     strided_runs,
 )
 from ucpformat.model.dtype import dtype
-from ucpformat.planning import Flow, Pairing, SlotPart, pair, rank_detail, survey
+from ucpformat.planning import Flow, Pairing, SlotPart, movements, pair, rank_detail, survey
 
 Slots = dict[tuple[str, str], Held]
 
@@ -61,6 +61,26 @@ def test_totals_are_those_of_the_parts(sides: tuple[Slots, Slots]) -> None:
             for copy in (*part.keeps, *part.receives)
         )
     assert sent == found.lower_bound == sum(totals.received.nbytes for totals in found.ranks.values())
+
+
+@given(two_sides())
+def test_a_matrix_says_the_same_rank_by_rank(sides: tuple[Slots, Slots]) -> None:
+    pairing = pairing_of(*sides)
+    found = movements(pairing)
+    totals = survey(pairing).ranks
+    assert list(found.ranks) == list(totals)
+    for rank, expected in totals.items():
+        assert found.nbytes.get((rank, rank), 0) == expected.kept.nbytes
+        others = [other for other in found.ranks if other != rank]
+        assert sum(found.nbytes.get((other, rank), 0) for other in others) == expected.received.nbytes
+        assert sum(found.nbytes.get((rank, other), 0) for other in others) == expected.sent.nbytes
+
+
+def test_a_matrix_has_a_limit_and_two_sides_of_ranks() -> None:
+    wide = Layout(Mesh((MeshAxis("tp", 129),)), (Shard("tp", 0, "ceil"),))
+    slots = {("w", "value"): Held("int8", (129,), wide)}
+    with pytest.raises(UcpError, match="UCP-E-LIMIT"):
+        movements(pairing_of(slots, slots))
 
 
 def memories(held: Held, logical: model.Array) -> dict[int, model.Array]:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import ucpformat as ucp
+from tests.builders import Tensor, save
 from ucpformat.cli import main
 from ucpformat.viewing import bundle as bundling
 from ucpformat.viewing.bundle import bundle
@@ -90,3 +91,37 @@ def test_the_command_writes_a_page(tmp_path: Path) -> None:
     objects = told["checkpoints"][0]["source"]["objects"]
     assert "deflated" in objects["ucp.json"]
     assert not any("deflated" in one for key, one in objects.items() if key.startswith("packs/"))
+
+
+def test_the_command_writes_a_plan(tmp_path: Path) -> None:
+    layout = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), (ucp.Shard("tp", 0, "even"),))
+    save(tmp_path / "a.ucp", {("w", "value"): Tensor(np.ones((4, 4)), "float64", layout=layout)})
+    rules = [
+        {
+            "match": "**",
+            "layout": {"mesh": 0, "steps": [{"kind": "shard", "axis": "tp", "dim": 1, "rule": "even"}]},
+        }
+    ]
+    patterns = {
+        "format": "ucp",
+        "format_version": 0,
+        "read_features": [],
+        "write_features": [],
+        "extensions": {},
+        "annotations": {},
+        "kind": "patterns",
+        "parameters": [{"name": "n"}],
+        "meshes": [{"axes": [{"name": "tp", "size": "=n"}]}],
+        "rules": rules,
+    }
+    (tmp_path / "columns.json").write_text(json.dumps(patterns))
+    arguments = ["view", str(tmp_path / "a.ucp"), "-o", str(tmp_path / "page.html"), "--set", "n=4"]
+    to = ["--to", str(tmp_path / "columns.json")]
+    assert CliRunner().invoke(main, [*arguments, *to], catch_exceptions=False).exit_code == 0
+    found = re.search(r'id="configuration">(.*?)</script>', (tmp_path / "page.html").read_text())
+    assert found is not None
+    plan = json.loads(found[1])["plan"]
+    assert (plan["ranks"], plan["bytes"]) == ([0, 1, 2, 3], 128)
+    assert sum(count for _, _, count in plan["moved"]) == 128
+    refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, "--to" in refused.stderr) == (2, True)

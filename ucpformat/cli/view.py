@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ucpformat.cli.report import SIZE, progress_bar
+from ucpformat.cli.sides import open_sides, settings_option
 from ucpformat.errors import error, naming
 from ucpformat.inspection.statistics import statistics
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.planning import movements, pair
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import open_store
@@ -23,12 +25,22 @@ from ucpformat.viewing.previews import previews
 from ucpformat.viewing.server import PageServer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
     from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import Checkpoint
 
 __all__ = ["checkpoints_of", "serve", "view"]
+
+
+_to_option = click.option(
+    "--to",
+    "arrangement",
+    metavar="B",
+    help="Show as well what each rank sends to each other if the first checkpoint goes to the layouts of B, "
+    "which `ucp plan` reads.",
+)
 
 
 @click.command()
@@ -56,7 +68,17 @@ __all__ = ["checkpoints_of", "serve", "view"]
     metavar="SIZE",
     help="Let the page have the first elements and a heat map of each tensor, the largest first, up to this size.",
 )
-def view(checkpoint: str, other: str | None, target: Path, with_statistics: bool, most_values: int) -> None:
+@_to_option
+@settings_option
+def view(
+    checkpoint: str,
+    other: str | None,
+    target: Path,
+    with_statistics: bool,
+    most_values: int,
+    arrangement: str | None,
+    settings: tuple[tuple[str, int | list[int]], ...],
+) -> None:
     """Write one HTML page that shows CHECKPOINT and what differs in OTHER.
 
     The page carries documents, not tensors: to see more of them, drop the directory of the checkpoint on it.
@@ -73,9 +95,25 @@ def view(checkpoint: str, other: str | None, target: Path, with_statistics: bool
                 count = sum(map(len, pictures.values()))
                 slots = sum(len(atom) for atom in one.values())
                 click.echo(printable(f"{name}: values of {count:,} of {slots:,} slots"))
-        text = single_page(shown, compared=None if other is None else 1)
+        plan = _plan(checkpoint, arrangement, settings, stack)
+        text = single_page(shown, compared=None if other is None else 1, plan=plan)
     target.write_text(text, encoding="utf-8")
     click.echo(printable(f"{target}: {human_bytes(target.stat().st_size)}"))
+
+
+def _plan(
+    checkpoint: str,
+    arrangement: str | None,
+    settings: Sequence[tuple[str, int | list[int]]],
+    stack: ExitStack,
+) -> dict[str, object] | None:
+    """Return who moves what from the ranks that saved the checkpoint to those of ``arrangement``."""
+    if arrangement is None:
+        if settings:
+            raise click.UsageError("--set gives values to the parameters of --to, which is missing")
+        return None
+    sides = open_sides(checkpoint, arrangement, settings, stack)
+    return movements(pair(*sides, "ranks")).to_json()
 
 
 def _statistics(opened: Checkpoint) -> dict[tuple[str, str], SlotStatistics]:
@@ -90,7 +128,15 @@ def _statistics(opened: Checkpoint) -> dict[tuple[str, str], SlotStatistics]:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="The port; by default, one that is free."
 )
-def serve(path: str, other: str | None, port: int) -> None:
+@_to_option
+@settings_option
+def serve(
+    path: str,
+    other: str | None,
+    port: int,
+    arrangement: str | None,
+    settings: tuple[tuple[str, int | list[int]], ...],
+) -> None:
     """Serve a page that shows PATH, a checkpoint or a run, to browsers on this machine, until it is interrupted.
 
     OTHER is a checkpoint with which it is compared. Nothing but what the root documents reach is served.
@@ -98,9 +144,9 @@ def serve(path: str, other: str | None, port: int) -> None:
     with ExitStack() as stack:
         names = [*checkpoints_of(path), *([] if other is None else [other])]
         checkpoints = [(name, stack.enter_context(open_checkpoint(name))) for name in names]
-        server = stack.enter_context(
-            PageServer(checkpoints, port=port, compared=None if other is None else len(names) - 1)
-        )
+        compared = None if other is None else len(names) - 1
+        plan = _plan(names[0], arrangement, settings, stack)
+        server = stack.enter_context(PageServer(checkpoints, port=port, compared=compared, plan=plan))
         signal.signal(signal.SIGTERM, _stop)
         click.echo(server.url)
         server.serve_forever()

@@ -5,6 +5,7 @@ Nothing here reads data: documents and chunk tables alone.
 
 from ucpformat.planning.detail import RankDetail, SlotPart, rank_detail
 from ucpformat.planning.explain import Explanation, StepTaken, explain, rank_words, shape_words
+from ucpformat.planning.movements import Movements, movements
 from ucpformat.planning.pairing import Kind, Pairing, Route, Unplanned, about, pair
 from ucpformat.planning.side import Side, SlotName, arrangement_side, checkpoint_side, patterns_side
 from ucpformat.planning.survey import Flow, RankTotals, Survey, survey
@@ -13,6 +14,7 @@ __all__ = [
     "Explanation",
     "Flow",
     "Kind",
+    "Movements",
     "Pairing",
     "RankDetail",
     "RankTotals",
@@ -27,6 +29,7 @@ __all__ = [
     "arrangement_side",
     "checkpoint_side",
     "explain",
+    "movements",
     "pair",
     "patterns_side",
     "rank_detail",

@@ -57,15 +57,21 @@ def served_parts() -> dict[str, tuple[str, bytes]]:
     }
 
 
-def single_page(checkpoints: Sequence[Mapping[str, object]], *, compared: int | None = None) -> str:
+def single_page(
+    checkpoints: Sequence[Mapping[str, object]],
+    *,
+    compared: int | None = None,
+    plan: Mapping[str, object] | None = None,
+) -> str:
     """Return the page as one file that shows ``checkpoints``, each as `carried` makes it.
 
-    ``compared`` is the place of the checkpoint with which the first is compared.
+    ``compared`` is the place of the checkpoint with which the first is compared; ``plan`` is what
+    `planning.Movements.to_json` says of the first.
     """
     style = f"\n{source('view/page.css')}"
     script = f"\n{bundle('view/page.mjs')}"
     rules = policy(_hash(script), _hash(style), "blob:")
-    configuration = {"checkpoints": checkpoints, "compared": compared}
+    configuration = {"checkpoints": checkpoints, "compared": compared, "plan": plan}
     head = f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{style}</style>'
     scripts = (
         f'<script type="application/json" id="configuration">{_json(configuration)}</script>\n'

@@ -23,7 +23,7 @@ from ucpformat.model.root import ROOT_KEY
 from ucpformat.viewing.page import policy, served_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ucpformat.reader import Checkpoint
 
@@ -62,7 +62,12 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, checkpoints: Sequence[tuple[str, Checkpoint]], *, port: int = 0, compared: int | None = None
+        self,
+        checkpoints: Sequence[tuple[str, Checkpoint]],
+        *,
+        port: int = 0,
+        compared: int | None = None,
+        plan: Mapping[str, object] | None = None,
     ) -> None:
         self.served = tuple(_Served(checkpoint, label) for label, checkpoint in checkpoints)
         self.parts = served_parts()
@@ -70,8 +75,8 @@ class PageServer(ThreadingHTTPServer):
             {"label": one.label, "source": {"url": f"checkpoints/{number}/"}}
             for number, one in enumerate(self.served)
         ]
-        configuration = json.dumps({"checkpoints": listed, "compared": compared}).encode()
-        self.parts["configuration.json"] = ("application/json", configuration)
+        configuration = {"checkpoints": listed, "compared": compared, "plan": plan}
+        self.parts["configuration.json"] = ("application/json", json.dumps(configuration).encode())
         self.secret = secrets.token_urlsafe(16)
         super().__init__((LOOPBACK, port), _Handler)
         self.hosts = frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))

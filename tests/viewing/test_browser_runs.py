@@ -1,0 +1,88 @@
+"""The page in a real Chromium with several checkpoints: runs, what changed, plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import ucpformat as ucp
+from tests.builders import Tensor, save
+from tests.viewing.chromium import Chromium
+from tests.viewing.looking import MARKS, open_tensor, rows, shown
+from ucpformat.manager.run_directory import METRICS
+from ucpformat.planning import checkpoint_side, movements, pair
+
+pytestmark = MARKS
+
+TP2 = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 2),)), (ucp.Shard("tp", 0, "even"),))
+
+
+def test_a_run_is_shown_by_step(chromium: Chromium, tmp_path: Path) -> None:
+    paths = [tmp_path / f"step-{step}.ucp" for step in (30, 20, 10)]
+    for path, step in zip(paths, (30, 20, 10), strict=True):
+        ucp.save(path, {"w": np.arange(step)}, step=step, annotations={METRICS: {"loss": 3.0 / step}})
+    with shown(chromium, *paths) as page:
+        page.click("[data-view=run]")
+        page.wait("document.querySelectorAll('#run tbody tr').length === 3")
+        steps = "[...document.querySelectorAll('#run tbody tr')].map((row) => row.children[1].textContent)"
+        assert page.value(steps) == ["10", "20", "30"]
+        assert page.value("document.querySelectorAll('#run circle').length") == 3
+        page.click("#run tbody button")
+        page.wait("document.getElementById('title').textContent === 'step-10.ucp'")
+
+
+def test_what_changed_is_told(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"same": np.arange(3.0), "other": np.arange(4.0), "new": np.arange(2.0)})
+    ucp.save(
+        tmp_path / "b.ucp", {"same": np.arange(3.0), "other": np.arange(4.0) + 1, "gone": np.arange(2.0)}
+    )
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp", compared=1) as page:
+        page.click("#changed")
+        page.wait("document.querySelectorAll('.row').length === 3")
+        states = {row.split("float64")[0]: row.rpartition(", ")[2] for row in rows(page)}
+        assert states == {"other": "changed", "new": "added", "gone": "removed"}
+
+
+def test_values_that_changed_are_marked(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = np.arange(3000.0).reshape(60, 50)
+    other = tensor.copy()
+    other[1, 2] = -1
+    other[59, :] += 2
+    ucp.save(tmp_path / "a.ucp", {"w": tensor, "same": tensor + 1})
+    ucp.save(tmp_path / "b.ucp", {"w": other, "same": tensor + 1})
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp", compared=1) as page:
+        assert open_tensor(page, "w")[1][2] == "52"
+        marked = "[...document.querySelectorAll('table.values td.changed')].map((cell) => cell.title)"
+        assert page.value(marked) == ["compared with: -1"]
+        page.click("[data-panel='what changed'] button")
+        page.wait("document.querySelector('[data-panel=\"what changed\"] canvas')")
+        told = page.value("document.querySelector('[data-panel=\"what changed\"]').innerText")
+        assert "51 of 3,000 elements that were read are others (1.70 %); the largest difference is 53" in told
+        open_tensor(page, "same")
+        page.wait("document.getElementById('tensor').innerText.includes('The same as')")
+        assert page.value(marked) == []
+
+
+def test_a_plan_is_a_matrix_of_ranks(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = Tensor(np.arange(64.0).reshape(8, 8), "float64", layout=TP2)
+    columns = ucp.Layout(ucp.Mesh((ucp.MeshAxis("tp", 4),)), (ucp.Shard("tp", 1, "even"),))
+    save(tmp_path / "a.ucp", {("w", "value"): tensor})
+    save(tmp_path / "b.ucp", {("w", "value"): Tensor(tensor.data, "float64", layout=columns)})
+    with ucp.open(tmp_path / "a.ucp") as a, ucp.open(tmp_path / "b.ucp") as b:
+        plan = movements(pair(checkpoint_side("a", a), checkpoint_side("<b>\u202e", b), "ranks")).to_json()
+    with shown(chromium, tmp_path / "a.ucp", plan=plan) as page:
+        page.click("[data-view=plan]")
+        titles = page.value(
+            "[...document.querySelectorAll('#plan tbody tr')].map((row) => row.cells[1].title)"
+        )
+        assert titles[:2] == ["rank 0 keeps 64 B", "rank 1 sends 64 B to rank 0"]
+        assert "From a to <b>\\u{202e}: 1 slot, 512 B; 128 B stay in place, 384 B are sent." in page.value(
+            "document.getElementById('plan').innerText"
+        )
+        assert page.value("document.querySelectorAll('#plan b').length") == 0
+        assert page.value("[...document.querySelectorAll('#plan td.sum')].map((cell) => cell.textContent)") == [
+            "192 B", "192 B", "–", "–", "64 B", "64 B", "128 B", "128 B", "",
+        ]  # fmt: skip
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        assert page.value("document.querySelector('[data-view=plan]').hidden") is True

@@ -1,0 +1,123 @@
+"""What the page shows in a real Chromium of: directories, addresses, files of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import ucpformat as ucp
+from tests.documentation.markdown import run_by
+from tests.viewing.chromium import Chromium
+from tests.viewing.looking import HOSTILE, MARKS, open_tensor, rows, shown
+from ucpformat.cli import main
+from ucpformat.viewing import bundle as bundling
+from ucpformat.viewing.bundle import source
+from ucpformat.viewing.page import served_parts
+
+pytestmark = MARKS
+
+
+def test_a_chosen_directory_is_opened(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    ucp.save(tmp_path / "home" / "b.ucp", {"mine": np.arange(4, dtype=np.int16)}, storage="plain")
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.choose_files("#directory", [str(tmp_path / "home")])
+        page.wait("document.getElementById('title').textContent.endsWith('b.ucp')")
+        assert open_tensor(page, "mine") == [["0", "1", "2", "3"]]
+
+
+def test_a_dropped_directory_is_opened(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    ucp.save(tmp_path / "b.ucp", {"mine": np.arange(4, dtype=np.int16)})
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.drop([str(tmp_path / "b.ucp")])
+        page.wait("document.getElementById('title').textContent === 'b.ucp'")
+        assert open_tensor(page, "mine") == [["0", "1", "2", "3"]]
+
+
+def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    ucp.save(tmp_path / "b.ucp", {"w": np.arange(4.0)})
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp") as page:
+        page.go(f"{page.value('location.href')}?checkpoint=checkpoints/1/&checkpoint=checkpoints/0/")
+        page.wait(
+            "document.getElementById('title').textContent === 'checkpoints/1/' && document.body.dataset.ready"
+        )
+        assert rows(page) == ["wfloat64 4, changed"]
+        assert open_tensor(page, "w") == [["0", "1", "2", "3"]]
+
+
+def test_the_program_of_the_package_s_page_runs(
+    chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = run_by("tests/viewing/test_browser.py", "js/README.md")
+    module = block.text.replace("'ucpformat'", "'./browser/index.mjs'")
+    monkeypatch.setattr(bundling, "source", lambda name: module if name == "program.mjs" else source(name))
+    tensor = np.arange(60, dtype=np.float32).reshape(6, 10)
+    ucp.save(tmp_path / "a.ucp", {"tok_embeddings.weight": tensor})
+    monkeypatch.setattr(
+        "ucpformat.viewing.server.served_parts",
+        lambda: {
+            **served_parts(),
+            "program.js": ("text/javascript", bundling.bundle("program.mjs").encode()),
+        },
+    )
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        found = page.value(
+            """new Promise((resolve, reject) => {
+                const worker = new Worker('program.js');
+                worker.onmessage = ({data}) => resolve(data);
+                worker.onerror = ({message}) => reject(new Error(message));
+                worker.postMessage(new URL('checkpoints/0/', location.href).href);
+            })"""
+        )
+        assert np.array_equal(np.array(found).reshape(4, 4), tensor[:4, :4])
+
+
+def test_a_page_of_its_own_has_values_within_a_size(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = np.random.default_rng(0).standard_normal((100, 30)).astype(np.float32)
+    ucp.save(tmp_path / "a.ucp", {"w": tensor, "b": np.arange(3.0), HOSTILE[0]: np.arange(2.0)})
+    ucp.save(tmp_path / "b.ucp", {"w": tensor * 2, "b": np.arange(3.0)})
+    page = tmp_path / "page.html"
+    arguments = ["view", str(tmp_path / "a.ucp"), str(tmp_path / "b.ucp"), "--values", "9k", "-o", str(page)]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert (done.exit_code, done.stdout.count("values of")) == (0, 2)
+    chromium.log.clear()
+    chromium.go(page.as_uri())
+    chromium.wait("document.body.dataset.ready")
+    assert np.array_equal(np.array(open_tensor(chromium, "w"), np.float32), tensor[:8, :6])
+    assert chromium.value("document.querySelectorAll('table.values td.changed').length") == 48
+    chromium.wait("document.querySelector('[data-panel=\"heat map\"] canvas').width === 30")
+    chromium.value(
+        "(() => { const input = document.querySelector('[data-panel=values] input');"
+        " input.value = 50; input.dispatchEvent(new Event('change')); })()"
+    )
+    chromium.wait("document.querySelector('[data-panel=values] .error')")
+    assert "the first 16 × 12 elements" in chromium.value(
+        "document.querySelector('[data-panel=values] .error').textContent"
+    )
+    assert chromium.log == []
+
+
+def test_a_page_of_its_own_shows_documents_and_statistics(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)}, step=7)
+    page = tmp_path / "page.html"
+    arguments = ["view", str(tmp_path / "a.ucp"), "--stats", "-o", str(page)]
+    assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+    chromium.log.clear()
+    chromium.go(page.as_uri())
+    chromium.wait("document.body.dataset.ready")
+    assert "step 7" in chromium.value("document.getElementById('facts').textContent")
+    assert open_tensor(chromium, "w") == []
+    assert "drop the checkpoint" in chromium.value(
+        "document.querySelector('[data-panel=values] .error').textContent"
+    )
+    assert "2" in chromium.value("document.querySelector('[data-panel=statistics] dl').innerText")
+    chromium.choose_files("#directory", [str(tmp_path / "a.ucp")])
+    chromium.wait("document.getElementById('title').textContent === 'a.ucp'")
+    assert open_tensor(chromium, "w") == [["0", "1", "2"]]
+    assert chromium.log == [], json.dumps(chromium.log)
