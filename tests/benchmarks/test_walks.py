@@ -8,11 +8,11 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (290, 47),
-    "save, two ranks": (441, 64),
+    "save, one process": (285, 47),
+    "save, two ranks": (435, 64),
     "open and slice": (179, 28),
     "validate": (175, 32),
-    "convert safetensors to ucp": (299, 54),
+    "convert safetensors to ucp": (297, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

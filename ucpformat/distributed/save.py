@@ -13,6 +13,7 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import astuple
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.distributed.chunk_owners import WholeChunks, whole_chunks
@@ -79,36 +80,20 @@ def prepare_save(
             ``UCP-E-STORE``, and ``UCP-E-RANK`` for what no code of the format describes.
     """
     began = time.perf_counter()
-    options = options or SaveOptions()
-    store = open_target(path, durability=options.durability)
-    try:
-        return _agree(path, store, describe_state, group, options, began)
-    except BaseException:
-        store.close()
-        raise
-
-
-def _agree(
-    path: str | os.PathLike[str],
-    store: Store,
-    describe_state: Callable[[], LocalState],
-    group: Group,
-    options: SaveOptions,
-    began: float,
-) -> Saving:
-    """Prepare the place, and learn what all have to save."""
-    first = group.rank == group.ranks[0]
+    chosen = options or SaveOptions()
+    store = open_target(path, durability=chosen.durability)
+    is_first = group.rank == group.ranks[0]
     local: LocalState | None = None
 
     def begin() -> tuple[Description, bytes]:
-        nonlocal local, options
-        options.require_known()
-        if options.base is not None:
-            options = options.based(options.base, store)
+        nonlocal local, chosen
+        chosen.require_known()
+        if chosen.base is not None:
+            chosen = chosen.based(chosen.base, store)
         local = describe_state()
-        description = describe(local, options.to_json())
-        if first:
-            store.prepare(options.storage)
+        description = describe(local, chosen.to_json())
+        if is_first:
+            store.prepare(chosen.storage)
         return description, secrets.token_bytes(_TOKEN_BYTES) + announced(local, group)
 
     try:
@@ -116,14 +101,15 @@ def _agree(
         if local is None:  # pragma: no cover - a step that did not raise has set it
             raise AssertionError("nothing was described")
         if len(group.ranks) > 1:
-            settle_replicas(local, whole, group, options.replicas)
+            settle_replicas(local, whole, group, chosen.replicas)
         owners = owners_of(group, [reply[_TOKEN_BYTES:] for reply in replies])
         attempt = replies[0][:_TOKEN_BYTES].hex()
-        return Saving(path, store, local, group, options, attempt, whole, owners, began)
+        return Saving(path, store, local, group, chosen, attempt, whole, owners, began)
     except BaseException:
-        if first:
+        if is_first:
             with suppress(Exception):
                 store.discard()
+        store.close()
         raise
 
 
@@ -215,7 +201,7 @@ class Saving:
         if self.shares_chunks:
             names = [name for name in names if name not in self._whole_chunks]
         found = [*portions(map(self._slot_to_share, names), self._group.rank), *self._planned.portions]
-        found.sort(key=lambda portion: portion.name)
+        found.sort(key=attrgetter("name"))
         return found
 
     def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -270,7 +270,7 @@ def _assigned(slots: Iterable[SlotToShare], only: int | None) -> list[tuple[Slot
             (unit.order, unit.name, Assigned(unit.box, holder, holders))
             for holder, unit in _dealt(units, holders)
         )
-    done.sort(key=lambda entry: entry[0])
+    done.sort(key=itemgetter(0))
     return [(name, one) for _, name, one in done]
 
 

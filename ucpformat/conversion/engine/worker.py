@@ -90,9 +90,8 @@ class Workshop:
     scratch: Scratch
 
     @classmethod
-    def of(cls, job: Job, memory: int) -> Workshop:
-        """Return the workshop of an open job."""
-        cut = cut_job(job)
+    def of(cls, job: Job, cut: Cut, memory: int) -> Workshop:
+        """Return the workshop of an open job that is cut so."""
         names = [(source.atom, source.slot) for source in cut.sources]
         # Kept from task to task: fresh memory costs as much as filling it.
         return cls(cut, names, MemoryBudget(memory), job.chunk_bytes, Scratch(2 * job.chunk_bytes))
@@ -106,7 +105,7 @@ def _open(order: Order, stack: ExitStack) -> Workshop:
         raise AssertionError("an order for other processes has a recipe")
     job = stack.enter_context(order.recipe.open()).job
     require_same(order.recipe, job_digest(job), order.digest)
-    return Workshop.of(job, order.memory)
+    return Workshop.of(job, cut_job(job), order.memory)
 
 
 @contextmanager

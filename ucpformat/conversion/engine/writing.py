@@ -173,7 +173,7 @@ class Engine:
             self._admit(writer, data)
         self._progress(sum(batch.nbytes for batch in self._batches if batch.number in receipts))
         left = [batch for batch in self._batches if batch.number not in receipts]
-        workshop = None if pool.is_remote else Workshop.of(self._job, order.memory)
+        workshop = None if pool.is_remote else Workshop.of(self._job, self._cut, order.memory)
 
         def submit(executor: Executor, batch: Batch) -> Future[bytes]:
             if workshop is None:

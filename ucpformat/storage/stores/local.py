@@ -246,7 +246,7 @@ class WriteBack:
         self._lock = threading.Lock()
         self._left: dict[Path, None] = {}
         self._waiting = 0
-        self._executor: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ucp-write-back")
         self._begun: list[Future[None]] = []
 
     def wrote(self, path: Path, nbytes: int) -> None:
@@ -257,12 +257,7 @@ class WriteBack:
             # One at a time: where the disk is slower than memory, the next one takes more.
             if self._waiting >= self._step and (not self._begun or self._begun[-1].done()):
                 left, self._left, self._waiting = self._left, {}, 0
-                self._begun.append(self._threads().submit(self._sync_early, left))
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="ucp-write-back")
-        return self._executor
+                self._begun.append(self._threads.submit(self._sync_early, left))
 
     def _sync_early(self, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -281,11 +276,11 @@ class WriteBack:
         """
         with self._lock:
             # What began early may leave some to be done.
-            begun, threads = [*self._begun], self._threads()
+            begun = [*self._begun]
         wait(begun)
         with self._lock:
             left, self._left, self._waiting = self._left, {}, 0
-            self._begun.extend(threads.submit(sync, path) for path in left)
+            self._begun.extend(self._threads.submit(sync, path) for path in left)
             begun = [*self._begun]
         wait(begun)
         for future in begun:
@@ -295,7 +290,4 @@ class WriteBack:
 
     def close(self) -> None:
         """Begin nothing more; what runs goes on."""
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -68,6 +68,14 @@ def _goes_through(piece: ChunkPiece) -> bool:
     )
 
 
+def _compressed(base: BaseChunks, piece: ChunkPiece, encoded: _Encoded) -> SharedRun | None:
+    """Return where the base has a chunk that was compressed."""
+    data, checksums, *_ = encoded
+    if piece.place.compressor is None or not data.nbytes:
+        return None
+    return base.compressed(piece.place, piece.chunk, data, checksums)
+
+
 class PackedChunkWriter:
     """Storage packed: segments appended to the packs of this writer.
 
@@ -226,7 +234,11 @@ class PackedChunkWriter:
 
         Those of one slot need none between them, but where they are compressed nobody would map them together.
         """
-        known = [self._compressed(*one) for one in zip(pieces, encoded, strict=True)]
+        known = (
+            [None] * len(pieces)
+            if self._base is None
+            else [_compressed(self._base, *one) for one in zip(pieces, encoded, strict=True)]
+        )
         buffers: list[memoryview] = []
         offsets: list[int] = []
         length, widest = 0, 1
@@ -261,13 +273,6 @@ class PackedChunkWriter:
                 segment = Segment(container, base + offset, data.nbytes, box, checksums)
             found.append(StoredChunk(segment, start, size, cuts))
         return found
-
-    def _compressed(self, piece: ChunkPiece, encoded: _Encoded) -> SharedRun | None:
-        """Return where the base has a chunk that was compressed."""
-        data, checksums, *_ = encoded
-        if self._base is None or piece.place.compressor is None or not data.nbytes:
-            return None
-        return self._base.compressed(piece.place, piece.chunk, data, checksums)
 
     def settle(self) -> None:
         """Have packs write what they kept back."""
