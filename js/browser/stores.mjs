@@ -53,6 +53,9 @@ export class HttpStore {
     if (request.status === 416 && total === 0) return {bytes: new Uint8Array(0), length: 0};
     if (request.status === 206 && total >= 0) return {bytes, length: total};
     if (request.status === 200 && bytes.length <= stop) return {bytes: bytes.subarray(start), length: bytes.length};
+    if (request.status === 206) {
+      throw new UcpError('UCP-E-STORE', key, 'the server does not let this page see the header Content-Range (Access-Control-Expose-Headers)');
+    }
     const detail = request.status === 200 ? 'the server does not answer range requests' : `the server says ${request.status}`;
     throw new UcpError('UCP-E-STORE', key, detail);
   }

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import ucpformat as ucp
 from tests.documentation.markdown import run_by
+from tests.viewing.bucket import CORS, serving
 from tests.viewing.chromium import Chromium
 from tests.viewing.looking import HOSTILE, MARKS, open_tensor, rows, shown
 from ucpformat.cli import main
@@ -121,3 +122,38 @@ def test_a_page_of_its_own_shows_documents_and_statistics(chromium: Chromium, tm
     chromium.wait("document.getElementById('title').textContent === 'a.ucp'")
     assert open_tensor(chromium, "w") == [["0", "1", "2"]]
     assert chromium.log == [], json.dumps(chromium.log)
+
+
+@pytest.mark.parametrize(
+    ("headers", "refusal"),
+    [
+        (CORS, ""),
+        ({}, "does not allow this page"),
+        (CORS | {"Access-Control-Expose-Headers": "ETag"}, "Access-Control-Expose-Headers"),
+    ],
+    ids=["all of them", "none", "ranges unseen"],
+)
+def test_a_page_reads_from_another_origin_that_allows_it(
+    headers: dict[str, str], refusal: str, chromium: Chromium, tmp_path: Path
+) -> None:
+    ucp.save(tmp_path / "bucket" / "run" / "a.ucp", {"w": np.arange(3.0)})
+    (tmp_path / "site").mkdir()
+    with serving(tmp_path / "bucket", headers) as bucket, serving(tmp_path / "site", {}) as site:
+        url, page = f"{bucket.url}run/a.ucp", tmp_path / "site" / "page.html"
+        arguments = ["view", str(tmp_path / "bucket/run/a.ucp"), "--url", url, "-o", str(page)]
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+        assert f'"source":{{"url":"{url}/"}}' in page.read_text()
+        chromium.log.clear()
+        for address in (page.as_uri(), f"{site.url}page.html"):
+            chromium.go(address)
+            chromium.wait(f"location.href === {json.dumps(address)} && document.body.dataset.ready")
+            told = chromium.value("document.getElementById('refusal').textContent")
+            if refusal:
+                assert refusal in told
+            else:
+                assert open_tensor(chromium, "w") == [["0", "1", "2"]]
+                assert told == ""
+                elsewhere = "fetch('http://127.0.0.2:9/').then(() => 'came', () => 'refused')"
+                assert chromium.value(elsewhere) == "refused"
+        chromium.go("about:blank")
+        chromium.log.clear()

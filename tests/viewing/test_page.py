@@ -17,7 +17,7 @@ from tests.builders import Tensor, save
 from ucpformat.cli import main
 from ucpformat.viewing import bundle as bundling
 from ucpformat.viewing.bundle import bundle
-from ucpformat.viewing.page import single_page
+from ucpformat.viewing.page import origin_of, policy, single_page
 
 HAS_NODE = shutil.which("node") is not None
 
@@ -125,3 +125,29 @@ def test_the_command_writes_a_plan(tmp_path: Path) -> None:
     assert sum(count for _, _, count in plan["moved"]) == 128
     refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, "--to" in refused.stderr) == (2, True)
+
+
+def test_origins_of_urls_are_those_that_the_page_may_ask() -> None:
+    assert origin_of("https://bucket.example/run/step-1.ucp") == "https://bucket.example"
+    assert origin_of("http://[::1]:8080/x/") == "http://[::1]:8080"
+    assert "connect-src 'self' http://a https://b;" in policy(
+        "'self'", "'self'", "blob:", ["https://b", "http://a"]
+    )
+    for url in (
+        "s3://bucket/x",
+        "https:///x",
+        "https://b/x?sign=1",
+        "https://u@b/x",
+        "https://b; x/y",
+        "b/x",
+    ):
+        with pytest.raises(ucp.UcpError, match="UCP-E-MISMATCH"):
+            origin_of(url)
+
+
+def test_a_url_for_each_checkpoint_and_no_values_beside_it(tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(6)})
+    base = ["view", str(tmp_path / "a.ucp"), "-o", str(tmp_path / "p.html"), "--url", "https://b/a.ucp"]
+    for more in (["--values", "1M"], ["--url", "https://b/c.ucp"]):
+        assert CliRunner().invoke(main, [*base, *more]).exit_code == 2
+    assert not (tmp_path / "p.html").exists()

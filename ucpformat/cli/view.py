@@ -20,7 +20,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.text import human_bytes, printable
-from ucpformat.viewing.page import carried, single_page
+from ucpformat.viewing.page import carried, origin_of, remote, single_page
 from ucpformat.viewing.previews import previews
 from ucpformat.viewing.server import PageServer
 
@@ -68,6 +68,13 @@ _to_option = click.option(
     metavar="SIZE",
     help="Let the page have the first elements and a heat map of each tensor, the largest first, up to this size.",
 )
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Where browsers find CHECKPOINT, and given again OTHER: the page reads them there, and carries nothing.",
+)
 @_to_option
 @settings_option
 def view(
@@ -76,6 +83,7 @@ def view(
     target: Path,
     with_statistics: bool,
     most_values: int,
+    urls: tuple[str, ...],
     arrangement: str | None,
     settings: tuple[tuple[str, int | list[int]], ...],
 ) -> None:
@@ -84,11 +92,17 @@ def view(
     The page carries documents, not tensors: to see more of them, drop the directory of the checkpoint on it.
     """
     names = [name for name in (checkpoint, other) if name is not None]
+    if urls and (most_values or len(urls) != len(names)):
+        raise click.UsageError("give a --url for each checkpoint, and no --values: the page reads them there")
+    origins = [origin_of(url) for url in urls]
     with ExitStack() as stack:
         opened = [stack.enter_context(open_checkpoint(name)) for name in names]
         shown = []
-        for name, one in zip(names, opened, strict=True):
+        for number, (name, one) in enumerate(zip(names, opened, strict=True)):
             known = _statistics(one) if with_statistics else None
+            if urls:
+                shown.append(remote(urls[number], name, known))
+                continue
             pictures = previews(one, most_values // len(names)) if most_values else None
             shown.append(carried(one, name, known, pictures))
             if pictures is not None:
@@ -96,7 +110,7 @@ def view(
                 slots = sum(len(atom) for atom in one.values())
                 click.echo(printable(f"{name}: values of {count:,} of {slots:,} slots"))
         plan = _plan(checkpoint, arrangement, settings, stack)
-        text = single_page(shown, compared=None if other is None else 1, plan=plan)
+        text = single_page(shown, compared=None if other is None else 1, plan=plan, origins=origins)
     target.write_text(text, encoding="utf-8")
     click.echo(printable(f"{target}: {human_bytes(target.stat().st_size)}"))
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from ucpformat.copying import reached_objects
+from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.viewing.bundle import bundle, source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import Checkpoint
 
-__all__ = ["carried", "policy", "served_parts", "single_page"]
+__all__ = ["carried", "origin_of", "policy", "remote", "served_parts", "single_page"]
 
 _HEAD: Final = "<!-- head -->"
 _SCRIPTS: Final = "<!-- scripts -->"
@@ -30,18 +33,55 @@ _DOCUMENTS: Final = ("index/", ROOT_KEY)
 """How keys of what a page carries begin: documents and tables, and no bytes of tensors."""
 
 
-def policy(script: str, style: str, worker: str) -> str:
-    """Return a Content-Security-Policy with these sources of scripts, styles and workers, and no others."""
+def policy(script: str, style: str, worker: str, origins: Iterable[str] = ()) -> str:
+    """Return a Content-Security-Policy with these sources of scripts, styles and workers, and no others.
+
+    Requests go to where the page comes from, and to ``origins``.
+    """
     rules = {
         "default-src": "'none'",
         "script-src": script,
         "style-src": style,
         "worker-src": worker,
-        "connect-src": "'self'",
+        "connect-src": " ".join(["'self'", *sorted(set(origins))]),
         "base-uri": "'none'",
         "form-action": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def remote(
+    url: str, label: str, statistics: Mapping[tuple[str, str], SlotStatistics] | None = None
+) -> dict[str, object]:
+    """Return a checkpoint that a page reads from a URL, as it carries it."""
+    return {
+        "label": label,
+        "source": {"url": url if url.endswith("/") else f"{url}/"},
+        "statistics": _by_atom(statistics),
+    }
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL as policies write it.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH``: it is no address over HTTP, or one with a query, which objects below it lack.
+    """
+    parts = urlsplit(url)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or parts.username
+    ):
+        raise error(
+            "UCP-E-MISMATCH", "give an http or https address of the checkpoint, without a query", at=url
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if not re.fullmatch(r"[A-Za-z0-9.:_\[\]-]+", host):
+        raise error("UCP-E-MISMATCH", "the host has characters that a policy cannot name", at=url)
+    return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
 
 
 def served_parts() -> dict[str, tuple[str, bytes]]:
@@ -62,15 +102,16 @@ def single_page(
     *,
     compared: int | None = None,
     plan: Mapping[str, object] | None = None,
+    origins: Iterable[str] = (),
 ) -> str:
-    """Return the page as one file that shows ``checkpoints``, each as `carried` makes it.
+    """Return the page as one file that shows ``checkpoints``, each as `carried` or `remote` makes it.
 
     ``compared`` is the place of the checkpoint with which the first is compared; ``plan`` is what
-    `planning.Movements.to_json` says of the first.
+    `planning.Movements.to_json` says of the first; ``origins`` are those of URLs.
     """
     style = f"\n{source('view/page.css')}"
     script = f"\n{bundle('view/page.mjs')}"
-    rules = policy(_hash(script), _hash(style), "blob:")
+    rules = policy(_hash(script), _hash(style), "blob:", origins)
     configuration = {"checkpoints": checkpoints, "compared": compared, "plan": plan}
     head = f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{style}</style>'
     scripts = (
@@ -96,11 +137,15 @@ def carried(
         objects[key] = {"length": size}
         if key.startswith(_DOCUMENTS):
             objects[key]["deflated"] = _deflated(checkpoint.store.read(key, 0, size))
+    source = {"objects": objects, "previews": previews or {}}
+    return {"label": label, "source": source, "statistics": _by_atom(statistics)}
+
+
+def _by_atom(statistics: Mapping[tuple[str, str], SlotStatistics] | None) -> dict[str, dict[str, object]]:
     known: dict[str, dict[str, object]] = {}
     for (atom, slot), found in (statistics or {}).items():
         known.setdefault(atom, {})[slot] = _statistics(found)
-    source = {"objects": objects, "previews": previews or {}}
-    return {"label": label, "source": source, "statistics": known}
+    return known
 
 
 def _statistics(found: SlotStatistics) -> dict[str, object]:
