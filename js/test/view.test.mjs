@@ -10,7 +10,7 @@ import {Summary} from '../view/summary.mjs';
 import {
   byName, bySize, change, globTest, rowsOf, treeOf,
 } from '../view/tree.mjs';
-import {checkpointAmong} from '../view/files.mjs';
+import {checkpointsAmong} from '../view/files.mjs';
 import {slotOf, temporary, writeSmall} from './helpers.mjs';
 
 const floats = (...numbers) => Buffer.from(Float32Array.from(numbers).buffer);
@@ -128,8 +128,12 @@ test('changes are told by content digests', () => {
   assert.equal(change(undefined, atom('x')), 'removed');
 });
 
-test('the checkpoint among files is the least deep', () => {
-  assert.deepEqual(checkpointAmong([['d/x/ucp.json', 1], ['d/ucp.json', 2], ['d/packs/0', 3], ['e', 4]]),
-    {label: 'd', files: [['x/ucp.json', 1], ['ucp.json', 2], ['packs/0', 3]]});
-  assert.equal(checkpointAmong([['a', 1]]), null);
+test('checkpoints among files are those that lie in no other, the last first, and a log', () => {
+  assert.deepEqual(checkpointsAmong([['d/x/ucp.json', 1], ['d/ucp.json', 2], ['d/packs/0', 3], ['e', 4]]),
+    {checkpoints: [{label: 'd', files: [['x/ucp.json', 1], ['ucp.json', 2], ['packs/0', 3]]}], log: null});
+  assert.deepEqual(checkpointsAmong([['a', 1]]), {checkpoints: [], log: null});
+  assert.deepEqual(checkpointsAmong([['ucp.json', 1], ['b/ucp.json', 2]]).checkpoints.map(({label}) => label), ['directory']);
+  const run = checkpointsAmong([['r/s-9/ucp.json', 1], ['r/s-10/ucp.json', 2], ['r/u.ucplog/log.json', 3], ['r/u.ucplog/epochs/0.json', 4]]);
+  assert.deepEqual(run.checkpoints.map(({label}) => label), ['r/s-10', 'r/s-9']);
+  assert.deepEqual(run.log, [['log.json', 3], ['epochs/0.json', 4]]);
 });

@@ -28,19 +28,32 @@ export async function droppedFiles(transfer) {
 /** Files of an input of type directory, by path. */
 export const chosenFiles = (input) => [...input.files].map((file) => [file.webkitRelativePath || file.name, file]);
 
+const ROOT = 'ucp.json';
+const LOG = 'log.json';
+const COLLATOR = new Intl.Collator('en', {numeric: true});
+
+/** The files below a directory, by key. */
+const below = (files, base) => files.filter(([path]) => path.startsWith(base)).map(([path, file]) => [path.slice(base.length), file]);
+
+/** Directories with a file of that name, each with a slash at its end, and none below another. */
+function directoriesWith(files, name) {
+  const found = files.map(([path]) => path).filter((path) => path === name || path.endsWith(`/${name}`)).map((path) => path.slice(0, -name.length));
+  const among = new Set(found);
+  const isBelow = (base) => [...base.slice(0, -1).matchAll(/\//g)].some(({index}) => among.has(base.slice(0, index + 1)))
+    || (base !== '' && among.has(''));
+  return found.filter((base) => !isBelow(base));
+}
+
 /**
- * The checkpoint among files: those below the directory with the root document that is least deep.
+ * The checkpoints among files, the last by name first, and the update log beside them.
  * @param {[string, Blob][]} files by path
- * @returns {{label: string, files: [string, Blob][]} | null} files by key
+ * @returns {{checkpoints: {label: string, files: [string, Blob][]}[], log: [string, Blob][] | null}} files by key
  */
-export function checkpointAmong(files) {
-  const [root] = files.map(([path]) => path)
-    .filter((path) => path === 'ucp.json' || path.endsWith('/ucp.json'))
-    .sort((a, b) => a.split('/').length - b.split('/').length || (a < b ? -1 : 1));
-  if (root === undefined) return null;
-  const base = root.slice(0, -'ucp.json'.length);
+export function checkpointsAmong(files) {
+  const bases = directoriesWith(files, ROOT).sort((a, b) => COLLATOR.compare(b, a));
+  const logs = directoriesWith(files, LOG).filter((base) => base.endsWith('.ucplog/'));
   return {
-    label: base.replace(/\/$/, '') || 'directory',
-    files: files.filter(([path]) => path.startsWith(base)).map(([path, file]) => [path.slice(base.length), file]),
+    checkpoints: bases.map((base) => ({label: base.replace(/\/$/, '') || 'directory', files: below(files, base)})),
+    log: logs.length > 0 ? below(files, logs[0]) : null,
   };
 }

@@ -7,7 +7,7 @@ import {Client} from './client.mjs';
 import {
   extents, h, human, own, shortened,
 } from './dom.mjs';
-import {checkpointAmong, chosenFiles, droppedFiles} from './files.mjs';
+import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
 import {planView} from './plan.mjs';
 import {runView} from './run.mjs';
@@ -26,6 +26,8 @@ class Page {
   chosenAtoms = [];
   madeTree = null;
   plan = null;
+  /** What the update log of the run has, or null. */
+  log = null;
 
   /** @param {() => Worker} makeWorker */
   constructor(makeWorker, choices) {
@@ -64,15 +66,19 @@ class Page {
     });
   }
 
-  /** Adds the checkpoint among files and shows it. */
+  /** Adds the checkpoints among files, a run with its update log or a single one, and shows the last. */
   async add(files) {
-    const found = checkpointAmong(files);
-    if (!found) {
+    const {checkpoints, log} = checkpointsAmong(files);
+    if (checkpoints.length === 0) {
       this.refuse('There is no ucp.json in that directory.');
       return;
     }
-    this.choices.push({label: found.label, source: {files: found.files}});
-    this.fillChoices(this.choices.length - 1, null);
+    const first = this.choices.length;
+    for (const {label, files: theirs} of checkpoints) this.choices.push({label, source: {files: theirs}});
+    if (log) {
+      this.log = await this.client.ask('log', {files: log}).catch(({message}) => ({problem: {code: '', message}}));
+    }
+    this.fillChoices(first, null);
     await this.start();
   }
 
@@ -81,7 +87,7 @@ class Page {
     $('side-a').replaceChildren(...options(a));
     $('side-b').replaceChildren(h('option', {value: ''}, 'nothing'), ...options(b));
     $('choice').hidden = this.choices.length < 2;
-    document.querySelector('[data-view="run"]').hidden = this.choices.length < 2;
+    document.querySelector('[data-view="run"]').hidden = this.choices.length < 2 && this.log === null;
   }
 
   refuse(text) {
@@ -278,7 +284,7 @@ class Page {
         found.push({index, label, ...await this.client.ask('summary', {side: 'run'})});
       } catch (error) {
         found.push({
-          index, label, step: null, bytes: null, shared: null, metrics: [], refusal: error.message,
+          index, label, step: null, bytes: null, shared: null, packs: [], metrics: [], cadence: null, log: null, hasRows: false, refusal: error.message,
         });
       }
     }
@@ -287,7 +293,7 @@ class Page {
       this.view('tensors');
       this.start();
     };
-    $('run').replaceChildren(runView(found, choose));
+    $('run').replaceChildren(runView(found, this.log, choose));
   }
 
   async state() {
@@ -326,13 +332,13 @@ async function configuration() {
   const asked = new URLSearchParams(location.search).getAll('checkpoint');
   if (asked.length > 0) {
     const checkpoints = asked.map((url) => ({label: url, source: {url: new URL(url, location.href).href}}));
-    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null};
+    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null, log: null};
   }
   const carried = $('configuration');
   const found = carried ? JSON.parse(carried.textContent) : await (await fetch('configuration.json')).json();
   const checkpoints = found.checkpoints.map((choice) => (choice.source.url === undefined ? choice
     : {...choice, source: {url: new URL(choice.source.url, location.href).href}}));
-  return {checkpoints, compared: found.compared, plan: found.plan ?? null};
+  return {checkpoints, compared: found.compared, plan: found.plan ?? null, log: found.log ?? null};
 }
 
 function makeWorker() {
@@ -344,9 +350,10 @@ function makeWorker() {
 async function main() {
   const page = new Page(makeWorker, []);
   try {
-    const {checkpoints, compared, plan} = await configuration();
+    const {checkpoints, compared, plan, log} = await configuration();
     page.choices = checkpoints;
     page.plan = plan;
+    page.log = log;
     document.querySelector('[data-view="plan"]').hidden = plan === null;
     page.fillChoices(0, compared);
   } catch (error) {

@@ -29,24 +29,79 @@ function line(name, points) {
   h('figcaption', {class: 'quiet'}, `${name}: ${short(Math.min(...ys))} to ${short(Math.max(...ys))}, steps ${xs[0]} to ${xs.at(-1)}`));
 }
 
+/** Bytes of packs that two checkpoints have both. */
+function inCommon(one, other) {
+  const lengths = new Map(other.packs.map(({key, length}) => [key, length]));
+  return one.packs.filter(({key, length, shared}) => shared && lengths.get(key) === length).reduce((sum, {length}) => sum + length, 0);
+}
+
+/** The earlier checkpoint with which one shares most bytes, the latest of them; null where there is none. */
+function baseOf(one, earlier) {
+  let best = null;
+  for (const other of earlier) {
+    const bytes = inCommon(one, other);
+    if (bytes > 0 && bytes >= (best?.bytes ?? 0)) best = {other, bytes};
+  }
+  return best;
+}
+
+/** A bar of the bytes that a checkpoint has, its own before those that it shares. */
+function stack({bytes, shared}, most) {
+  const part = (name, count) => {
+    const element = h('span', {class: name});
+    element.style.width = `${(100 * count) / most}%`;
+    return element;
+  };
+  return h('div', {class: 'stack', title: `${human(bytes - shared)} of its own, ${human(shared)} shared`}, part('own', bytes - shared), part('shared', shared));
+}
+
+/** What the update log of a run has, by epoch. */
+function logView({id, epochs, problem}) {
+  if (problem) return h('p', {class: 'error'}, `The update log cannot be read: ${problem.code}: ${problem.message ?? problem.detail ?? ''}`);
+  const steps = ({first_step: first, stop_step: stop, last_batch: last}) => (
+    stop === null ? `from ${first ?? '?'}${last === undefined ? '' : `, the last batch from ${last}`}` : `${first} to ${stop}`);
+  return h('section', {}, h('h2', {}, 'update log'), h('p', {class: 'quiet'}, `${id}; an epoch is a start of the job`), h('div', {class: 'scroll'}, h('table', {},
+    h('thead', {}, h('tr', {}, ['epoch', 'steps', 'ranks', 'batches', 'bytes', 'optimizer', ''].map((name) => h('th', {scope: 'col'}, name)))),
+    h('tbody', {}, epochs.map((one) => h('tr', {}, h('td', {}, one.epoch), h('td', {class: 'text'}, steps(one)), h('td', {}, one.ranks),
+      h('td', {}, one.batches.toLocaleString('en')), h('td', {}, human(one.bytes)), h('td', {class: 'text'}, one.optimizer),
+      h('td', {class: 'text'}, one.counts ? 'counts' : 'given up')))))));
+}
+
 /**
- * A table of checkpoints, and a line for each metric.
+ * A table of checkpoints, a line for each metric, how often they were saved, and the update log.
  * @param {{index: number, label: string, step: number | null, bytes: number | null, shared: number | null,
- *   metrics: [string, number][], refusal?: string}[]} found
+ *   packs: {key: string, length: number, shared: boolean}[], metrics: [string, number][], hasRows: boolean,
+ *   cadence: {every: number, reason: string} | null, log: object | null, refusal?: string}[]} found
+ * @param {object | null} log
  * @param {(index: number) => void} choose
  */
-export function runView(found, choose) {
+export function runView(found, log, choose) {
   const sorted = [...found].sort((a, b) => (a.step ?? -1) - (b.step ?? -1));
   const names = [...new Set(sorted.flatMap(({metrics}) => metrics.map(([name]) => name)))].sort();
-  const cells = (one) => names.map((name) => h('td', {}, short(new Map(one.metrics).get(name) ?? null)));
-  const rows = sorted.map((one) => h('tr', {},
+  const most = Math.max(1, ...sorted.map(({bytes}) => bytes ?? 0));
+  const hasLog = log !== null || sorted.some((one) => one.log);
+  const extra = hasLog ? ['log'] : [];
+  const cells = (one, i) => {
+    const base = baseOf(one, sorted.slice(0, i));
+    const position = one.log ? `epoch ${one.log.epoch}${log?.id && log.id !== one.log.id ? ' of another' : ''}` : '–';
+    return [
+      h('td', {}, one.bytes === null ? '–' : human(one.bytes)), h('td', {}, one.shared ? human(one.shared) : '–'),
+      h('td', {class: 'text'}, base ? `${human(base.bytes)} with step ${base.other.step ?? '–'}` : '–', one.hasRows ? ', rows in layers' : ''),
+      h('td', {class: 'wide'}, one.bytes === null ? '' : stack(one, most)),
+      ...(hasLog ? [h('td', {class: 'text'}, position)] : []),
+      ...names.map((name) => h('td', {}, short(new Map(one.metrics).get(name) ?? null))),
+    ];
+  };
+  const rows = sorted.map((one, i) => h('tr', {},
     h('td', {class: 'text'}, h('button', {type: 'button', onclick: () => choose(one.index)}, shortened(one.label, 60))),
     h('td', {}, one.step ?? '–'),
-    ...(one.refusal ? [h('td', {class: 'text error', colspan: 2 + names.length}, one.refusal)] : [
-      h('td', {}, one.bytes === null ? '–' : human(one.bytes)), h('td', {}, one.shared ? human(one.shared) : '–'), ...cells(one)])));
+    ...(one.refusal ? [h('td', {class: 'text error', colspan: 4 + extra.length + names.length}, one.refusal)] : cells(one, i))));
   const lines = names.map((name) => [name, sorted.filter(({step}) => step !== null)
     .map(({step, metrics}) => [step, new Map(metrics).get(name)]).filter(([, value]) => value !== undefined)]);
+  const pace = sorted.filter(({cadence}) => cadence).at(-1);
   return h('div', {}, h('div', {class: 'scroll'}, h('table', {}, h('thead', {}, h('tr', {},
-    ['checkpoint', 'step', 'in packs', 'shared', ...names].map((name) => h('th', {scope: 'col'}, name)))), h('tbody', {}, rows))),
-  ...lines.filter(([, points]) => points.length > 1).map(([name, points]) => line(name, points)));
+    ['checkpoint', 'step', 'in packs', 'shared', 'most of it', 'own and shared', ...extra, ...names].map((name) => h('th', {scope: 'col'}, name)))), h('tbody', {}, rows))),
+  ...(pace ? [h('p', {class: 'quiet'}, `At step ${pace.step ?? '–'} a checkpoint was due every ${pace.cadence.every} steps: ${pace.cadence.reason}`)] : []),
+  ...lines.filter(([, points]) => points.length > 1).map(([name, points]) => line(name, points)),
+  ...(log ? [logView(log)] : []));
 }

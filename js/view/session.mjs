@@ -25,6 +25,8 @@ const MAP_SIZE = 256;
 
 /** The annotation under which a run keeps metrics. */
 const METRICS = 'org.ucpformat.metrics';
+/** The one under which it keeps how often it saves, and why. */
+const CADENCE = 'org.ucpformat.cadence';
 
 const jsonOf = (value) => (value === undefined || value === null ? null : stringify(value));
 
@@ -198,12 +200,18 @@ export class Session {
   /** What a run shows of one of its checkpoints: bytes are null in storage plain, where no document has them. */
   summary() {
     const {root, packs} = this.checkpoint;
-    const metrics = plain(root.document.get('annotations')?.get(METRICS));
+    const annotations = root.document.get('annotations');
+    const metrics = plain(annotations?.get(METRICS));
+    const cadence = plain(annotations?.get(CADENCE));
     const sum = (list) => list.reduce((total, {length}) => total + length, 0);
     return {
       step: root.step,
       bytes: packs && sum(packs),
       shared: packs && sum(packs.filter(({shared}) => shared)),
+      packs: packs ?? [],
+      hasRows: root.readFeatures.includes('row-overwrite'),
+      cadence: cadence instanceof Object && typeof cadence.reason === 'string' ? {every: cadence.every, reason: cadence.reason} : null,
+      log: plain(root.log),
       metrics: Object.entries(metrics instanceof Object ? metrics : {}).filter(([, value]) => typeof value === 'number'),
     };
   }

@@ -7,6 +7,7 @@
 import {EmbeddedStore} from '../browser/embedded.mjs';
 import {FilesStore, HttpStore} from '../browser/stores.mjs';
 import {UcpError} from '../lib/errors.mjs';
+import {logOverview} from './log.mjs';
 import {Session} from './session.mjs';
 
 /** @type {Map<string, Session>} by the name that the page gives it */
@@ -36,6 +37,9 @@ const METHODS = {
     const session = new Session(storeOf(params.source), params.source.previews);
     sessions.set(params.side, session);
     return session.root;
+  },
+  log({files}) {
+    return logOverview(new FilesStore(new Map(files)));
   },
   difference(params) {
     return sessionOf(params.side).difference(params, sessionOf(params.other));

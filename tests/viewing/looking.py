@@ -36,13 +36,17 @@ HOSTILE = (
 
 @contextmanager
 def shown(
-    browser: Chromium, *paths: Path, compared: int | None = None, plan: Mapping[str, object] | None = None
+    browser: Chromium,
+    *paths: Path,
+    compared: int | None = None,
+    plan: Mapping[str, object] | None = None,
+    log: Mapping[str, object] | None = None,
 ) -> Iterator[Chromium]:
     """The page of checkpoints; in the end it has said nothing to the console, and asked nobody else."""
     checkpoints = [(path.name, ucp.open(path)) for path in paths]
     browser.log.clear()
     browser.requests.clear()
-    with PageServer(checkpoints, compared=compared, plan=plan) as server:
+    with PageServer(checkpoints, compared=compared, plan=plan, log=log) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

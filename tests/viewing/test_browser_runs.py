@@ -8,8 +8,12 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.builders import Tensor, save
+from tests.update_log.logs import LogMaker
 from tests.viewing.chromium import Chromium
 from tests.viewing.looking import MARKS, open_tensor, rows, shown
+from ucpformat.cli.log_of_run import LogOfRun
+from ucpformat.jsonio import JsonValue
+from ucpformat.manager.pace import CADENCE
 from ucpformat.manager.run_directory import METRICS
 from ucpformat.planning import checkpoint_side, movements, pair
 
@@ -86,3 +90,47 @@ def test_a_plan_is_a_matrix_of_ranks(chromium: Chromium, tmp_path: Path) -> None
         ]  # fmt: skip
     with shown(chromium, tmp_path / "a.ucp") as page:
         assert page.value("document.querySelector('[data-view=plan]').hidden") is True
+
+
+def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromium, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tensors = {"kept": np.arange(5000.0), "w": np.zeros(1000)}
+    pace: dict[str, JsonValue] = {CADENCE: {"every": 20, "reason": "saving <i>costs</i> 3 %"}}
+    ucp.save(run / "step-9.ucp", tensors, step=9)
+    tensors["w"] = tensors["w"] + 1
+    ucp.save(run / "step-10.ucp", tensors, step=10, base=run / "step-9.ucp", annotations=pace)
+    maker = LogMaker(run / "updates.ucplog")
+    for epoch, first in ((0, 0), (1, 3)):
+        maker.epoch(epoch, first, after=None if epoch == 0 else 0)
+        for rank in range(2):
+            for step in range(first, first + 4):
+                maker.batch(epoch, rank, step)
+    told = LogOfRun.of(str(run))
+    assert told is not None
+    rows = "[...document.querySelectorAll('#run tbody tr')]"
+    cells = f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    with shown(chromium, run / "step-10.ucp", run / "step-9.ucp", log=told.to_json()) as page:
+        page.click("[data-view=run]")
+        page.wait("document.querySelectorAll('#run tbody tr').length === 4")
+        older, newer, *epochs = page.value(cells)
+        assert (older[1], older[3:5]) == ("9", ["–", "–"])
+        assert (newer[1], newer[4]) == ("10", "39.1 KiB with step 9")
+        assert [(row[1], row[6]) for row in epochs] == [("0 to 3", "counts"), ("3 to 7", "counts")]
+        assert "a checkpoint was due every 20 steps: saving <i>costs</i> 3 %" in page.value(
+            "document.getElementById('run').innerText"
+        )
+        page.drop([str(run)])
+        page.wait(
+            "document.getElementById('title').textContent === 'run/step-10.ucp' && document.body.dataset.ready"
+        )
+        page.click("[data-view=run]")
+        page.wait("document.querySelectorAll('#run tbody tr').length === 6")
+        again = page.value(cells)
+        assert [row[0] for row in again[:4]] == [
+            "step-9.ucp",
+            "run/step-9.ucp",
+            "step-10.ucp",
+            "run/step-10.ucp",
+        ]
+        assert [row[1] for row in again[4:]] == ["0 to 3", "from 3, the last batch from 6"]
+        assert [row[3:6] for row in again[4:]] == [row[3:6] for row in epochs]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.cli.report import SIZE, progress_bar
 from ucpformat.cli.sides import open_sides, settings_option
 from ucpformat.errors import error, naming
@@ -160,7 +161,10 @@ def serve(
         checkpoints = [(name, stack.enter_context(open_checkpoint(name))) for name in names]
         compared = None if other is None else len(names) - 1
         plan = _plan(names[0], arrangement, settings, stack)
-        server = stack.enter_context(PageServer(checkpoints, port=port, compared=compared, plan=plan))
+        of_run = None if names[0] == path else LogOfRun.of(path)
+        log = None if of_run is None else of_run.to_json()
+        server = PageServer(checkpoints, port=port, compared=compared, plan=plan, log=log)
+        stack.enter_context(server)
         signal.signal(signal.SIGTERM, _stop)
         click.echo(server.url)
         server.serve_forever()

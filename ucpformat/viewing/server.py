@@ -68,6 +68,7 @@ class PageServer(ThreadingHTTPServer):
         port: int = 0,
         compared: int | None = None,
         plan: Mapping[str, object] | None = None,
+        log: Mapping[str, object] | None = None,
     ) -> None:
         self.served = tuple(_Served(checkpoint, label) for label, checkpoint in checkpoints)
         self.parts = served_parts()
@@ -75,7 +76,7 @@ class PageServer(ThreadingHTTPServer):
             {"label": one.label, "source": {"url": f"checkpoints/{number}/"}}
             for number, one in enumerate(self.served)
         ]
-        configuration = {"checkpoints": listed, "compared": compared, "plan": plan}
+        configuration = {"checkpoints": listed, "compared": compared, "plan": plan, "log": log}
         self.parts["configuration.json"] = ("application/json", json.dumps(configuration).encode())
         self.secret = secrets.token_urlsafe(16)
         super().__init__((LOOPBACK, port), _Handler)
