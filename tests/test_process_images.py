@@ -92,7 +92,7 @@ def test_the_copy_shares_tensors_and_stands_alone(tmp_path: Path) -> None:
 
 
 def test_it_is_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalStore, "link", lambda *_: False)
+    monkeypatch.setattr(LocalStore, "share", lambda *_: False)
     ucp.attach(saved(tmp_path / "a"), tmp_path / "b", {"trainer": source(tmp_path)})
     assert ucp.validate(tmp_path / "b") == []
     with ucp.open(tmp_path / "b") as ckpt:

@@ -141,7 +141,7 @@ def extract(source: str | os.PathLike[str], name: str, target: str | os.PathLike
     >>> Path("restored/trainer.dmtcp").read_bytes()
     b'memory of a process'
     """
-    place = Path(target).expanduser()
+    directory = Path(target).expanduser()
     with open_checkpoint(source) as checkpoint:
         with naming(source):
             images = checkpoint.images
@@ -149,24 +149,24 @@ def extract(source: str | os.PathLike[str], name: str, target: str | os.PathLike
                 known = ", ".join(sorted(images)) or "none"
                 message = f"the checkpoint has no image of this name; it has {known}"
                 raise error("UCP-E-NOT-FOUND", message, at=name)
-        if os.path.lexists(place):
+        if os.path.lexists(directory):
             raise error("UCP-E-EXISTS", "something lies here: choose another directory", at=str(target))
         with translated(str(target)):
-            return _extract(checkpoint, images[name], place)
+            return _extract(checkpoint, images[name], directory)
 
 
-def _extract(checkpoint: Checkpoint, image: ProcessImage, place: Path) -> int:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    room = place.parent / f".{place.name}.{secrets.token_hex(4)}"
+def _extract(checkpoint: Checkpoint, image: ProcessImage, directory: Path) -> int:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    room = directory.parent / f".{directory.name}.{secrets.token_hex(4)}"
     room.mkdir(0o700)
     try:
         for file in image.files:
             with naming(checkpoint.path):
                 _extract_file(checkpoint, file, room)
-        _put_in_place(room, place)
+        _put_in_place(room, directory)
     except FileExistsError:
         raise error(
-            "UCP-E-EXISTS", "something lies here by now: choose another directory", at=str(place)
+            "UCP-E-EXISTS", "something lies here by now: choose another directory", at=str(directory)
         ) from None
     finally:
         with suppress(OSError):
@@ -174,20 +174,20 @@ def _extract(checkpoint: Checkpoint, image: ProcessImage, place: Path) -> int:
     return image.nbytes
 
 
-def _put_in_place(room: Path, place: Path) -> None:
+def _put_in_place(room: Path, directory: Path) -> None:
     """Rename a directory, unless something lies at its new name; raises FileExistsError then."""
-    parent = opened(place.parent, DIRECTORY_FLAGS)
+    parent = opened(directory.parent, DIRECTORY_FLAGS)
     try:
-        rename_exclusively(room.name, place.name, parent)
+        rename_exclusively(room.name, directory.name, parent)
     except OSError as reason:
         if reason.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        place.mkdir(0o700)  # nobody else's, and empty: so that it may be replaced
+        directory.mkdir(0o700)  # nobody else's, and empty: so that it may be replaced
         try:
-            room.rename(place)
+            room.rename(directory)
         except BaseException:
             with suppress(OSError):  # a rename that was done, and is said to have failed
-                place.rmdir()
+                directory.rmdir()
             raise
     finally:
         os.close(parent)

@@ -34,7 +34,7 @@ def test_sizes_and_places(tmp_path: Path, storage: Storage) -> None:
     assert (stored.nbytes, stored.whole_bytes()) == (30, 12)
     assert [stored.raw_bytes(chunk) for chunk in range(3)] == [12, 12, 6]
     assert [stored.grid.box_at(chunk).shape for chunk in range(3)] == [(2, 3), (2, 3), (1, 3)]
-    assert stored.place(2).endswith("#chunk c/2/0 of a/b/value")
+    assert stored.chunk_at(2).endswith("#chunk c/2/0 of a/b/value")
     key = stored.object_key(2, stored.segments(2)[0])
     assert key == f"{stored.prefix}/c/2/0" if storage == "plain" else key.startswith("packs/")
 
@@ -112,9 +112,9 @@ def test_single_chunks_are_those_whose_segments_are_sound_and_one(
     columns = zip(single.containers, single.offsets, single.lengths, checksums, strict=True)
     assert dict(zip(single.slots.tolist(), columns, strict=True)) == expected
     assert [stored.number for stored in map(part.slot, [*expected])] == [*expected]
-    places = single.places(np.arange(len(part.contents)))
-    assert places.tolist() == [
-        [*expected].index(number) if number in expected else -1 for number in range(places.size)
+    positions = single.positions(np.arange(len(part.contents)))
+    assert positions.tolist() == [
+        [*expected].index(number) if number in expected else -1 for number in range(positions.size)
     ]
     for place, stored in enumerate(map(part.slot, [*expected])):
         assert (single.segment(place, part.table),) == stored.segments(0)

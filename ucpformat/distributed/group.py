@@ -73,7 +73,10 @@ class Group(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A group that can make others like itself."""
+    """A group that can make others like itself.
+
+    A save in the background calls `another` once, on all processes, before it begins; it raises as methods of `Group`.
+    """
 
     def another(self) -> Group:
         """Return a group of the same processes, whose calls never meet those of this one; all processes make it."""

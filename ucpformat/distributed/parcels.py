@@ -76,7 +76,7 @@ class TensorParcel:
         if self._target is not None:
             self._into()
         for copy in self._plan.keeps:
-            self.place(copy)[...] = self.outgoing(copy)
+            self.incoming(copy)[...] = self.outgoing(copy)
         return self._plan.elements_kept * self.item_bytes
 
     def outgoing(self, copy: Copy) -> NDArray[np.void]:
@@ -86,7 +86,7 @@ class TensorParcel:
             return np.zeros(copy.shape, self._raw)
         return strided_view(memory, copy.shape, copy.source)
 
-    def place(self, copy: Copy) -> NDArray[np.void]:
+    def incoming(self, copy: Copy) -> NDArray[np.void]:
         """Return where the elements of a part of a copy go; nowhere that matters after a failure."""
         memories = self._into()
         if not memories:

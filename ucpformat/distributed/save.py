@@ -204,7 +204,7 @@ class Saving:
         found.sort(key=attrgetter("name"))
         return found
 
-    def place(self, name: SlotName) -> tuple[ChunkGrid, DType]:
+    def form(self, name: SlotName) -> tuple[ChunkGrid, DType]:
         """Return how a slot is cut, and its data type."""
         slot = self._whole.atoms[name[0]].slots[name[1]]
         kind, grid = slot_form(slot.dtype, slot.shape, self._options.chunk_bytes)
@@ -381,5 +381,5 @@ class Saving:
             self._nbytes, self._sent = assembly.written, assembly.moved.sent
 
     def _slot_to_share(self, name: SlotName) -> SlotToShare:
-        grid, kind = self.place(name)
+        grid, kind = self.form(name)
         return SlotToShare(name, tuple(self._whole.sources[name]), grid, kind.item_bytes)

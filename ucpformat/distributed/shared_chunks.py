@@ -265,7 +265,7 @@ class _ChunkParcel:
             self._miss()
         return found
 
-    def place(self, copy: Copy) -> NDArray[np.void]:
+    def incoming(self, copy: Copy) -> NDArray[np.void]:
         """Return the room for a part of a chunk that this rank owns."""
         box = self._box(copy)
         chunk = self._chunk(box)

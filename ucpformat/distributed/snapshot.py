@@ -375,7 +375,7 @@ def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:
     for portion in saving.share():
         by_slot.setdefault(portion.name, []).append(portion.piece)
     for name, pieces in by_slot.items():
-        grid, kind = saving.place(name)
+        grid, kind = saving.form(name)
         for piece in pieces:
             chunks = list(grid.chunks_for(piece.box))
             if len(chunks) == 1:

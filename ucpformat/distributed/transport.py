@@ -31,8 +31,8 @@ MESSAGE_BYTES: Final = 1 << 24
 class Parcel(Protocol):
     """One tensor on this rank: what of it is sent, received and kept.
 
-    `transport` calls `outgoing` once for a part that it sends or keeps, and `place` for one that it receives or keeps.
-    Neither `outgoing` nor `place` raises: where the memory of a tensor cannot be had, they give any other, and the
+    `transport` calls `outgoing` once for a part that is sent or kept, and `incoming` for one that is received or kept.
+    Neither `outgoing` nor `incoming` raises: where the memory of a tensor cannot be had, they give any other, and the
     failure is kept for later, because other ranks wait for the messages.
     """
 
@@ -55,7 +55,7 @@ class Parcel(Protocol):
         """Return the elements of a part of a copy, in its shape, raw."""
         ...
 
-    def place(self, copy: Copy) -> NDArray[np.void]:
+    def incoming(self, copy: Copy) -> NDArray[np.void]:
         """Return where the elements of a part of a copy go, in its shape, raw."""
         ...
 
@@ -171,7 +171,7 @@ def _exchange(giving: Mapping[int, _Parts], taking: Mapping[int, _Parts], group:
         moved.messages += 1
         staged += 0 if direct else sends[rank].size
     for rank, parts in taking.items():
-        memory = _dense(parts[0].parcel.place(parts[0].copy)) if len(parts) == 1 else None
+        memory = _dense(parts[0].parcel.incoming(parts[0].copy)) if len(parts) == 1 else None
         if memory is None:
             memory = np.empty(sum(part.nbytes for part in parts), np.uint8)
             unpacked.append((parts, memory))
@@ -182,7 +182,7 @@ def _exchange(giving: Mapping[int, _Parts], taking: Mapping[int, _Parts], group:
     group.exchange(sends, receives)
     for parts, memory in unpacked:
         for part, data in _laid_out(parts, memory):
-            part.parcel.place(part.copy)[...] = data
+            part.parcel.incoming(part.copy)[...] = data
 
 
 def _packed(parts: _Parts) -> tuple[Bytes, bool]:

@@ -41,7 +41,7 @@ Owners = dict[str, list[int]]
 def announced(local: LocalState, group: Group) -> bytes:
     """Return what a rank tells the others of its own values: positions, and digests instead of entries."""
     heads = {
-        name: [*_place(own, group), hashlib.sha256(dumps_canonical(own.value)).hexdigest()]
+        name: [*_position(own, group), hashlib.sha256(dumps_canonical(own.value)).hexdigest()]
         for name, own in sorted(local.own.items())
     }
     return json.dumps(heads).encode() if heads else b""
@@ -80,7 +80,7 @@ def entry_of(local: LocalState, group: Group, owners: Owners) -> dict[str, list[
     """Return the entries that are this rank's to give: name to position and entry."""
     given: dict[str, list[JsonValue]] = {}
     for name, own in local.own.items():
-        position, _ = _place(own, group)
+        position, _ = _position(own, group)
         if owners[name][position] == group.rank:
             given[name] = [position, own.value]
     return given
@@ -106,7 +106,7 @@ def whole_of(
     return whole
 
 
-def _place(own: OwnValue, group: Group) -> tuple[int, int]:
+def _position(own: OwnValue, group: Group) -> tuple[int, int]:
     if own.position is None or own.size is None:
         return list(group.ranks).index(group.rank), len(group.ranks)
     return own.position, own.size

@@ -20,7 +20,7 @@ Interval = tuple[int, int]
 
 
 def part(extent: int, parts: int, rule: Rule, index: int, at: str) -> Interval:
-    """Start and length of part ``index`` of ``extent`` under ``rule`` (see `steps.Shard`).
+    """Return start and length of part ``index`` of ``extent`` under ``rule`` (see `steps.Shard`).
 
     Raises UCP-E-LAYOUT, with ``at`` as the place of the step, where the rule does not fit the extent.
     """

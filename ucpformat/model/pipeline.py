@@ -150,7 +150,10 @@ class Pipeline:
         )
 
     def problems(self, *, at: str) -> Iterator[Problem]:
-        """``UCP-E-NAME`` for atoms of two stages and minibatches out of order, ``UCP-E-REFERENCE`` for later versions.
+        """Yield what is wrong with the stages.
+
+        ``UCP-E-NAME`` for atoms of two stages and minibatches out of order, ``UCP-E-REFERENCE`` for versions that are
+        later than the stage's.
 
         >>> [problem.code for problem in ucp.Pipeline("pp", (ucp.PipelineStage(1, ("w", "w")),)).problems(at="")]
         ['UCP-E-NAME']
@@ -175,7 +178,7 @@ class Pipeline:
                     yield Problem("UCP-E-REFERENCE", place, message)
 
     def atom_problems(self, atoms: Iterable[tuple[str, SlotKinds]], *, at: str) -> Iterator[Problem]:
-        """``UCP-E-REFERENCE`` for atoms that are not there, or lack a version (UCP-D-143, UCP-D-147).
+        """Yield ``UCP-E-REFERENCE`` for atoms that are not there, or lack a version (UCP-D-143, UCP-D-147).
 
         ``atoms`` are names with the data types and shapes of their slots.
 

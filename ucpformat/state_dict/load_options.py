@@ -131,7 +131,7 @@ class LoadOptions:
     cast: bool
     strict: bool
     read_once: bool = False
-    place: tuple[int, int] = (0, 1)
+    position: tuple[int, int] = (0, 1)
     """This process's position in the group, and the size of that."""
 
     def __post_init__(self) -> None:

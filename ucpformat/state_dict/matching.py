@@ -216,7 +216,7 @@ def _match_value(
         if isinstance(value, PerRankValues) or isinstance(leaf, PerRank):
             named.own.append(name)
             try:
-                value = own_value(value, encoded, leaf, options.rule(name), options.place, at=name)
+                value = own_value(value, encoded, leaf, options.rule(name), options.position, at=name)
             except MismatchError as refusal:
                 match.problems.append((name, refusal.message))
                 return

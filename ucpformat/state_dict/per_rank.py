@@ -74,17 +74,17 @@ def encoded_own(leaf: PerRank, *, at: str, extend: Extend) -> tuple[JsonValue, O
 
 
 def own_value(
-    stored: object, encoded: JsonValue, leaf: object, ask: Ask | None, place: tuple[int, int], *, at: str
+    stored: object, encoded: JsonValue, leaf: object, ask: Ask | None, standing: tuple[int, int], *, at: str
 ) -> object:
     """Return what this process gets of a value that differs from rank to rank, in the checkpoint or in the state.
 
-    ``encoded`` is ``stored`` as it is in the checkpoint, ``place`` the position in the group, and its size.
+    ``encoded`` is ``stored`` as it is in the checkpoint, ``standing`` the position in the group, and its size.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for what nobody may have unasked.
     """
     axis = leaf.axis if isinstance(leaf, PerRank) else _RANK
-    position, size = place
+    position, size = standing
     if isinstance(leaf, PerRank) and leaf.position is not None and leaf.size is not None:
         position, size = leaf.position, leaf.size
     if callable(ask):

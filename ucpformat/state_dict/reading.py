@@ -337,6 +337,6 @@ class _Parcel:
         """Return the elements of a part of what this rank has read."""
         return strided_view(self._memory, copy.shape, copy.source)
 
-    def place(self, copy: Copy) -> NDArray[np.void]:
+    def incoming(self, copy: Copy) -> NDArray[np.void]:
         """Return where the elements of a part go that another rank has read."""
         return strided_view(self._memory, copy.shape, copy.target)

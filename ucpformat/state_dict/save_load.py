@@ -239,11 +239,11 @@ def load(
         raise error("UCP-E-MISMATCH", message)
     once = is_remote(path) if read_once == "auto" else read_once
     together = group_of(group)
-    place = (list(together.ranks).index(together.rank), len(together.ranks))
+    position = (list(together.ranks).index(together.rank), len(together.ranks))
 
     def options() -> LoadOptions:
         return LoadOptions(
-            Only(only), Rename(rename), dict(layouts or {}), per_rank, cast, strict, once, place
+            Only(only), Rename(rename), dict(layouts or {}), per_rank, cast, strict, once, position
         )
 
     with naming(path):

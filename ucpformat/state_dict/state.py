@@ -142,7 +142,7 @@ def live_state(
 def _versions(
     tensors: Mapping[str, StatePath], assignments: Mapping[str, Assignment]
 ) -> dict[str, Assignment]:
-    """Where stashed weights go, which stand below ``versions`` as the weights themselves do in the state (SPEC 15.3).
+    """Return the atoms and slots of stashed weights, which the state has below ``versions`` (SPEC 15.3).
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for a version of what the state does not have.

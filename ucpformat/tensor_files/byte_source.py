@@ -28,7 +28,11 @@ class Location:
 
 
 class ByteSource(Protocol):
-    """Bytes that can be read in part, from any thread and in any order; offsets count from the item's start."""
+    """Bytes that can be read in part; offsets count from the item's start.
+
+    Readers of foreign files call `read` and `read_into` from any thread and in any order, as long as the file is open.
+    Both raise `ImportRefusedError` (``UCP-E-SOURCE``), which names `at`.
+    """
 
     @property
     def at(self) -> str:

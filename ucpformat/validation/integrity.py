@@ -273,7 +273,7 @@ def _check_apart(
 
 
 def _unused_bits(stored: StoredSlot, chunk: int) -> Problem:
-    return Problem("UCP-E-PADDING", stored.place(chunk), "unused bits of elements are not zero")
+    return Problem("UCP-E-PADDING", stored.chunk_at(chunk), "unused bits of elements are not zero")
 
 
 def _raw_bytes(
@@ -285,7 +285,7 @@ def _raw_bytes(
         if segments[0].container == OWN_OBJECT:
             return _from_object(stored, chunk, data, outcome)
         if stored.compressor is not None:
-            return decompress(stored.compressor, data, stored.raw_bytes(chunk), at=stored.place(chunk))
+            return decompress(stored.compressor, data, stored.raw_bytes(chunk), at=stored.chunk_at(chunk))
         return memoryview(data)
     whole = Box.whole(stored.grid.box_at(chunk).shape)
     assembled = np.empty(whole.shape, stored.dtype.numpy)

@@ -161,23 +161,23 @@ class BoxReader:
             yield from ((stored, chunk, wanted, arrays[0]) for chunk in stored.grid.chunks_for(wanted))
             return
         single = part.single_chunks
-        places = single.places(np.array(numbers, np.int64))
-        is_block = places >= 0
-        is_block[is_block] = single.covered(places[is_block]) <= BLOCK_BYTES
+        positions = single.positions(np.array(numbers, np.int64))
+        is_block = positions >= 0
+        is_block[is_block] = single.covered(positions[is_block]) <= BLOCK_BYTES
         in_blocks: list[int] = []
         filled: list[NDArray[np.generic]] = []
-        for number, place, small, box, out in zip(  # noqa: B905
-            numbers, places.tolist(), is_block.tolist(), boxes or repeat(None), arrays
+        for number, position, small, box, out in zip(  # noqa: B905
+            numbers, positions.tolist(), is_block.tolist(), boxes or repeat(None), arrays
         ):
             if small and out.flags.c_contiguous and (box is None or box == part.forms[number][1].whole):
-                in_blocks.append(place)
+                in_blocks.append(position)
                 filled.append(out)
                 continue
             stored = part.slot(number)
             whole = stored.grid.whole
             wanted = whole if box is None else box
-            if place >= 0 and out.nbytes and whole.contains(wanted):
-                segment = single.segment(place, part.table)
+            if position >= 0 and out.nbytes and whole.contains(wanted):
+                segment = single.segment(position, part.table)
                 key = stored.object_key(0, segment)
                 runs += byte_runs(key, segment, whole, wanted, out, verify=self._verify)
                 continue
@@ -261,7 +261,7 @@ class BoxReader:
         plain = not stored.part.packed
         size = stored.whole_bytes() if plain else stored.raw_bytes(chunk)
         shape = stored.grid.chunk_shape if plain else stored.grid.box_at(chunk).shape
-        decoded = decompress(compressor, data, size, at=stored.place(chunk))
+        decoded = decompress(compressor, data, size, at=stored.chunk_at(chunk))
         return np.frombuffer(decoded, stored.dtype.numpy).reshape(shape)
 
     def mapped(self, stored: StoredSlot) -> Iterator[tuple[Box, NDArray[np.generic]]]:
@@ -329,16 +329,16 @@ class BoxReader:
             verify_blocks([part], segment.checksums, 0, held.key or "")
 
 
-def _blocks(part: StoredPart, places: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:
-    """Return what fills arrays with whole slots of a part, by their places among its single chunks."""
+def _blocks(part: StoredPart, positions: NDArray[np.int64], arrays: list[NDArray[np.generic]]) -> Blocks:
+    """Return what fills arrays with whole slots of a part, by their positions among its single chunks."""
     single = part.single_chunks
-    starts = single.offsets[places]
+    starts = single.offsets[positions]
     if part.packed:
-        keys, of = [pack.key for pack in part.packs], single.containers[places]
+        keys, of = [pack.key for pack in part.packs], single.containers[positions]
     else:
         keys = [
-            f"{slot.prefix}/{slot.chunk_key(0)}" for slot in map(part.slot, single.slots[places].tolist())
+            f"{slot.prefix}/{slot.chunk_key(0)}" for slot in map(part.slot, single.slots[positions].tolist())
         ]
-        of = np.arange(places.size)
-    checksums = part.table.checksums[single.checksums[places]]
-    return Blocks(keys, of, starts, starts + single.covered(places), checksums, arrays)
+        of = np.arange(positions.size)
+    checksums = part.table.checksums[single.checksums[positions]]
+    return Blocks(keys, of, starts, starts + single.covered(positions), checksums, arrays)

@@ -30,7 +30,7 @@ __all__ = ["SingleChunks", "StoredPart"]
 
 
 class SingleChunks(NamedTuple):
-    """Columns, in derived order: numbers of slots, where the segment of each lies, and its first checksum's place."""
+    """Columns, in derived order: numbers of slots, where the segment of each lies, and which checksum is its first."""
 
     slots: NDArray[np.int64]
     containers: NDArray[np.int64]
@@ -38,27 +38,27 @@ class SingleChunks(NamedTuple):
     lengths: NDArray[np.int64]
     checksums: NDArray[np.int64]
 
-    def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where in the columns the slots of these numbers stand; -1 for those that do not."""
         found = np.full(numbers.size, -1, np.int64)
-        places = np.searchsorted(self.slots, numbers)
-        (inside,) = np.nonzero(places < self.slots.size)
-        inside = inside[self.slots[places[inside]] == numbers[inside]]
-        found[inside] = places[inside]
+        positions = np.searchsorted(self.slots, numbers)
+        (inside,) = np.nonzero(positions < self.slots.size)
+        inside = inside[self.slots[positions[inside]] == numbers[inside]]
+        found[inside] = positions[inside]
         return found
 
-    def covered(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def covered(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes of segments the checksums cover, which are all of the slot."""
-        lengths = self.lengths[places]
-        lengths[self.containers[places] == OWN_OBJECT] -= OBJECT_TRAILER
+        lengths = self.lengths[positions]
+        lengths[self.containers[positions] == OWN_OBJECT] -= OBJECT_TRAILER
         return lengths
 
-    def segment(self, place: int, table: ChunkTable) -> Segment:
+    def segment(self, position: int, table: ChunkTable) -> Segment:
         """Return one of them as an object."""
-        at = np.array([place])
-        first, last = int(self.checksums[place]), int(-(-self.covered(at)[0] // BLOCK_BYTES))
+        at = np.array([position])
+        first, last = int(self.checksums[position]), int(-(-self.covered(at)[0] // BLOCK_BYTES))
         checksums = table.checksums[first : first + last].tobytes()
-        where = (self.containers[place], self.offsets[place], self.lengths[place])
+        where = (self.containers[position], self.offsets[position], self.lengths[position])
         container, offset, length = map(int, where)
         return Segment(container, offset, length, None, checksums)
 

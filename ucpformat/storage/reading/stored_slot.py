@@ -42,7 +42,7 @@ def slot_form(dtype_name: str, shape: tuple[int, ...], chunk_bytes: int) -> tupl
 class StoredSlot(NamedTuple):
     """A slot and its rows of the chunk table. Its segments are checked as they are asked for.
 
-    ``number`` is its place among the slots of the part, ``position`` that of its atom among the atoms.
+    ``number`` counts the slots of the part, ``position`` its atoms.
     """
 
     part: StoredPart
@@ -91,7 +91,7 @@ class StoredSlot(NamedTuple):
 
     @property
     def at(self) -> str:
-        """The place of the slot in its index part."""
+        """The location of the slot in its index part."""
         return pointer(self.part.index_key, "atoms", self.position, "slots", self.name)
 
     def chunk_key(self, chunk: int) -> str:
@@ -104,8 +104,8 @@ class StoredSlot(NamedTuple):
             return 0
         return self.grid.chunk_start(self.grid.index_of(chunk)) * self.dtype.item_bytes
 
-    def place(self, chunk: int) -> str:
-        """Return the location of a chunk, for messages."""
+    def chunk_at(self, chunk: int) -> str:
+        """Return how messages name a chunk: the table that has it, its key, and the slot."""
         return f"{self.part.table_key}#chunk {self.chunk_key(chunk)} of {self.label}"
 
     def object_key(self, chunk: int, segment: Segment) -> str:
@@ -164,7 +164,7 @@ class StoredSlot(NamedTuple):
             expected = self.raw_bytes(chunk) if self.part.packed else self.whole_bytes() + OBJECT_TRAILER
             if segments[0].length != expected:
                 message = f"the segment has {segments[0].length} bytes, the chunk takes {expected}"
-                raise error("UCP-E-SEGMENT", message, at=self.place(chunk))
+                raise error("UCP-E-SEGMENT", message, at=self.chunk_at(chunk))
         return segments
 
     def _check_boxes(self, chunk: int, segments: tuple[Segment, ...]) -> None:
@@ -173,7 +173,7 @@ class StoredSlot(NamedTuple):
             sizes = sizes_of_tiles(tuple([segment.box for segment in segments]), shape)
             if sizes is not None and [one.length for one in segments] == [size * item for size in sizes]:
                 return
-        at = self.place(chunk)
+        at = self.chunk_at(chunk)
         if all(segment.box is None for segment in segments):
             raise error("UCP-E-SEGMENT", "several segments claim the whole chunk", at=at)
         if self.compressor is not None:

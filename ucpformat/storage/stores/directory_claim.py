@@ -73,8 +73,8 @@ class DirectoryClaim:
         """The name of this attempt's draft, if it has one."""
         return None if self._draft is None else self._draft.name
 
-    def place(self, key: str) -> tuple[str, int | None]:
-        """Return how the system is told of a key: within the directory that is held, wherever that has been moved."""
+    def path_of(self, key: str) -> tuple[str, int | None]:
+        """Return the path of a key, and the directory, held open wherever it is moved, that it begins at."""
         return (key or ".", self._held) if self._held >= 0 else (os.path.join(self._root, key), None)
 
     def make_directories(self, key: str) -> None:
@@ -87,10 +87,10 @@ class DirectoryClaim:
             directory = "/".join(names[:count])
             if directory in self._directories:
                 continue
-            place, within = self.place(directory)
+            path, within = self.path_of(directory)
             if directory or within is None:
                 with suppress(FileExistsError):
-                    os.mkdir(place, dir_fd=within)
+                    os.mkdir(path, dir_fd=within)
             self._directories[directory] = None
 
     def forget_directory(self, key: str) -> None:
@@ -100,22 +100,22 @@ class DirectoryClaim:
     def sync_directories(self) -> None:
         """Make entries of all directories durable that were made here, and of the checkpoint's own."""
         for key in self._directories:
-            sync(*self.place(key))
+            sync(*self.path_of(key))
 
     def remove(self, created: Mapping[str, Identity]) -> None:
         """Remove files, but for those that are others by now, and directories that become empty, this one too."""
         directories: dict[str, None] = {}
         for key, identity in created.items():
-            place, within = self.place(key)
+            path, within = self.path_of(key)
             with suppress(OSError):
-                if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == identity:
-                    os.unlink(place, dir_fd=within)
+                if identity_of(os.stat(path, dir_fd=within, follow_symlinks=False)) == identity:
+                    os.unlink(path, dir_fd=within)
             while key := key.rpartition("/")[0]:
                 directories[key] = None
         for key in sorted(directories, key=lambda key: -key.count("/")):
-            place, within = self.place(key)
+            path, within = self.path_of(key)
             with suppress(OSError):
-                os.rmdir(place, dir_fd=within)
+                os.rmdir(path, dir_fd=within)
         if self.is_mine():
             with suppress(OSError):
                 os.rmdir(self._root)

@@ -40,12 +40,12 @@ def staged_name() -> str:
 class Draft:
     """A draft in an open directory. Its methods raise OSError and `UcpError`.
 
-    ``place`` names the directory in messages.
+    ``at`` names the directory in messages.
     """
 
-    def __init__(self, directory: int, place: str) -> None:
+    def __init__(self, directory: int, at: str) -> None:
         self._directory = directory
-        self._place = place
+        self._at = at
         self._offered: bytes | None = None
         self.name = staged_name()
         self._descriptor = opened(self.name, CREATE_FLAGS, within=directory)
@@ -93,7 +93,7 @@ class Draft:
                 "UCP-E-STORE",
                 "this file system has neither hard links nor renames that replace nothing, so that two writers "
                 "could both commit here; save to another one, and copy the checkpoint",
-                at=self._place,
+                at=self._at,
             ) from reason
 
     def publish(self, data: bytes, *, is_durable: bool) -> None:

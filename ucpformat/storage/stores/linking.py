@@ -63,22 +63,22 @@ class LinkSource:
         return True
 
 
-def make_link(source: LinkSource, place: str, within: int | None) -> bool:
-    """Give a file the name ``place`` in a directory too; say whether it has that name then.
+def make_link(source: LinkSource, path: str, within: int | None) -> bool:
+    """Give a file the name ``path`` in a directory too; say whether it has that name then.
 
     Where the path of the file leads to another one by now, that gets no name. Whoever writes for the same attempt may
     have made the link before. Raises OSError, but not where there can be no link.
     """
     is_made = False
     try:
-        os.link(source.path, place, dst_dir_fd=within, follow_symlinks=False)
+        os.link(source.path, path, dst_dir_fd=within, follow_symlinks=False)
         is_made = True
     except OSError as reason:
         if not isinstance(reason, FileExistsError) and reason.errno not in _NOT_LINKED:
             raise
     with suppress(FileNotFoundError):
-        if identity_of(os.stat(place, dir_fd=within, follow_symlinks=False)) == source.identity:
+        if identity_of(os.stat(path, dir_fd=within, follow_symlinks=False)) == source.identity:
             return True
         if is_made:
-            os.unlink(place, dir_fd=within)
+            os.unlink(path, dir_fd=within)
     return False

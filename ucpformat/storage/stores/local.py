@@ -109,8 +109,8 @@ class LocalStore(LocalObjects):
         check_key(key, key or self.url)
         try:
             self._claim.make_directories(key)
-            place, within = self._claim.place(key)
-            descriptor = opened(place, CREATE_FLAGS, within=within)
+            path, within = self._claim.path_of(key)
+            descriptor = opened(path, CREATE_FLAGS, within=within)
         except FileNotFoundError:
             self._claim.require_mine()
             raise
@@ -137,7 +137,7 @@ class LocalStore(LocalObjects):
         with translated(key):
             check_key(key, key or self.url)
             self._claim.require_mine()
-            staged, within = self._claim.place(staged_name())
+            staged, within = self._claim.path_of(staged_name())
             descriptor = opened(staged, CREATE_FLAGS, within=within)
             try:
                 try:
@@ -147,7 +147,7 @@ class LocalStore(LocalObjects):
                 self._claim.make_directories(key)
                 # What takes its place may be given its number.
                 self._created.pop(key, None)
-                os.replace(staged, self._claim.place(key)[0], src_dir_fd=within, dst_dir_fd=within)
+                os.replace(staged, self._claim.path_of(key)[0], src_dir_fd=within, dst_dir_fd=within)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(staged, dir_fd=within)
@@ -169,9 +169,9 @@ class LocalStore(LocalObjects):
         check_key(key, key or self.url)
         with translated(key):
             self._claim.make_directories(key)
-            place, within = self._claim.place(key)
+            path, within = self._claim.path_of(key)
             self._created[key] = source.identity  # before it is: what is not there is nobody's to remove
-            if make_link(source, place, within):
+            if make_link(source, path, within):
                 self._wrote(key, 0)
                 return True
             del self._created[key]

@@ -54,15 +54,15 @@ def detect(path: str | os.PathLike[str]) -> bool:
     )
 
 
-def _names_sharded(place: Path) -> bool:
+def _names_sharded(path: Path) -> bool:
     """Return whether a file is an archive that names a `ShardedTensor`; one that is damaged is not."""
     with suppress(OSError, ValueError, UcpError):
-        return _has_mark(place)
+        return _has_mark(path)
     return False
 
 
-def _has_mark(place: Path) -> bool:
-    with open_range(place, 0, place.stat().st_size, place.name) as source:
+def _has_mark(path: Path) -> bool:
+    with open_range(path, 0, path.stat().st_size, path.name) as source:
         records = zip_records(source)
         pickles = [name for name in records if name.endswith("/data.pkl")]
         return bool(pickles) and _MARK in read_record(source, records[pickles[0]], _MAX_PICKLE)

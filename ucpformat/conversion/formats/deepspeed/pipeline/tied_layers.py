@@ -119,7 +119,7 @@ def own_parts(name: str) -> tuple[str, int] | None:
 
 
 def tied_parts(name: str) -> tuple[str, str] | None:
-    """Tie and key of ``tied_modules.<tie>.<key>``; None for another name."""
+    """Return tie and key of ``tied_modules.<tie>.<key>``; None for another name."""
     tie, dot, key = name.removeprefix(TIED).partition(".")
     return (tie, key) if name.startswith(TIED) and dot else None
 
