@@ -445,7 +445,7 @@ class CheckpointWriter:
         self._store.close()
 
     def withdraw(self) -> bool:
-        """Give up the right to commit; whether certainly no root document is there, nor will be by this attempt.
+        """Give up the right to commit; return whether certainly no root document is there, nor will be by this attempt.
 
         >>> ucp.CheckpointWriter("new.ucp", []).withdraw()
         True

@@ -71,15 +71,6 @@ def test_n_atoms_become_m(data: st.DataObject, shape: tuple[int, ...]) -> None:
 
 
 @given(st.data(), SOLID)
-def test_members_are_local_maps_of_the_hub(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    atom_map = data.draw(atom_maps(shape))
-    hub = model.counter(atom_map.view)
-    expected = members_of(atom_map)
-    for name, local_map in atom_map.member_maps:
-        np.testing.assert_array_equal(model.local_array(local_map, hub), expected[name])
-
-
-@given(st.data(), SOLID)
 def test_a_rank_reads_its_part_from_the_members(data: st.DataObject, shape: tuple[int, ...]) -> None:
     atom_map, lowering = data.draw(atom_maps(shape)), data.draw(lowerings(shape))
     held = members_of(atom_map)
@@ -184,10 +175,9 @@ def test_members_that_cannot_be_joined_are_refused() -> None:
         stacked("a", ["x"], (2,), dim=2)
 
 
-def test_names_are_exchanged_and_come_back() -> None:
+def test_names_are_exchanged() -> None:
     swap = NameMap((("a", "b"), ("b", "a")))
     assert swap.apply(("a", "b", "c")) == ("b", "a", "c")
-    assert swap.inverse().apply(swap.apply(("a", "b", "c"))) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

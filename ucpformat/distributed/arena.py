@@ -72,7 +72,7 @@ class Arena:
         return self.memory.nbytes
 
     def prepare(self, needed: int) -> bool:
-        """Make room for a snapshot of so many bytes, while no region is taken; whether all of it fits at once."""
+        """Make room for a snapshot of so many bytes, while no region is taken; return whether it fits at once."""
         self._taken.clear()
         self._head = self._used = 0
         self._abandoned = False

@@ -113,7 +113,7 @@ class Description:
     def unpack(cls, data: bytes, known: dict[Layout, Layout]) -> Description:
         """Read the bytes of another process; layouts that are ``known`` are those objects, and others become so."""
         found = json.loads(data)
-        layouts = [known.setdefault(one, one) for one in map(_layout_from, found["layouts"])]
+        layouts: list[Layout] = [known.setdefault(one, one) for one in map(_from_json, found["layouts"])]
 
         def slot(at: str, fields: Any) -> SlotSpec:
             kind, extents, number, place, compressor, notes = fields
@@ -123,7 +123,7 @@ class Description:
                 None if number is None else layouts[number],
                 None if compressor is None else Compressor.from_json(compressor, at=at),
                 notes,
-                None if place is None else _place_from(place),
+                None if place is None else _from_json(place),
             )
 
         return cls(
@@ -350,6 +350,7 @@ def _geometry_to_json(value: object) -> JsonValue:
 
 
 def _from_json(value: JsonValue) -> Any:
+    """Return the layout or place that `_geometry_to_json` was given."""
     if isinstance(value, list):
         return tuple(map(_from_json, value))
     if isinstance(value, dict):
@@ -357,13 +358,3 @@ def _from_json(value: JsonValue) -> Any:
         made = map(_from_json, cast("list[JsonValue]", arguments))
         return Fraction(*made) if name == _FRACTION else _KINDS[name](*made)
     return value
-
-
-def _layout_from(value: JsonValue) -> Layout:
-    """Return the layout that `_geometry_to_json` was given."""
-    return cast("Layout", _from_json(value))
-
-
-def _place_from(value: JsonValue) -> BufferPlace:
-    """Return the place that `_geometry_to_json` was given."""
-    return cast("BufferPlace", _from_json(value))

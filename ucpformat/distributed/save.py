@@ -163,7 +163,7 @@ class Saving:
     def run(
         self, batches: Callable[[], Iterator[Sequence[Part]]] | None = None, group: Group | None = None
     ) -> SaveReport:
-        """Write, and hear what became of it.
+        """Write this rank's share, and wait until the first rank has committed, or says why not.
 
         ``batches`` gives the parts of `share` instead of the live tensors, cut as it likes; each batch is written when
         the next one is asked for. ``group`` has the same ranks as the one that agreed.
@@ -181,7 +181,7 @@ class Saving:
             self._store.close()
 
     def give_up(self) -> None:
-        """Let go of the place, instead of `run`; the other ranks wait until they see that this one is gone."""
+        """End the attempt instead of `run`; the other ranks wait until they see that this one is gone."""
         with suppress(Exception):
             self._store.discard()
         self._store.close()

@@ -98,11 +98,6 @@ class AtomMap:
                 at="/members",
             )
 
-    @property
-    def member_maps(self) -> tuple[tuple[str, LocalMap], ...]:
-        """Every member as a local map on the hub's view, by name: an atom holds of the hub as a rank does."""
-        return tuple((member.name, LocalMap(member.shape, member.pieces())) for member in self.members)
-
 
 @dataclass(frozen=True, slots=True)
 class AtomCopy:
@@ -228,7 +223,3 @@ class NameMap:
         if len(set(renamed)) < len(set(names)):
             raise error("UCP-E-NAME", "two atoms would have one name")
         return renamed
-
-    def inverse(self) -> NameMap:
-        """Return the renaming back."""
-        return NameMap(tuple((new, old) for old, new in self.pairs))

@@ -295,7 +295,7 @@ class CheckpointManager:
         )
 
     def collect(self) -> list[str]:
-        """Remove now what is not kept, and debris; the names of what was removed.
+        """Remove now what is not kept, and debris; return the names of what was removed.
 
         Raises:
             UcpError: the first failure to remove something, after everything else was removed.

@@ -265,7 +265,7 @@ class _Block(NamedTuple):
 
 
 def _added(words: list[int], box: Box) -> int:
-    """Append a box; where it begins, counted from 1."""
+    """Append a box; return where it begins, counted from 1."""
     first = len(words) + 1
     words += box.offset
     words += box.shape

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ucpformat.geometry import Copy, ExchangeTable, RankPlan, RankPlanner, lower
+from ucpformat.geometry import Copy, ExchangeTable, RankPlanner, lower
 from ucpformat.planning.pairing import about
 from ucpformat.storage.reading.local_reader import require_readable
 from ucpformat.storage.reading.read_plan import StoredRead, planned_reads
@@ -55,7 +55,7 @@ class RankDetail:
                 with about(name):
                     plan = planner.plan(kind.source, kind.target, turn=turn)
                 if plan is not None and (plan.keeps or plan.receives or plan.sends):
-                    yield _part(name, kind, plan)
+                    yield SlotPart(name, kind.dtype.item_bytes, plan.keeps, plan.receives, plan.sends)
 
     def _read(self) -> Iterator[SlotPart]:
         checkpoint = self.pairing.source.checkpoint
@@ -79,10 +79,6 @@ class RankDetail:
             reads = tuple(planned_reads(stored, lowerings[number].view, local.pieces if local else ()))
             if reads:
                 yield SlotPart(name, kind.dtype.item_bytes, reads=reads)
-
-
-def _part(name: SlotName, kind: Kind, plan: RankPlan) -> SlotPart:
-    return SlotPart(name, kind.dtype.item_bytes, plan.keeps, plan.receives, plan.sends)
 
 
 def rank_detail(pairing: Pairing, rank: int) -> RankDetail:

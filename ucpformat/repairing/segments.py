@@ -137,7 +137,7 @@ class _Work:
                     break
 
     def _take_blocks(self, source: Source, one: SegmentDamage, low: int, high: int) -> bool:
-        """Take blocks of elements that are stored as they are; whether the other could be read there."""
+        """Take blocks of elements that are stored as they are; return whether the other could be read there."""
         stored, segment = one.stored, self.segment
         item = stored.dtype.item_bytes
         held = stored.grid.box_at(one.chunk)

@@ -110,7 +110,7 @@ class ForkedLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Begin anew after a fork."""
+        """Forget, in a process that was forked, what its parent's threads hold."""
         self._lock = threading.RLock()
 
 
@@ -143,7 +143,7 @@ class ForkedExecutor(Executor):
             threads.shutdown(wait, cancel_futures=cancel_futures)
 
     def renew(self) -> None:
-        """Begin anew after a fork."""
+        """Forget, in a process that was forked, what its parent's threads hold."""
         self._lock = threading.Lock()
         self._threads = None
 

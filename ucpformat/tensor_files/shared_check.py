@@ -128,7 +128,7 @@ class _RecordCheck:
         self._lock = threading.Lock()
 
     def begin(self) -> Iterable[Step]:
-        """Find the data; the pieces are steps of their own."""
+        """Find the data; return their pieces as steps of their own."""
         with self._opened() as source:
             start = record_start(source, self._record)
             if not self._pieces:

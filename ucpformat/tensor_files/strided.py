@@ -29,7 +29,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def element_view(out: npt.NDArray[np.uint8], size: int, shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Return view flat bytes as elements of ``size`` bytes in ``shape``; the element type only carries bits."""
+    """Return flat bytes seen as elements of ``size`` bytes in ``shape``; the element type only carries bits."""
     return out.reshape(-1).view(_CARRIERS[size]).reshape(tuple(shape))
 
 

@@ -96,7 +96,7 @@ class Documents:
             self.values[schema, reference.key] = value
 
     def check(self, schema: str, reference: DocumentRef) -> bool:
-        """Collect what is wrong with length and digest; whether the document meets the schema it is referred to by."""
+        """Collect what is wrong with length and digest; return whether the document meets ``schema``."""
         with self._findings.collecting() as outcome:
             stored = self._stored.get(reference.key)
             if stored is None or reference.length > MAX_DOCUMENT_BYTES:

@@ -102,7 +102,7 @@ class Passed:
         return run
 
     def differ(self, number: int, found: bytes, segment: Segment, start: int) -> bool:
-        """Compare checksums of the blocks from byte ``start`` of a segment on; whether any is not as recorded."""
+        """Compare checksums of blocks from byte ``start`` of a segment on; return whether any is not as recorded."""
         bad = differing_blocks(found, segment.checksums, start // BLOCK_BYTES)
         if bad:
             self.bad.setdefault(number, {}).update(bad)

@@ -196,7 +196,7 @@ def _fill(
     source: Iterator[_Task],
     submit: Callable[[Executor, _Task], Future[_Result]],
 ) -> list[_Task]:
-    """Begin tasks up to the window; the one that a broken executor refused, if any."""
+    """Begin tasks up to the window; return the one that a broken executor refused, if any."""
     while len(running) < pool.window:
         task = again.popleft() if again else next(source, None)
         if task is None:

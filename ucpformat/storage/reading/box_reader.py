@@ -199,7 +199,7 @@ class BoxReader:
                 verify_blocks(part, packed([checksum]), 0, call.key)
 
     def _read_into(self, call: Call) -> list[list[memoryview]]:
-        """Read runs by one call; what each was read into, which is spare memory where it does not go straight."""
+        """Read runs by one call; return what each was read into: spare memory where it does not go straight."""
         position = call.starts[0]
         room = self._scratch.take(call.spare).data if call.spare else memoryview(b"")
         buffers: list[memoryview] = []
@@ -286,7 +286,7 @@ class BoxReader:
             yield held.box, np.frombuffer(data, kind, held.box.size).reshape(held.box.shape)
 
     def mapped_whole(self, stored: StoredSlot) -> NDArray[np.generic] | int:
-        """Return the slot as one array, its parts mapped one behind the other; how many parts where that cannot be.
+        """Return the slot as one array, its parts mapped one behind the other; if that cannot be, how many there are.
 
         Raises:
             UcpError: as `mapped`.

@@ -152,7 +152,7 @@ def byte_runs(
 
 
 def merged(runs: Iterable[ByteRun]) -> Iterator[ByteRun]:
-    """Yield runs in order of object and place; those of a segment that share bytes are one."""
+    """Yield runs in order of object and offset; those of a segment that share bytes are one."""
     group: list[ByteRun] = []
     end = 0
     for run in runs:
@@ -249,7 +249,7 @@ class Reads:
         return int(self.stops[call[1] - 1] - self.starts[call[0]])
 
     def call(self, edges: tuple[int, int]) -> Call:
-        """Return a call as objects."""
+        """Return what a call between two edges reads."""
         some = slice(*edges)
         return Call(
             self.keys[self.of[edges[0]]],
@@ -276,7 +276,7 @@ class Reads:
         return long
 
     def run(self, number: int) -> ByteRun:
-        """Return one run as an object."""
+        """Return the run of a number, a block too, as a `ByteRun`."""
         item = self.items[number]
         if isinstance(item, ByteRun):
             return item

@@ -54,7 +54,7 @@ class SingleChunks(NamedTuple):
         return lengths
 
     def segment(self, position: int, table: ChunkTable) -> Segment:
-        """Return one of them as an object."""
+        """Return the segment of the slot at a position of the columns."""
         at = np.array([position])
         first, last = int(self.checksums[position]), int(-(-self.covered(at)[0] // BLOCK_BYTES))
         checksums = table.checksums[first : first + last].tobytes()

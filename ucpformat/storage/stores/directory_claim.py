@@ -344,7 +344,7 @@ class DirectoryClaim:
                 raise error("UCP-E-STORE", message, at=ROOT_KEY) from reason
 
     def withdraw(self) -> bool:
-        """Give up the right to commit; whether certainly nothing is committed here, nor will be by this attempt.
+        """Give up the right to commit; return whether certainly nothing is committed here, nor will be by this attempt.
 
         Where somebody else has taken the right away, what lies here is theirs to remove.
         """

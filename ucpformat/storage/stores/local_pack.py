@@ -50,7 +50,7 @@ class DirectWriter:
         self._is_possible = hasattr(os, "O_DIRECT")
 
     def write(self, data: memoryview, offset: int) -> int:
-        """Write the first of ``data`` (bytes, contiguous) from byte ``offset`` of the file on; how many those are.
+        """Write the first of ``data`` (bytes, contiguous) from byte ``offset`` of the file on; return how many.
 
         Raises:
             OSError: what the medium reports, ``ENOSPC`` or ``EIO``.
@@ -153,7 +153,7 @@ class FileRoom:
         return min(_MOST_ROOM_BYTES, status.f_bavail * status.f_frsize // _FREE_PARTS)
 
     def leave(self, length: int) -> bool:
-        """Give back what lies behind ``length``; whether there was anything."""
+        """Give back what lies behind ``length``; return whether there was anything."""
         end, self._end, self._is_possible = self._end, 0, False
         if end:
             os.ftruncate(self._descriptor, length)
@@ -253,7 +253,7 @@ class LocalPackFile:
         *,
         keep: bool,
     ) -> int:
-        """Write what was held back from ``start`` on, and the buffers; how many bytes were written.
+        """Write what was held back from ``start`` on, and the buffers; return how many bytes were written.
 
         Each byte is looked at shortly before, so that the processor's cache has it for both.
         """
@@ -286,7 +286,7 @@ class LocalPackFile:
     def _write_past(
         self, direct: DirectWriter, buffers: Sequence[memoryview], offset: int, look: Look | None
     ) -> int:
-        """Write the buffers, large ones past the page cache; how many bytes went to it all the same."""
+        """Write the buffers, large ones past the page cache; return how many bytes went to it all the same."""
         waiting: list[memoryview] = []
         start, cached = offset, 0
         for buffer in buffers:

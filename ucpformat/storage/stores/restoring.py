@@ -68,7 +68,7 @@ class Restorer(Protocol):
     ) -> None: ...
 
     def put(self, key: str, pieces: Pieces, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Put an object in its place, whole; whether that was done.
+        """Put an object in its place, whole; return whether that was done.
 
         ``is_wanted`` is asked when all pieces were taken; where it says no, nothing changes.
         """

@@ -274,7 +274,7 @@ class Store(Objects, Protocol):
         ...
 
     def withdraw(self) -> bool:
-        """Give up the right to commit; whether certainly nothing is committed here, nor will be by this attempt.
+        """Give up the right to commit; return whether certainly nothing is committed here, nor will be by this attempt.
 
         Others may then remove what they wrote for it. False is also the answer where this cannot be known.
         """

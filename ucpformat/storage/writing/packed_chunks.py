@@ -143,7 +143,7 @@ class PackedChunkWriter:
         keep: bool,
         is_moved: bool = False,
     ) -> tuple[int, int]:
-        """Append to a pack that takes it; its number, and where in it."""
+        """Append to a pack that takes it; return its number, and where in it."""
         lane = self.lane()
         container = self._pack_of(lane, is_moved=is_moved)
         while True:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import error
 from ucpformat.geometry import Box, exact_cover
 from ucpformat.storage.checksum import ContentDigest, whole_digest
 from ucpformat.storage.writing.chunk_writer import ChunkWriter, PlainChunkWriter
@@ -42,7 +42,7 @@ class Settlement(Protocol):
     """
 
     def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
-        """Add the chunks of the next slots to ``table``; their content digests, as `settled` has them.
+        """Add the chunks of the next slots to ``table``; return their content digests, as `settled` has them.
 
         Raises:
             UcpError: ``UCP-E-COVER`` as `settled`.
@@ -202,7 +202,8 @@ class PieceWriter:
             return SlotBox(name, place, grid.whole, data)
         box = Box((0,) * data.ndim if offset is None else offset, data.shape)
         if box.ndim != len(grid.shape) or offset is None or not grid.whole.contains(box):
-            raise _misfit(f"{atom}/{slot}", f"{box}", grid.shape)
+            message = f"{box} does not fit the declared shape {grid.shape}"
+            raise error("UCP-E-MISMATCH", message, at=f"{atom}/{slot}")
         return SlotBox(name, place, box, data)
 
     def drain(self) -> None:
@@ -226,14 +227,10 @@ class PieceWriter:
             self._base.close()
 
     def abort(self) -> None:
-        """Stop: what is not yet written never is."""
+        """Stop: what was submitted and is not written yet is dropped."""
         self._slot_writer.stop()
         self._executor.shutdown(cancel_futures=True)
         with suppress(Exception):
             self._chunks.abort()
         if self._base is not None:
             self._base.close()
-
-
-def _misfit(at: str, what: str, shape: tuple[int, ...]) -> UcpError:
-    return error("UCP-E-MISMATCH", f"{what} does not fit the declared shape {shape}", at=at)

@@ -68,7 +68,7 @@ class SettledColumns:
         self._next = 0
 
     def settle(self, names: Sequence[tuple[str, str]], table: TableBuilder) -> list[str | None]:
-        """Add the chunks of the next slots to ``table``; their content digests (`settled`).
+        """Add the chunks of the next slots to ``table``; return their content digests (`settled`).
 
         Raises:
             UcpError: ``UCP-E-COVER`` as `settled`.

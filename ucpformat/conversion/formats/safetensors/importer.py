@@ -66,7 +66,10 @@ def import_safetensors(path: str | os.PathLike[str], *, settings: Mapping[str, s
         atoms,
         sources,
         StateDocument(_values(metadata, weights), {}, {}, state_annotations(FORMAT, {}, {})),
-        {name: (_media_type(name), data) for name, data in blobs.items()},
+        {
+            name: (_MEDIA_TYPES.get(Path(name).suffix, "application/octet-stream"), data)
+            for name, data in blobs.items()
+        },
         step=int(step) if isinstance(step, str) and _STEP.fullmatch(step) else None,
         dropped=[*weights.odd, *left],
     )
@@ -106,7 +109,3 @@ def _values(metadata: Mapping[str, object], weights: Weights) -> dict[str, JsonV
         key: value for key, value in weights.index_metadata.items() if key not in _COMPUTED
     }
     return {name: encode(value, at=name) for name, value in values.items() if value}
-
-
-def _media_type(name: str) -> str:
-    return _MEDIA_TYPES.get(Path(name).suffix, "application/octet-stream")

@@ -113,7 +113,7 @@ def own_name(name: str, stage: int) -> str:
 
 
 def own_parts(name: str) -> tuple[str, int] | None:
-    """Name and stage of an `own_name`; None for another name."""
+    """Return name and stage of an `own_name`; None for another name."""
     match = _OWN.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
 
