@@ -12,10 +12,11 @@ from ucpformat.replay.exactness import profile_of
 from ucpformat.replay.own_values import decoded
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import shared_out
-from ucpformat.update_log.steps import entries_of, require_agreement, steps_from
+from ucpformat.update_log.ahead import made_ahead
+from ucpformat.update_log.steps import whole_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.batch import BatchHeader
     from ucpformat.update_log.documents import Epoch, Exactness
-    from ucpformat.update_log.reading import Chain, RankStep, StoredLog
+    from ucpformat.update_log.reading import StoredLog
 
 __all__ = ["LiveJob", "Replay", "SumsDifferError"]
 
 _MODULUS: Final = 1 << 64
+_AHEAD_BYTES: Final = 1 << 26
 
 
 class SumsDifferError(Exception):
@@ -89,22 +91,19 @@ class Replay:
     def _epoch(self, epoch: Epoch, stop: int, *, is_exact: bool) -> None:
         applier = self.applier(epoch)
         owned = self._owned()
-        ranks = [
-            _Steps(self._log, self._log.chain(epoch.epoch, rank, self._step)) for rank in range(epoch.ranks)
-        ]
-        for one in ranks:
-            one.go_to(self._step)
-        while self._step < stop:
-            steps = [one.next() for one in ranks]
-            require_agreement(steps, epoch)
-            applier.step(steps[0].record, entries_of(steps, epoch), steps[0].at)
-            self._step += 1
-            ended = [one.ended for one in ranks]
-            if all(header is not None for header in ended):
-                self._end_of_batch(
-                    [header for header in ended if header is not None], epoch, owned, is_exact=is_exact
-                )
-        own = ranks[self._job.rank if epoch.ranks == len(self._job.group.ranks) else 0].ended
+        chains = [self._log.chain(epoch.epoch, rank, self._step) for rank in range(epoch.ranks)]
+        ended: list[BatchHeader | None] = []
+        source = whole_steps(self._log, epoch, chains, self._step)
+        with made_ahead(source, lambda step: step.nbytes, most_bytes=_AHEAD_BYTES) as steps:
+            while self._step < stop:
+                step = next(steps)
+                applier.step(step.ranks[0].record, step.entries, step.ranks[0].at)
+                self._step += 1
+                ended = step.ended
+                headers = [header for header in ended if header is not None]
+                if len(headers) == epoch.ranks:
+                    self._end_of_batch(headers, epoch, owned, is_exact=is_exact)
+        own = ended[self._job.rank if epoch.ranks == len(self._job.group.ranks) else 0] if ended else None
         if own is not None:
             applier.set_options(own.options, f"batches/{epoch.epoch}")
             self._values = decoded(own.values, f"batches/{epoch.epoch}")
@@ -148,31 +147,6 @@ class Replay:
                 raise SumsDifferError(self._step, self._good, f"{key} has another sum than the log has")
         self._good = self._step
         self._checked += len(logged)
-
-
-class _Steps:
-    """The steps of one rank, one after another."""
-
-    def __init__(self, log: StoredLog, chain: Chain) -> None:
-        self._log = log
-        self._chain = chain
-        self._iterator: Iterator[tuple[RankStep, BatchHeader | None]] = iter(())
-        self.ended: BatchHeader | None = None
-        """The header of the batch whose last step was the last that was taken."""
-
-    def go_to(self, step: int) -> None:
-        """Go to a step, the options of which are known from then on."""
-        self._iterator = self._from(step)
-
-    def _from(self, begin: int) -> Iterator[tuple[RankStep, BatchHeader | None]]:
-        ends = {batch.header.stop_step: batch.header for batch in self._chain.batches}
-        for number, step in enumerate(steps_from(self._log, self._chain, begin), begin + 1):
-            yield step, ends.get(number)
-
-    def next(self) -> RankStep:
-        """Return the next step."""
-        step, self.ended = next(self._iterator)
-        return step
 
 
 def _worse(first: Exactness, second: Exactness) -> Exactness:

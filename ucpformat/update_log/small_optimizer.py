@@ -11,7 +11,7 @@ from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import selection
 from ucpformat.update_log.durability import extent_of
 from ucpformat.update_log.forms import places_of, rows_of, values_of
-from ucpformat.update_log.steps import entries_of, require_agreement, require_places, steps_from
+from ucpformat.update_log.steps import require_places, whole_steps
 from ucpformat.update_log.sums import box_sum
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.update_log.documents import Epoch, Exactness
-    from ucpformat.update_log.reading import Chain, RankStep, StoredLog
-    from ucpformat.update_log.steps import LoggedEntry
+    from ucpformat.update_log.reading import Chain, StoredLog
+    from ucpformat.update_log.steps import LoggedEntry, WholeStep
 
 __all__ = ["SMALL_OPTIMIZER", "SmallRecovery", "replay_small"]
 
@@ -63,9 +63,9 @@ def replay_small(
         # The profile of this optimizer is empty.
         found = "tolerance" if epoch.exactness == "bitwise" and epoch.profile else epoch.exactness
         exactness = max(exactness, found, key=_ORDER.index)
-        ranks = [steps_from(log, chain, step) for chain in replayed.chains]
+        steps = whole_steps(log, epoch, replayed.chains, step)
         while step < replayed.stop:
-            _make(epoch, [next(rank) for rank in ranks], values)
+            _make(epoch, next(steps), values)
             step += 1
             _require_sums(log.url, epoch, replayed.chains, step, values)
     return SmallRecovery(step, exactness)
@@ -80,12 +80,11 @@ def _require_same(epoch: Epoch, values: Values, at: str) -> None:
             raise error("UCP-E-MISMATCH", "the log has another tensor of this name", at=tensor.atom)
 
 
-def _make(epoch: Epoch, steps: Sequence[RankStep], values: Values) -> None:
+def _make(epoch: Epoch, step: WholeStep, values: Values) -> None:
     """Make a step that all ranks have logged."""
-    require_agreement(steps, epoch)
     groups = {tensor: number for number, members in enumerate(epoch.groups) for tensor in members}
-    rates = [_rate(options, steps[0].at) for options in steps[0].record.options or ()]
-    for number, logged in entries_of(steps, epoch).items():
+    rates = [_rate(options, step.ranks[0].at) for options in step.ranks[0].record.options or ()]
+    for number, logged in step.entries.items():
         piece = epoch.pieces[number]
         require_places(logged, piece.shape)
         tensor = epoch.tensors[piece.tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ucpformat.errors import error
 from ucpformat.jsonio import equal
@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ucpformat.jsonio import JsonValue
-    from ucpformat.update_log.batch import Entry
+    from ucpformat.update_log.batch import BatchHeader, Entry
     from ucpformat.update_log.documents import Epoch
     from ucpformat.update_log.reading import Chain, RankStep, StoredLog
 
-__all__ = ["LoggedEntry", "entries_of", "require_agreement", "require_places", "steps_from"]
+__all__ = [
+    "LoggedEntry",
+    "WholeStep",
+    "entries_of",
+    "require_agreement",
+    "require_places",
+    "steps_from",
+    "whole_steps",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,32 @@ def steps_from(log: StoredLog, chain: Chain, begin: int) -> Iterator[RankStep]:
             options = step.record.options or options
             if number >= begin:
                 yield step if options is None else step.with_options(options)
+
+
+class WholeStep(NamedTuple):
+    """A step of all ranks, who agree on it: what each has, the entries by piece, and headers of batches that end."""
+
+    ranks: list[RankStep]
+    entries: dict[int, LoggedEntry]
+    ended: list[BatchHeader | None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(rank.data.nbytes for rank in self.ranks)
+
+
+def whole_steps(log: StoredLog, epoch: Epoch, chains: Sequence[Chain], begin: int) -> Iterator[WholeStep]:
+    """Yield the steps of an epoch from one on, as far as all ranks have them.
+
+    Raises:
+        UcpError: as `require_agreement`, and what reading raises.
+    """
+    ends = [{batch.header.stop_step: batch.header for batch in chain.batches} for chain in chains]
+    ranks = [steps_from(log, chain, begin) for chain in chains]
+    for stop, steps in enumerate(zip(*ranks, strict=False), begin + 1):
+        require_agreement(steps, epoch)
+        yield WholeStep([*steps], entries_of(steps, epoch), [one.get(stop) for one in ends])
 
 
 def require_places(logged: LoggedEntry, shape: tuple[int, ...]) -> None:
