@@ -111,18 +111,18 @@ def image_source(
     >>> [file.path for file in source.files]
     ['pages-1.img']
     """
-    place = Path(path).expanduser()
-    if not os.path.lexists(place):
+    top = Path(path).expanduser()
+    if not os.path.lexists(top):
         raise error(
             "UCP-E-NOT-FOUND",
             "nothing lies here: give the file or directory that the software wrote",
             at=str(path),
         )
-    above = place if place.is_dir() else place.parent
+    above = top if top.is_dir() else top.parent
     with _told(path):
         files = [
             SourceFile(found.relative_to(above).as_posix(), partial(_pieces, found), is_executable)
-            for found, is_executable in _regular(place)
+            for found, is_executable in _regular(top)
         ]
     if not files:
         raise error("UCP-E-SOURCE", "the directory has no files", at=str(path))
@@ -132,19 +132,19 @@ def image_source(
     return ImageSource(media_type, producer, files, host, is_required, rank)
 
 
-def _regular(place: Path) -> Iterator[tuple[Path, bool]]:
+def _regular(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield a file, or those below a directory in the order of their names, and whether its owner may execute it."""
-    mode = place.lstat().st_mode
+    mode = path.lstat().st_mode
     if stat.S_ISDIR(mode):
-        for below in sorted(place.iterdir()):
+        for below in sorted(path.iterdir()):
             yield from _regular(below)
     elif stat.S_ISREG(mode):
-        yield place, bool(mode & stat.S_IXUSR)
+        yield path, bool(mode & stat.S_IXUSR)
     else:
         message = (
             "this is no regular file: put what it leads to in its place, or pack the image into one file"
         )
-        raise error("UCP-E-SOURCE", message, at=str(place))
+        raise error("UCP-E-SOURCE", message, at=str(path))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -101,8 +101,8 @@ def whole_chunks(slots: Iterable[SlotToShare], rank: int, *, most: int = _WAVE_B
     """
     planner = _Planner(rank, most)
     with paused:
-        for place, slot in enumerate(slots):
-            planner.add(place, slot)
+        for number, slot in enumerate(slots):
+            planner.add(number, slot)
     waves = sorted((wave for wave in planner.waves if wave.chunks), key=lambda wave: wave.last)
     return WholeChunks(planner.portions, waves)
 
@@ -117,7 +117,7 @@ class _Planner:
         self._kinds: dict[tuple[object, ...], list[_Chunk]] = {}
         self._companies: dict[tuple[_Cast, tuple[int, ...]], _Company] = {}
 
-    def add(self, place: int, slot: SlotToShare) -> None:
+    def add(self, number: int, slot: SlotToShare) -> None:
         # An era is as many slots as hold about a wave's bytes for each rank: parts of more do not wait for a wave.
         holders = max(len(source.ranks) for source in slot.sources)
         self._passed += math.prod(slot.grid.shape) * slot.item_bytes // holders
@@ -129,7 +129,7 @@ class _Planner:
             chunks = self._kinds[key] = list(self._chunks(slot))
         pieces = pieces_of(slot, self._rank) if chunks else ()
         for chunk in chunks:
-            parts = self._parts(place, slot, chunk)
+            parts = self._parts(number, slot, chunk)
             for part in parts:
                 if part.rank == self._rank:
                     clipped = (piece.clip(part.box) for piece in pieces)
@@ -169,7 +169,7 @@ class _Planner:
                 company,
             )
 
-    def _parts(self, place: int, slot: SlotToShare, chunk: _Chunk) -> Sequence[Assigned]:
+    def _parts(self, number: int, slot: SlotToShare, chunk: _Chunk) -> Sequence[Assigned]:
         """Return what the rank gives of a chunk, and all of it where it owns it; its wave learns of it."""
         company = chunk.company
         if company is None:
@@ -191,7 +191,7 @@ class _Planner:
                 parts.append(Assigned(box, giver, chunk.cast[number]))
         if company is not None and owner is not None and is_shared:
             wave = self._wave(company, owner, chunk.size * slot.item_bytes)
-            wave.last, wave.last_slot = (place, chunk.number), slot.name
+            wave.last, wave.last_slot = (number, chunk.number), slot.name
             if parts:
                 wave.chunks.append(SharedChunk(slot, chunk.number, tuple(parts), owner))
         return parts

@@ -160,5 +160,5 @@ class TensorParcel:
                 elements = np.ascontiguousarray(found).view(kind.numpy).reshape(copy.shape)
                 if self._exponent:
                     elements = scaled(elements, kind, self._exponent, at=self._at)
-                place = strided_view(memory, copy.shape, copy.target)
-                place[...] = np.ascontiguousarray(elements).view(self._raw).reshape(copy.shape)
+                target = strided_view(memory, copy.shape, copy.target)
+                target[...] = np.ascontiguousarray(elements).view(self._raw).reshape(copy.shape)

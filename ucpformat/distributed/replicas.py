@@ -68,9 +68,9 @@ def settle_replicas(local: LocalState, whole: Described, group: Group, mode: Rep
     differing = list(_differing(local, group, ordered))
     if mode == "check" and differing:
         raise error("UCP-E-MISMATCH", _refusal(differing), at="/".join(differing[0][0].slot))
-    place = {rank: number for number, rank in enumerate(group.ranks)}
+    numbers = {rank: number for number, rank in enumerate(group.ranks)}
     for copies, _ in differing:
-        first = frozenset((min(copies.ranks, key=place.__getitem__),))
+        first = frozenset((min(copies.ranks, key=numbers.__getitem__),))
         sources = whole.sources[copies.slot]
         whole.sources[copies.slot] = [
             Source(None, None, first) if source.layout is None else source for source in sources

@@ -136,6 +136,6 @@ def _atom_problems(atoms: Sequence[ArrangedAtom], layouts: int, at: str) -> Iter
         names.add(atom.name)
         for slot in atom.slots:
             if slot.layout is not None and slot.layout >= layouts:
-                place = pointer(here, "slots", slot.name, "layout")
+                where = pointer(here, "slots", slot.name, "layout")
                 message = f"there are {layouts} layouts, and none with the index {slot.layout}"
-                yield Problem("UCP-E-REFERENCE", place, message)
+                yield Problem("UCP-E-REFERENCE", where, message)

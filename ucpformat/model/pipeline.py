@@ -174,8 +174,8 @@ class Pipeline:
                 last = minibatch
                 if version > stage.updates:
                     message = f"the stage has had {stage.updates} updates, and not {version}"
-                    place = pointer(here, "in_flight", index, "version")
-                    yield Problem("UCP-E-REFERENCE", place, message)
+                    where = pointer(here, "in_flight", index, "version")
+                    yield Problem("UCP-E-REFERENCE", where, message)
 
     def atom_problems(self, atoms: Iterable[tuple[str, SlotKinds]], *, at: str) -> Iterator[Problem]:
         """Yield ``UCP-E-REFERENCE`` for atoms that are not there, or lack a version (UCP-D-143, UCP-D-147).

@@ -132,7 +132,7 @@ class _Parser:
         self.scope = scope
         self.names: set[str] = set()
         self.tokens = self._tokens()
-        self.place = 0
+        self.position = 0
         self.depth = 0
 
     def whole(self) -> _Node:
@@ -147,31 +147,31 @@ class _Parser:
 
     def _tokens(self) -> list[str]:
         found: list[str] = []
-        place = 0
-        while place < len(self.text):
-            start = place
-            sign = self.text[place]
-            place += 1
+        position = 0
+        while position < len(self.text):
+            start = position
+            sign = self.text[position]
+            position += 1
             if sign == _BLANK:
                 continue
             if sign in _WORD:
-                while place < len(self.text) and self.text[place] in _WORD:
-                    place += 1
-            elif sign == "/" and self.text.startswith("/", place):
-                place += 1
+                while position < len(self.text) and self.text[position] in _WORD:
+                    position += 1
+            elif sign == "/" and self.text.startswith("/", position):
+                position += 1
             elif sign not in "+-*/%()[],":
                 raise self._refusal(f"{sign!r} is no part of expressions")
-            found.append(self.text[start:place])
+            found.append(self.text[start:position])
         return found
 
     def _peek(self) -> str:
-        return self.tokens[self.place] if self.place < len(self.tokens) else ""
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def _take(self, wanted: str = "") -> str:
         token = self._peek()
         if not token or (wanted and token != wanted):
             raise self._refusal(f"{wanted or 'a value'} is missing" + (f" before {token!r}" if token else ""))
-        self.place += 1
+        self.position += 1
         return token
 
     def _sum(self) -> _Node:

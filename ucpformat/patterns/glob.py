@@ -67,15 +67,15 @@ class _Component:
             return None
         last = len(self.variables)
         for index, variable in enumerate(self.variables, 1):
-            for place in range(stop + (variable.name is not None), len(text) + 1):
+            for position in range(stop + (variable.name is not None), len(text) + 1):
                 mine: dict[str, str | int] = {}
-                end = _end(self.segments[index], text, place, mine)
+                end = _end(self.segments[index], text, position, mine)
                 if end is not None and (index < last or end == len(text)):
                     break
             else:
                 return None
             if variable.name is not None:
-                found[variable.name] = text[stop:place]
+                found[variable.name] = text[stop:position]
             found.update(mine)
             stop = end
         return found if stop == len(text) else None
@@ -131,16 +131,16 @@ class Glob:
         for index, gap in enumerate(self.gaps, 1):
             latest = count - self.least[index]
             is_last = index == len(self.gaps)
-            for place in range(latest if is_last else stop + gap.least, latest + 1):
+            for position in range(latest if is_last else stop + gap.least, latest + 1):
                 mine: dict[str, str | int] = {}
-                if _run_matches(self.runs[index], components, place, mine):
+                if _run_matches(self.runs[index], components, position, mine):
                     break
             else:
                 return None
             if gap.name is not None:
-                found[gap.name] = ".".join(components[stop:place])
+                found[gap.name] = ".".join(components[stop:position])
             found.update(mine)
-            stop = place + len(self.runs[index])
+            stop = position + len(self.runs[index])
         return found
 
     def fill(self, captures: Captures) -> str:
@@ -173,44 +173,44 @@ class Glob:
         if not self.gaps:
             return agreed, f"the name goes on behind {components[head - 1]!r}"
         if tail < len(last) and agreed < len(components):
-            place = len(components) - tail
+            position = len(components) - tail
             return (
                 agreed,
-                f"component {place} is {components[place - 1]!r}, not {last[len(last) - 1 - tail].text!r}",
+                f"component {position} is {components[position - 1]!r}, not {last[len(last) - 1 - tail].text!r}",
             )
         return agreed, f"what lies between does not fit {self.text!r}"
 
 
 def _end(segment: _Segment, text: str, start: int, found: dict[str, str | int]) -> int | None:
     """Return where ``segment`` ends if it begins at ``start``, or None; integers go to ``found``."""
-    place = start
+    position = start
     for part in segment:
         if isinstance(part, str):
-            if not text.startswith(part, place):
+            if not text.startswith(part, position):
                 return None
-            place += len(part)
+            position += len(part)
             continue
-        if place and text[place - 1] in _DIGITS:
+        if position and text[position - 1] in _DIGITS:
             return None
-        stop = place
+        stop = position
         while stop < len(text) and text[stop] in _DIGITS:
             stop += 1
-        digits = text[place:stop]
+        digits = text[position:stop]
         if not 0 < len(digits) <= _LONGEST_INTEGER or (digits[0] == "0" and len(digits) > 1):
             return None
         found[part.name] = int(digits)
-        place = stop
-    return place
+        position = stop
+    return position
 
 
 def _run_matches(
     run: Sequence[_Component], components: Sequence[str], start: int, found: dict[str, str | int]
 ) -> bool:
-    for place, component in enumerate(run, start):
+    for position, component in enumerate(run, start):
         if component.literal is not None:
-            if component.literal != components[place]:
+            if component.literal != components[position]:
                 return False
-        elif (mine := component.match(components[place])) is None:
+        elif (mine := component.match(components[position])) is None:
             return False
         else:
             found.update(mine)
@@ -243,11 +243,11 @@ def parse_glob(text: str) -> Glob:
     captures: dict[str, Kind] = {}
     runs: list[list[_Component]] = [[]]
     gaps: list[_Many] = []
-    for place, component in enumerate(text.split(".")):
+    for position, component in enumerate(text.split(".")):
         many = _many(component, text, captures)
         if many is None:
             runs[-1].append(_component(component, text, captures))
-        elif place and not runs[-1]:
+        elif position and not runs[-1]:
             raise _refusal(text, f"{component!r} follows another of its kind, and which ends where is open")
         else:
             gaps.append(many)
@@ -283,25 +283,25 @@ def _declare(name: str, kind: Kind, text: str, captures: dict[str, Kind]) -> Non
 def _component(component: str, text: str, captures: dict[str, Kind]) -> _Component:
     segments: list[list[str | _Integer]] = [[]]
     variables: list[_Text] = []
-    place = 0
-    while place < len(component):
-        sign = component[place]
-        place += 1
+    position = 0
+    while position < len(component):
+        sign = component[position]
+        position += 1
         if sign == "\\":
-            if place == len(component) or component[place] not in _SPECIAL:
+            if position == len(component) or component[position] not in _SPECIAL:
                 raise _refusal(text, "a backslash stands before one of * { } \\ alone")
-            _append(segments[-1], component[place])
-            place += 1
+            _append(segments[-1], component[position])
+            position += 1
         elif sign == "*":
             _check_gap(segments, variables, text)
             variables.append(_Text(None))
             segments.append([])
         elif sign == "{":
-            stop = component.find("}", place)
+            stop = component.find("}", position)
             if stop < 0:
                 raise _refusal(text, "a brace is not closed in its component")
-            name, colon, kind = component[place:stop].partition(":")
-            place = stop + 1
+            name, colon, kind = component[position:stop].partition(":")
+            position = stop + 1
             known = _KINDS.get(colon + kind)
             if known is None or known == "path":
                 raise _refusal(text, "a capture is {name} or {name:int}, or the whole component {name:path}")

@@ -102,8 +102,8 @@ class PackObject(Rebuilt):
 
     def look(self) -> None:
         """Find out what can be brought back, without the rest of the pack."""
-        for place, damage in self._damage.items():
-            self._mend(_segment(place, self._segments[place]), damage)
+        for where, damage in self._damage.items():
+            self._mend(_segment(where, self._segments[where]), damage)
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield all bytes, segment by segment."""
@@ -112,9 +112,9 @@ class PackObject(Rebuilt):
             if offset < position:  # segments that overlap without being equal: the document is wrong
                 continue
             yield from self._between(position, offset)
-            place = offset, length
-            if place in self._damage:
-                yield memoryview(self._mend(_segment(place, checksums), self._damage[place]))
+            where = offset, length
+            if where in self._damage:
+                yield memoryview(self._mend(_segment(where, checksums), self._damage[where]))
             else:
                 yield from self._good(offset, length, checksums)
             position = offset + length
@@ -155,8 +155,8 @@ def _changed(key: str) -> UcpError:
     return error("UCP-E-STORE", message, at=key)
 
 
-def _segment(place: tuple[int, int], checksums: bytes) -> Segment:
-    return Segment(0, *place, None, checksums)
+def _segment(where: tuple[int, int], checksums: bytes) -> Segment:
+    return Segment(0, *where, None, checksums)
 
 
 def _rows(part: StoredPart, pack: int) -> Iterator[tuple[tuple[int, int], bytes]]:

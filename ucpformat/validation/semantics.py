@@ -338,8 +338,8 @@ def _check_overlaps(checked: CheckedCheckpoint, findings: Findings) -> None:
                 findings.add(Problem("UCP-E-SEGMENT", pack.key, "no segment lies in this pack"))
             continue
         if (ranges[1:, 0] < ranges[:-1, 1]).any():
-            place = int(np.argmax(ranges[1:, 0] < ranges[:-1, 1]))
-            message = f"segments overlap at byte {int(ranges[place + 1, 0])}"
+            first = int(np.argmax(ranges[1:, 0] < ranges[:-1, 1]))
+            message = f"segments overlap at byte {int(ranges[first + 1, 0])}"
             findings.add(Problem("UCP-E-SEGMENT", pack.key, message))
 
 

@@ -137,14 +137,14 @@ def byte_runs(
     """
     local, origin = part.relative_to(held), segment.offset
     for stretch in stretches(local, held.shape, target.itemsize):
-        place = target if stretch.box is local else target[selection(stretch.box, local)]
+        memory = target if stretch.box is local else target[selection(stretch.box, local)]
         start, stop = stretch.start, stretch.stop
         straight: tuple[tuple[int, memoryview], ...] = ()
         copied: tuple[Destination, ...] = ()
-        if place.flags.c_contiguous and stop - start == place.nbytes:
-            straight = ((origin + start, flat_bytes(place)),)
+        if memory.flags.c_contiguous and stop - start == memory.nbytes:
+            straight = ((origin + start, flat_bytes(memory)),)
         else:
-            copied = (Destination(place, origin + start, origin + stop, stretch.strides),)
+            copied = (Destination(memory, origin + start, origin + stop, stretch.strides),)
         if verify:
             start, stop = stretch.in_blocks
             stop = min(stop, segment.covered)

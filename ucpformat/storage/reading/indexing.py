@@ -96,16 +96,16 @@ def select(index: object, shape: tuple[int, ...], itemsize: int) -> Selection:
 def _expanded(items: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
     """Give each dimension its item: an ellipsis is slices, and a mask is an array of integers for each of its own."""
     plain = [_plain(item) for item in items]
-    ellipses = [place for place, item in enumerate(plain) if item is Ellipsis]
+    ellipses = [position for position, item in enumerate(plain) if item is Ellipsis]
     if len(ellipses) > 1:
         raise IndexError("an index can have only a single ellipsis")
     left = len(shape) - sum(map(_dimensions, plain))
     if left < 0:
         raise IndexError(f"too many indices for a tensor of {len(shape)} dimensions")
-    place = ellipses[0] if ellipses else len(plain)
+    position = ellipses[0] if ellipses else len(plain)
     found: list[Any] = []
     dim = 0
-    for item in (*plain[:place], *[slice(None)] * left, *plain[place + 1 :]):
+    for item in (*plain[:position], *[slice(None)] * left, *plain[position + 1 :]):
         if isinstance(item, np.ndarray) and item.dtype == np.bool_:
             if item.shape != shape[dim : dim + item.ndim]:
                 raise IndexError(f"a mask of shape {item.shape} does not fit a tensor of shape {shape}")

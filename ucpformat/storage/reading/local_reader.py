@@ -74,27 +74,27 @@ def read_local(
     in_buffer = any(isinstance(step, Concat) for step in lowering.layout.steps)
     if local.mapped != local.size and not in_buffer:
         memory[...] = 0
-    places: list[tuple[Box, NDArray[np.generic]]] = []
+    parts: list[tuple[Box, NDArray[np.generic]]] = []
     for piece in local.pieces:
         strides = tuple(stride * item for stride in piece.local.strides)
-        place: NDArray[np.generic] = np.ndarray(
+        part: NDArray[np.generic] = np.ndarray(
             piece.box.shape, stored.dtype.numpy, memory.data, piece.local.offset * item, strides
         )
-        places.append((piece.box, place))
+        parts.append((piece.box, part))
     if lowering.view == stored.grid.shape:
-        reader.read((stored, box, place) for box, place in places)
+        reader.read((stored, box, part) for box, part in parts)
     else:
-        _read_viewed(reader, stored, lowering.view, places)
+        _read_viewed(reader, stored, lowering.view, parts)
     if exponent:
-        for _, place in places:
-            place[...] = scaled(place, stored.dtype, exponent, at=stored.label)
+        for _, part in parts:
+            part[...] = scaled(part, stored.dtype, exponent, at=stored.label)
 
 
 def _read_viewed(
     reader: BoxReader,
     stored: StoredSlot,
     view: tuple[int, ...],
-    places: Sequence[tuple[Box, NDArray[np.generic]]],
+    parts: Sequence[tuple[Box, NDArray[np.generic]]],
 ) -> None:
     """Read boxes of a view of the slot: a chunk is one run of elements in any view.
 
@@ -106,14 +106,14 @@ def _read_viewed(
         held = grid.chunk_box(index)
         first = grid.chunk_start(index)
         runs = decompose_flat_range(view, first, first + held.size)
-        if not any(run.intersect(box) for run in runs for box, _ in places):
+        if not any(run.intersect(box) for run in runs for box, _ in parts):
             continue
         data = np.empty(held.size, stored.dtype.numpy)
         reader.read([(stored, held, data.reshape(held.shape))])
         position = 0
         for run in runs:
             elements = data[position : position + run.size].reshape(run.shape)
-            for box, out in places:
+            for box, out in parts:
                 part = run.intersect(box)
                 if part is not None:
                     out[selection(part, box)] = elements[selection(part, run)]

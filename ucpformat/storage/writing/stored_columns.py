@@ -83,19 +83,19 @@ class StoredColumns:
     @classmethod
     def of(cls, entries: Iterable[Entry], names: Sequence[tuple[str, str]]) -> StoredColumns:
         """Return entries of slots that are all among ``names``."""
-        place = {name: index for index, name in enumerate(names)}
+        numbers = {name: index for index, name in enumerate(names)}
         rows: list[tuple[int, ...]] = []
         words: list[int] = []
         checksums: list[bytes] = []
         for name, chunk, (segment, start, size, cuts) in entries:
             cut_bytes = NONE if cuts is None else len(cuts)
             if segment is None:
-                rows.append((place[name], chunk, start, size, cut_bytes, NONE, 0, 0, NONE, 0, 0))
+                rows.append((numbers[name], chunk, start, size, cut_bytes, NONE, 0, 0, NONE, 0, 0))
             else:
                 container, offset, length, box, sums, row_set = segment
                 ndim = NONE if box is None else box.ndim
                 stored = (container, offset, length, ndim, len(sums), len(row_set or b"") // 8)
-                rows.append((place[name], chunk, start, size, cut_bytes, *stored))
+                rows.append((numbers[name], chunk, start, size, cut_bytes, *stored))
                 checksums.append(sums)
                 if box is not None:
                     words += box.offset
@@ -148,13 +148,13 @@ class StoredColumns:
             is_packed = (container != NONE) & (container != OWN_OBJECT)
             container[is_packed] = np.array(packs, np.int64)[container[is_packed]]
             first += length
-        place = {name: index for index, name in enumerate(names)}
+        numbers = {name: index for index, name in enumerate(names)}
         last = 0
         # Most often all parts count the same slots.
         for _, some in groupby(zip(parts, lengths, strict=True), key=lambda one: id(one[0][0].names)):
             same = list(some)
             first, last = last, last + sum(length for _, length in same)
-            places = np.array([place[name] for name in same[0][0][0].names], np.int64)
+            places = np.array([numbers[name] for name in same[0][0][0].names], np.int64)
             rows[first:last, SLOT] = places[rows[first:last, SLOT]]
         return cls(
             names,

@@ -50,11 +50,11 @@ class Weights:
 
 def detect(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` is a safetensors file, or a directory with some at its top; never raises."""
-    place = Path(path)
+    source = Path(path)
     try:
-        if place.is_file():
-            return place.name.endswith(SUFFIX)
-        return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in SourceFiles(place).names())
+        if source.is_file():
+            return source.name.endswith(SUFFIX)
+        return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in SourceFiles(source).names())
     except (OSError, ValueError):
         return False
 
@@ -65,21 +65,21 @@ def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
     Raises:
         ImportRefusedError: ``UCP-E-SOURCE``, naming the file, for what is missing, damaged or ambiguous.
     """
-    place = Path(path)
-    if place.is_file():
-        files, chosen = SourceFiles.beside(place)
+    source = Path(path)
+    if source.is_file():
+        files, chosen = SourceFiles.beside(source)
     else:
-        files = SourceFiles(place)
+        files = SourceFiles(source)
     names = [name for name in files.names() if name.endswith((SUFFIX, INDEX_SUFFIX))]
     if chosen:
         if chosen not in names:
             raise _refused(
-                f"there is no {chosen!r:.200}; there are {', '.join(names[:8]) or 'none'}", str(place)
+                f"there is no {chosen!r:.200}; there are {', '.join(names[:8]) or 'none'}", str(source)
             )
         names = [chosen]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if not names:
-        raise _refused("there are no safetensors files", str(place))
+        raise _refused("there are no safetensors files", str(source))
     if len(indexes) > 1:
         raise _refused(
             f"several indexes: choose one with weights=NAME ({', '.join(indexes[:8])})", indexes[1]
@@ -89,7 +89,7 @@ def find_weights(path: str | os.PathLike[str], chosen: str) -> Weights:
         _refuse_others([name for name in names if name not in (indexes[0], *weights.headers)], indexes[0])
         return weights
     number = _NUMBERED.fullmatch(names[0])
-    if place.is_file() and number is not None and int(number[3]) > 1:
+    if source.is_file() and number is not None and int(number[3]) > 1:
         raise _refused(
             f"it is file {int(number[2])} of {int(number[3])} of a model: give the directory, or with "
             f"--from-set weights={names[0]} this file of it alone",

@@ -71,9 +71,9 @@ def _dict(arguments: tuple[Any, ...]) -> object:
 
 TORCH_SAVE_GLOBALS: Final[Globals] = {
     **DEEPSPEED_GLOBALS,
-    **{place: Constructor("AttributeDict", _dict) for place in _DICTS},
-    **{place: _configuration(place[1], member) for place, member in CONFIGURATIONS.items()},
-    **{place: _inert(place[1]) for place in INERT},
+    **{name: Constructor("AttributeDict", _dict) for name in _DICTS},
+    **{name: _configuration(name[1], member) for name, member in CONFIGURATIONS.items()},
+    **{name: _inert(name[1]) for name in INERT},
     ("typing", "Any"): Constructor("Any", _named_only),
 }
 """What a file may name beyond plain data and torch's tensors; all of it inert."""
@@ -84,11 +84,11 @@ def detect(path: str | os.PathLike[str]) -> bool:
 
     Of ``torch.jit.save``, too: what that wrote is refused by its name.
     """
-    place = Path(path)
+    file = Path(path)
     try:
-        if not place.is_file():
+        if not file.is_file():
             return False
-        with open_range(place, 0, place.stat().st_size, place.name) as source:
+        with open_range(file, 0, file.stat().st_size, file.name) as source:
             head = source.read(0, min(len(LEGACY), source.size))
             if not head.startswith(b"PK"):
                 return head == LEGACY

@@ -73,41 +73,41 @@ class FlatGroup:
             (self.local.get(name, name), TorchSize(outline.shape(name))) for name in self.names
         )
 
-    def used(self, place: int) -> int:
+    def used(self, partition: int) -> int:
         """Return elements of a part before the padding of the tail."""
-        return max(0, min(self.part_size, self.length - place * self.part_size))
+        return max(0, min(self.part_size, self.length - partition * self.part_size))
 
     def ranges(
         self,
         slots: Mapping[str, SlotContent],
         chosen: DeepSpeedSettings,
-        place: int,
+        partition: int,
         *,
         strips_tail: bool = False,
     ) -> Iterator[Range]:
         """Yield what a part has of each parameter's slot, one after another."""
         if chosen.stage == 3:
             for name in self.names:
-                yield from part_of(slots[name], self.degree, place)
+                yield from part_of(slots[name], self.degree, partition)
             return
-        first, last = place * self.part_size, (place + 1) * self.part_size
+        first, last = partition * self.part_size, (partition + 1) * self.part_size
         for name, offset in zip(self.names, self.offsets, strict=True):
             slot = slots[name]
             start, stop = max(first, offset), min(last, offset + math.prod(slot.shape))
             if start < stop:
                 yield Range(slot, start - offset, stop - offset)
         if not strips_tail:
-            yield Range(None, 0, self.part_size - self.used(place))
+            yield Range(None, 0, self.part_size - self.used(partition))
 
-    def master(self, outline: Outline, chosen: DeepSpeedSettings, place: int) -> OutTensor:
+    def master(self, outline: Outline, chosen: DeepSpeedSettings, partition: int) -> OutTensor:
         """Return a part of the copies that the optimizer updates."""
         slots = {name: outline.master(name) for name in self.names}
-        ranges = list(self.ranges(slots, chosen, place, strips_tail=chosen.stage < 3))
+        ranges = list(self.ranges(slots, chosen, partition, strips_tail=chosen.stage < 3))
         return outline.flat(ranges, "float32")
 
-    def addresses(self, outline: Outline, place: int) -> OrderedDict[str, Call]:
+    def addresses(self, outline: Outline, partition: int) -> OrderedDict[str, Call]:
         """Return ``param_slice_mappings`` of a part."""
-        first, last = place * self.part_size, (place + 1) * self.part_size
+        first, last = partition * self.part_size, (partition + 1) * self.part_size
         addresses: OrderedDict[str, Call] = OrderedDict()
         for name, offset in zip(self.names, self.offsets, strict=True):
             start, stop = max(first, offset), min(last, offset + math.prod(outline.shape(name)))
@@ -118,7 +118,7 @@ class FlatGroup:
                 )
         return addresses
 
-    def state(self, outline: Outline, chosen: DeepSpeedSettings, place: int) -> dict[str, Any]:
+    def state(self, outline: Outline, chosen: DeepSpeedSettings, partition: int) -> dict[str, Any]:
         """Return a part of the optimizer's states; all parameters of the group have the same ones.
 
         Raises:
@@ -148,7 +148,7 @@ class FlatGroup:
                 raise error(
                     "UCP-E-MISMATCH", f"{key!r} has several data types within parameter group {self.number}"
                 )
-            state[key] = outline.flat(list(self.ranges(slots, chosen, place)), kinds.pop())
+            state[key] = outline.flat(list(self.ranges(slots, chosen, partition)), kinds.pop())
         return state
 
 
