@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from contextlib import ExitStack, suppress
+from operator import and_
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,8 +30,8 @@ from ucpformat.storage.increments.base_contents import (
 from ucpformat.storage.increments.overwriting import (
     are_few,
     chosen,
+    differing_rows,
     has_rows,
-    old_rows,
     owners,
     row_count,
     row_set_of,
@@ -252,15 +253,15 @@ class Base:
         packs = [self._packs[layer.container] for layer in layers]
         new = rows_in(piece.data, box)
         with suppress(UcpError), ExitStack() as stack:
-            sources = [stack.enter_context(self._store.sharable(pack.key)) for pack in packs]
-            are_whole = [one.nbytes == pack.length for one, pack in zip(sources, packs, strict=True)]
-            if changed is not None and all(are_whole):
-                owner, are_right = owners(layers, box), are_whole
+            sources: Sequence[Sharable | None] = [None] * len(packs)
+            may_keep = [pack.is_used for pack in packs]
+            if changed is not None:
+                owner = owners(layers, box)
             else:
-                old, owner, are_right = old_rows(sources, layers, box, new.shape[1])
-                changed = (owner < 0) | (old != new).any(axis=1)
+                sources = read = [stack.enter_context(self._store.sharable(pack.key)) for pack in packs]
+                changed, owner, are_right = differing_rows(read, layers, box, new)
+                may_keep = [*map(and_, may_keep, are_right)]
             sizes = [row_count(layer, box) for layer in layers]
-            may_keep = [is_right and pack.is_used for is_right, pack in zip(are_right, packs, strict=True)]
             choice = chosen(changed, owner, sizes, may_keep)
             while choice is not None:
                 unshared = [one for one in choice.kept if not self._key_here(packs[one], sources[one])]
@@ -275,7 +276,7 @@ class Base:
             found: list[ChunkPiece] = []
             for number in choice.kept:
                 one, pack = layers[number], packs[number]
-                key = self._key_here(pack, sources[number]) or ""
+                key = self._key_here(pack) or ""
                 shared = SharedRun(key, pack.length, one.offset, one.length, one.checksums, b"")
                 layer = Layer(one.row_set, 0 if found else piece.data.nbytes, b"" if found else cuts)
                 found.append(piece._replace(box=box, data=piece.data[:0], shared=shared, layer=layer))
@@ -373,14 +374,14 @@ class Base:
         segments = () if stored is None else segments_of(stored, chunk)
         return segments[0] if len(segments) == 1 and segments[0].box is None else None
 
-    def _key_here(self, pack: PackUse, source: Sharable) -> str | None:
+    def _key_here(self, pack: PackUse, source: Sharable | None = None) -> str | None:
         """Return the key that a pack of the base has in the target, shared now if need be; None where it cannot be.
 
         Copies have keys of the attempt's own: under that of the base, two attempts would remove one another's.
         """
-        with self._lock:
+        with self._lock, ExitStack() as stack:
             if pack.key not in self._keys_here:
-                key = pack.key
+                key, source = pack.key, source or stack.enter_context(self._store.sharable(pack.key))
                 if source.mark is not None:
                     text = f"{pack.key} {source.mark}".encode()
                     key = f"packs/{self._attempt}-{hashlib.sha256(text).hexdigest()[:24]}.pack"

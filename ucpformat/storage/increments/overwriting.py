@@ -6,15 +6,15 @@ the layer of which the smallest share is still read goes first, and its rows go 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ucpformat.model.table import row_set_bytes, rows_of
-from ucpformat.storage.checksum import block_checksums
+from ucpformat.storage.checksum import BLOCK_BYTES, block_checksums
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,8 +26,8 @@ __all__ = [
     "NewLayer",
     "are_few",
     "chosen",
+    "differing_rows",
     "has_rows",
-    "old_rows",
     "owners",
     "row_count",
     "row_set_of",
@@ -42,6 +42,7 @@ _MOST_STORED: Final = 2.2
 """Stored bytes of all layers for each byte of the box: a reader of all of it reads so many times as much."""
 _LEAST_GAIN: Final = 0.6
 """A new layer with a larger share of the rows is written as a whole box."""
+_WORDS: Final = tuple(np.dtype(kind) for kind in (np.uint64, np.uint32, np.uint16, np.uint8))
 _SAMPLES: Final = 64
 _FAR_SAMPLES: Final = 4
 _FAR_BYTES: Final = 1 << 17
@@ -102,67 +103,97 @@ def _are_few_far(source: Sharable, segment: Segment, rows: NDArray[np.uint8]) ->
     return same >= (1 - _LEAST_GAIN) * total
 
 
-def old_rows(
-    sources: Sequence[Sharable], segments: Sequence[Segment], box: Box, width: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int16], list[bool]]:
-    """Read all layers of a box: its rows, the layer that gives each, and whether the bytes of each layer are right.
+def differing_rows(
+    sources: Sequence[Sharable], segments: Sequence[Segment], box: Box, new: NDArray[np.uint8]
+) -> tuple[NDArray[np.bool_], NDArray[np.uint8], list[bool]]:
+    """Read all layers of a box, and compare the rows that they give with ``new``, the bytes of each.
 
-    ``width`` is that of a row, in bytes. Raises OSError where a layer cannot be read.
+    Returns which rows differ; as `owners`; and whether the bytes of each layer are right. Raises OSError or `UcpError`
+    where a layer cannot be read.
     """
-    count = rows_of(box)
-    found = np.empty((count, width), np.uint8)
-    owner = np.full(count, -1, np.int16)
+    owner = owners(segments, box)
+    changed = owner == 0
+    width = new.shape[1]
+    words = new.view(next(word for word in _WORDS if width % word.itemsize == 0))
     are_right = []
-    for number, (source, segment) in enumerate(zip(sources, segments, strict=True)):
-        data = source.read(segment.offset, segment.length)
-        is_right = len(data) == segment.length and block_checksums([memoryview(data)]) == segment.checksums
-        are_right.append(is_right)
-        if not is_right:
-            continue
+    for number, (source, segment) in enumerate(zip(sources, segments, strict=True), 1):
+        rows = owner == number
+        if segment.row_set is not None:
+            rows = np.flatnonzero(segment._replace(box=box).present())
+        checksums, position = [], 0
+        for data in _blocks(source, segment, width):
+            checksums.append(block_checksums([memoryview(data)]))
+            if len(data) % width:
+                break
+            found = np.frombuffer(data, words.dtype).reshape(-1, words.shape[1])
+            here = rows[position : position + len(found)]
+            position += len(found)
+            if segment.row_set is None:
+                differs = _any_of_row(found != words[position - len(found) : position])
+                changed[position - len(found) : position] |= differs & here
+            else:
+                is_read = owner[here] == number
+                here = here[is_read]
+                changed[here] |= _any_of_row(found[is_read] != words[here])
+        are_right.append(b"".join(checksums) == segment.checksums)
+    return changed, owner, are_right
+
+
+def _blocks(source: Sharable, segment: Segment, width: int) -> Iterator[bytes]:
+    """Read a layer, a checksum block at a time where that has whole rows, for which the processor's cache has room.
+
+    The last is shorter where the object ends.
+    """
+    is_cut = source.mark is None and BLOCK_BYTES % width == 0
+    size = BLOCK_BYTES if is_cut else segment.length
+    for start in range(0, segment.length, size):
+        yield source.read(segment.offset + start, min(size, segment.length - start))
+
+
+def _any_of_row(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return of each row whether any of its words differs: few do, so that looking for them is faster than a sum."""
+    found = np.zeros(len(differs), np.bool_)
+    columns: NDArray[Any] = differs.view(np.uint64) if differs.shape[1] % 8 == 0 else differs
+    found[np.flatnonzero(columns) // columns.shape[1]] = True
+    return found
+
+
+def owners(segments: Sequence[Segment], box: Box) -> NDArray[np.uint8]:
+    """Return which layer gives each row of a box, counted from 1; 0 for a row that none has."""
+    count = rows_of(box)
+    found = np.zeros(count, np.uint8)
+    for number, segment in enumerate(segments, 1):
         if segment.row_set is None:
-            found[:] = np.frombuffer(data, np.uint8).reshape(count, width)
-            owner[:] = number
+            found[:] = number
         else:
-            where = np.flatnonzero(segment._replace(box=box).present())
-            found[where] = np.frombuffer(data, np.uint8).reshape(-1, width)
-            owner[where] = number
-    return found, owner, are_right
-
-
-def owners(segments: Sequence[Segment], box: Box) -> NDArray[np.int16]:
-    """Return the number of the layer that gives each row of a box, -1 for a row that none has."""
-    found = np.full(rows_of(box), -1, np.int16)
-    for number, segment in enumerate(segments):
-        np.copyto(found, np.int16(number), where=segment._replace(box=box).present())
+            bits = np.unpackbits(np.frombuffer(segment.row_set, np.uint8), count=count, bitorder="little")
+            np.maximum(found, np.multiply(bits, np.uint8(number), out=bits), out=found)
     return found
 
 
 def chosen(
-    changed: NDArray[np.bool_], owner: NDArray[np.int16], sizes: Sequence[int], may_keep: Sequence[bool]
+    changed: NDArray[np.bool_], owner: NDArray[np.uint8], sizes: Sequence[int], may_keep: Sequence[bool]
 ) -> NewLayer | None:
     """Choose which layers are kept; None where the box is best written as a whole.
 
-    ``changed`` says which rows are to be written in any case, ``owner`` which layer gives each of the others, ``sizes``
-    how many rows each layer has, and ``may_keep`` which of them there is a choice about.
+    ``changed`` says which rows are to be written in any case, ``owner`` which layer gives each of the others, as
+    `owners`, ``sizes`` how many rows each layer has, and ``may_keep`` which of them there is a choice about.
 
     >>> changed = np.array([True, False, False, False])
-    >>> chosen(changed, np.array([0, 0, 1, 0]), [4, 1], [True, True])
+    >>> chosen(changed, np.array([1, 1, 2, 1], np.uint8), [4, 1], [True, True])
     NewLayer(kept=[0, 1], rows=array([ True, False, False, False]))
     """
     count = changed.size
-    is_written = np.ones(
-        len(sizes) + 1, np.bool_
-    )  # by layer; the last one is of rows that none has: owner -1
-    is_written[:-1] = np.logical_not(may_keep)
+    is_written = np.array([True, *(not may for may in may_keep)])  # by owner
     rows = changed | is_written[owner]
-    used = np.bincount(owner[~rows], minlength=len(sizes)).tolist()
+    used = np.bincount(np.where(rows, np.uint8(0), owner), minlength=len(sizes) + 1)[1:].tolist()
     kept = [number for number, rows_used in enumerate(used) if rows_used]
-    written = count - sum(used)
+    written = before = count - sum(used)
     while len(kept) >= _MOST_LAYERS or written + sum(sizes[number] for number in kept) > _MOST_STORED * count:
         worst = min(kept, key=lambda number: used[number] / sizes[number])
         kept.remove(worst)
         written += used[worst]
-        is_written[worst] = True
+        is_written[worst + 1] = True
     if not kept or written > _LEAST_GAIN * count:
         return None
-    return NewLayer(kept, changed | is_written[owner])
+    return NewLayer(kept, rows if written == before else changed | is_written[owner])
