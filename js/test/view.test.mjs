@@ -1,6 +1,7 @@
 // What the page is made of and needs no browser: the session of the worker, the tree, the summary.
 
 import assert from 'node:assert/strict';
+import {readFileSync, readdirSync, writeFileSync} from 'node:fs';
 import {join} from 'node:path';
 import {test} from 'node:test';
 import {DirectoryStore} from '../node/store.mjs';
@@ -136,4 +137,15 @@ test('checkpoints among files are those that lie in no other, the last first, an
   const run = checkpointsAmong([['r/s-9/ucp.json', 1], ['r/s-10/ucp.json', 2], ['r/u.ucplog/log.json', 3], ['r/u.ucplog/epochs/0.json', 4]]);
   assert.deepEqual(run.checkpoints.map(({label}) => label), ['r/s-10', 'r/s-9']);
   assert.deepEqual(run.log, [['log.json', 3], ['epochs/0.json', 4]]);
+});
+
+test('a problem names the atom that it is about', (t) => {
+  const path = join(temporary(t), 'x');
+  writeSmall(path, 'packed');
+  const [pack] = readdirSync(join(path, 'packs'));
+  const bytes = readFileSync(join(path, 'packs', pack));
+  bytes[0] ^= 1;
+  writeFileSync(join(path, 'packs', pack), bytes);
+  const problems = new Session(new DirectoryStore(path)).problems({level: 'integrity'});
+  assert.deepEqual(problems.map(({code, atom}) => [code, atom]), [['UCP-E-CHECKSUM', 'a']]);
 });

@@ -15,6 +15,7 @@ import {showTensor} from './tensor.mjs';
 import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
 
 const MAX_LABEL = 160;
+const MAX_PROBLEMS = 1000;
 const $ = (id) => document.getElementById(id);
 
 /** @typedef {{label: string, source: object, statistics?: Record<string, Record<string, object>>}} Choice */
@@ -313,14 +314,27 @@ class Page {
     }
   }
 
+  #problem({
+    code, at, detail, atom,
+  }) {
+    const known = atom === null ? null : this.atoms.a.get(atom);
+    const link = known ? h('button', {type: 'button', onclick: () => this.show(known)}, shortened(atom, 60)) : shortened(atom ?? '', 60);
+    return h('tr', {}, [code, at, detail].map((text) => h('td', {class: 'text'}, shortened(text, 400))), h('td', {class: 'text'}, link));
+  }
+
   async problems(level) {
     $('problems').replaceChildren(h('p', {class: 'quiet'}, 'checking…'));
     const more = h('button', {type: 'button', onclick: () => this.problems('integrity')}, 'check every byte');
     try {
       const found = await this.client.ask('problems', {side: 'a', level});
-      $('problems').replaceChildren(
-        h('p', {}, found.length === 0 ? `No problem at level ${level}. ` : `${found.length} problems at level ${level}. `, level === 'integrity' ? null : more),
-        h('table', {}, h('tbody', {}, found.slice(0, 1000).map(({code, at, detail}) => h('tr', {}, [code, at, detail].map((text) => h('td', {class: 'text'}, text)))))));
+      const count = found.length === 1 ? '1 problem' : `${found.length === 0 ? 'No' : found.length.toLocaleString('en')} problems`;
+      const table = h('table', {},
+        h('thead', {}, h('tr', {}, ['code', 'place', 'what', 'atom'].map((name) => h('th', {class: 'text', scope: 'col'}, name)))),
+        h('tbody', {}, found.slice(0, MAX_PROBLEMS).map((problem) => this.#problem(problem))));
+      $('problems').replaceChildren(h('div', {},
+        h('p', {}, `${count} at level ${level}. `, level === 'integrity' ? null : more),
+        found.length === 0 ? null : h('div', {class: 'scroll'}, table),
+        found.length > MAX_PROBLEMS ? h('p', {class: 'quiet'}, `The first ${MAX_PROBLEMS} are listed.`) : null));
     } catch (error) {
       $('problems').replaceChildren(h('p', {class: 'error', role: 'alert'}, error.message));
     }

@@ -138,6 +138,8 @@ function realNumbers(bytes, dtype) {
 
 /** One open checkpoint and the answers to questions about it. */
 export class Session {
+  #byLabel = null;
+
   /**
    * @param {import('../lib/stores.mjs').Store} store
    * @param {Record<string, Record<string, object>>} [previews] by atom and slot, of a page that carries no tensors
@@ -342,8 +344,30 @@ export class Session {
     };
   }
 
-  /** Problems of the checkpoint; level integrity reads every byte. */
+  /** Problems of the checkpoint, with the atom that each is about where it is about one; level integrity reads every byte. */
   problems({level}) {
-    return validate(this.store, level);
+    const problems = validate(this.store, level);
+    return problems.map((problem) => ({...problem, atom: this.#atomOf(problem)}));
+  }
+
+  /** The atom at the place of a problem: in a part of the index, or by a block of a slot. */
+  #atomOf({at, detail}) {
+    const [, key, number] = /^([^#]*)#\/atoms\/(\d+)(?:\/|$)/.exec(at) ?? [];
+    const [, label] = /^block \d+ of (.*), chunk \d+$/s.exec(detail) ?? [];
+    if (key === undefined && label === undefined) return null;
+    try {
+      const part = this.checkpoint.root.parts.findIndex(({index}) => index.key === key);
+      if (part >= 0) return this.checkpoint.atomsOfPart(part)[Number(number)]?.name ?? null;
+      return label === undefined ? null : this.#labels.get(label) ?? null;
+    } catch (error) {
+      if (!(error instanceof UcpError)) throw error;
+      return null; // what is damaged may be the index itself
+    }
+  }
+
+  /** Names of atoms by the labels of their slots. */
+  get #labels() {
+    this.#byLabel ??= new Map(this.checkpoint.atoms.flatMap(({name, slots}) => slots.map(({label}) => [label, name])));
+    return this.#byLabel;
   }
 }

@@ -100,6 +100,19 @@ def test_a_flipped_byte_is_refused_with_the_name_of_the_tensor(chromium: Chromiu
         refusal = page.value("document.querySelector('[data-panel=values] .error').textContent")
         assert "UCP-E-CHECKSUM" in refusal
         assert "layers.wq" in refusal
+        open_tensor(page, "good")
+        page.click("[data-view=problems]")
+        page.wait(
+            "document.getElementById('problems').innerText.startsWith('No problems at level semantics')"
+        )
+        page.click("#problems button")
+        page.wait("document.querySelector('#problems tbody tr')")
+        told = page.value(
+            "[...document.querySelector('#problems tbody tr').cells].map((cell) => cell.textContent)"
+        )
+        assert (told[0], told[3]) == ("UCP-E-CHECKSUM", "layers.wq")
+        page.click("#problems tbody button")
+        assert page.value("document.querySelector('#tensor h2').textContent") == "layers.wq"
 
 
 def test_a_changed_document_is_refused(chromium: Chromium, tmp_path: Path) -> None:
