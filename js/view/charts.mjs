@@ -110,7 +110,7 @@ export function layoutDrawing({
   });
   show(0);
   const mesh = axes.map(({name, size: extent, sizes}) => `${name} ${extent ?? sizes.join('+')}`).join(' × ');
-  return h('figure', {}, picture, h('figcaption', {}, slider, ' ', told), h('p', {class: 'quiet'}, `over ${mesh}: ${steps.join(' ') || 'replicated'}`
+  return h('figure', {}, picture, h('figcaption', {}, slider, ' ', told), h('p', {class: 'quiet'}, `over ${mesh}: ${steps.join('; ') || 'replicated'}`
     + `${holders.length < count ? `; the first ${holders.length} of ${count} ranks are drawn` : ''}${shape.length > 2 ? '; the last two dimensions are shown' : ''}`));
 }
 

@@ -248,6 +248,7 @@ class Page {
   }
 
   show(atom) {
+    $('tensor').scrollTop = 0;
     const known = own(this.shown.statistics, atom.name) ?? {};
     if (!this.atoms.a.has(atom.name)) {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));

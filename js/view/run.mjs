@@ -86,7 +86,7 @@ export function runView(found, log, choose) {
     const position = one.log ? `epoch ${one.log.epoch}${log?.id && log.id !== one.log.id ? ' of another' : ''}` : '–';
     return [
       h('td', {}, one.bytes === null ? '–' : human(one.bytes)), h('td', {}, one.shared ? human(one.shared) : '–'),
-      h('td', {class: 'text'}, base ? `${human(base.bytes)} with step ${base.other.step ?? '–'}` : '–', one.hasRows ? ', rows in layers' : ''),
+      h('td', {class: 'text'}, base ? `step ${base.other.step ?? '–'}, ${human(base.bytes)}` : '–', one.hasRows ? ', rows in layers' : ''),
       h('td', {class: 'wide'}, one.bytes === null ? '' : stack(one, most)),
       ...(hasLog ? [h('td', {class: 'text'}, position)] : []),
       ...names.map((name) => h('td', {}, short(new Map(one.metrics).get(name) ?? null))),
@@ -100,7 +100,8 @@ export function runView(found, log, choose) {
     .map(({step, metrics}) => [step, new Map(metrics).get(name)]).filter(([, value]) => value !== undefined)]);
   const pace = sorted.filter(({cadence}) => cadence).at(-1);
   return h('div', {}, h('div', {class: 'scroll'}, h('table', {}, h('thead', {}, h('tr', {},
-    ['checkpoint', 'step', 'in packs', 'shared', 'most of it', 'own and shared', ...extra, ...names].map((name) => h('th', {scope: 'col'}, name)))), h('tbody', {}, rows))),
+    ['checkpoint', 'step', 'in packs', 'shared', 'shared most with', 'own and shared', ...extra, ...names].map((name, i) => (
+      h('th', {scope: 'col', class: i === 0 || i === 4 ? 'text' : null}, name))))), h('tbody', {}, rows))),
   ...(pace ? [h('p', {class: 'quiet'}, `At step ${pace.step ?? '–'} a checkpoint was due every ${pace.cadence.every} steps: ${pace.cadence.reason}`)] : []),
   ...lines.filter(([, points]) => points.length > 1).map(([name, points]) => line(name, points)),
   ...(log ? [logView(log)] : []));

@@ -79,6 +79,10 @@ function boxOfRows(shape, {columns}, row, most) {
   return {box: {offset: [...index, 0], shape: [...index.slice(0, -1).map(() => 1), taken, columns]}, taken};
 }
 
+/** A step of a layout as text: `shard axis tp, dim 0, rule even`. */
+const stepText = ({kind, ...members}) => `${kind} ${Object.entries(members).filter(([, value]) => value !== null && value !== undefined)
+  .map(([name, value]) => `${name} ${typeof value === 'object' ? JSON.stringify(value) : value}`).join(', ')}`.trim();
+
 /** What the page shows of no elements. */
 const EMPTY_MAP = {
   rows: 0, columns: 0, height: 0, width: 0, cells: new Float64Array(0), held: new Float64Array(0), isWhole: true,
@@ -320,7 +324,7 @@ export class Session {
       });
     }
     return {
-      axes: mesh.axes, steps: steps.map((step) => JSON.stringify(step)), shape: found.shape, count, holders,
+      axes: mesh.axes, steps: steps.map(stepText), shape: found.shape, count, holders,
     };
   }
 

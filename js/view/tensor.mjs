@@ -58,7 +58,7 @@ function windowPanel(ask, slot, askOther) {
       const others = askOther && (await askOther('window', box)).texts;
       const count = others && found.texts.filter((text, i) => text !== others[i]).length;
       body.replaceChildren(valuesTable(offset, found, others), ...(others ? [h('p', {class: 'quiet'},
-        `${count} of these ${found.texts.length} are others in the checkpoint that this one is compared with`)] : []));
+        `${count} of these ${found.texts.length} differ from the checkpoint that this one is compared with`)] : []));
     } catch (error) {
       body.replaceChildren(failed(error));
     }
@@ -93,7 +93,7 @@ function differenceView({
   map, read, changed, most,
 }) {
   const share = read > 0 ? ((100 * changed) / read).toPrecision(3) : '0';
-  return h('div', {}, h('p', {class: 'quiet'}, `${changed.toLocaleString('en')} of ${read.toLocaleString('en')} elements that were read are others (${share} %); `
+  return h('div', {}, h('p', {class: 'quiet'}, `${changed.toLocaleString('en')} of ${read.toLocaleString('en')} elements that were read differ (${share} %); `
     + `the largest difference is ${short(most)}`), heatMap(map));
 }
 
@@ -144,7 +144,7 @@ export function showTensor(section, client, atom, slotName = 'value', beside = {
       h('dt', {}, 'bytes'), h('dd', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
       ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : [])),
     ...(other ? [h('p', {class: 'quiet'}, isSame ? 'The same as in the checkpoint that it is compared with.'
-      : isAlike ? 'Elements that are others there are marked.' : 'There it has another type or shape, or is missing.')] : []),
+      : isAlike ? 'Elements that differ there are marked.' : 'There it has another type or shape, or is missing.')] : []),
     windowPanel(ask, slot, askOther),
     ...(askOther && !hasPreview ? [panel('what changed', () => ask('difference', {other: 'b'}), differenceView,
       {label: `show, reads up to ${human(2 * Math.min(slot.bytes, 8 << 20))}`})] : []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.builders import Tensor, save
 from tests.update_log.logs import LogMaker
 from tests.viewing.chromium import Chromium
 from tests.viewing.looking import MARKS, open_tensor, rows, shown
+from tests.viewing.screenshots import PICTURES, WORDS, pictures
 from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.jsonio import JsonValue
 from ucpformat.manager.pace import CADENCE
@@ -62,7 +64,7 @@ def test_values_that_changed_are_marked(chromium: Chromium, tmp_path: Path) -> N
         page.click("[data-panel='what changed'] button")
         page.wait("document.querySelector('[data-panel=\"what changed\"] canvas')")
         told = page.value("document.querySelector('[data-panel=\"what changed\"]').innerText")
-        assert "51 of 3,000 elements that were read are others (1.70 %); the largest difference is 53" in told
+        assert "51 of 3,000 elements that were read differ (1.70 %); the largest difference is 53" in told
         open_tensor(page, "same")
         page.wait("document.getElementById('tensor').innerText.includes('The same as')")
         assert page.value(marked) == []
@@ -114,7 +116,7 @@ def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromi
         page.wait("document.querySelectorAll('#run tbody tr').length === 4")
         older, newer, *epochs = page.value(cells)
         assert (older[1], older[3:5]) == ("9", ["–", "–"])
-        assert (newer[1], newer[4]) == ("10", "39.1 KiB with step 9")
+        assert (newer[1], newer[4]) == ("10", "step 9, 39.1 KiB")
         assert [(row[1], row[6]) for row in epochs] == [("0 to 3", "counts"), ("3 to 7", "counts")]
         assert "a checkpoint was due every 20 steps: saving <i>costs</i> 3 %" in page.value(
             "document.getElementById('run').innerText"
@@ -134,3 +136,20 @@ def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromi
         ]
         assert [row[1] for row in again[4:]] == ["0 to 3", "from 3, the last batch from 6"]
         assert [row[3:6] for row in again[4:]] == [row[3:6] for row in epochs]
+
+
+def test_the_words_in_the_pictures_of_the_docs_are_those_of_the_page(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    """`make screenshots` takes them anew."""
+    chromium.call(
+        "Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False
+    )
+    try:
+        found = {name: text.splitlines() for name, text in pictures(chromium, tmp_path)}
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+    assert found == json.loads(WORDS.read_text(encoding="utf-8"))
+    assert all((PICTURES / f"viewing-{name}.png").is_file() for name in found)
+    page = (PICTURES.parent / "viewing.md").read_text(encoding="utf-8")
+    assert all(f"(images/viewing-{name}.png)" in page for name in found)
