@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from ucp_conformance.generated import run_pair
 from ucp_conformance.results import BAD, Result
 
 import ucpformat as ucp
-from tests.builders import result_or_refusal
+from tests.builders import ZSTD, result_or_refusal
 from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, ROOT
 from tests.documentation.markdown import run_by
 from ucpformat.errors import UcpError
@@ -66,6 +67,33 @@ def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
     ucp.save(tmp_path / "step-1000.ucp", {"tok_embeddings.weight": np.ones((3, 2), np.float32)})
     done = subprocess.run(["node", "program.mjs"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "float32 [ 3, 2 ] 24\n"), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm here")
+def test_what_would_be_published_has_the_library_alone_and_runs(tmp_path: Path) -> None:
+    words: list[str | Path] = ["npm", "pack", "--json", "--offline", "--pack-destination", tmp_path, PACKAGE]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    (packed,) = json.loads(done.stdout)
+    paths = {one["path"] for one in packed["files"]}
+    library = {
+        path.relative_to(PACKAGE).as_posix()
+        for folder in ("lib", "node", "browser")
+        for path in (PACKAGE / folder).iterdir()
+    }
+    assert paths == library | {"LICENSE", "README.md", "package.json"}
+    assert (PACKAGE / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    with tarfile.open(tmp_path / packed["filename"]) as archive:
+        archive.extractall(tmp_path / "node_modules", filter="data")
+    (tmp_path / "node_modules" / "package").rename(tmp_path / "node_modules" / "ucpformat")
+    ucp.save(tmp_path / "a.ucp", {"w": np.ones((3, 2), np.float32)}, compressor=ZSTD)
+    program = (
+        "import {open, read} from 'ucpformat'; console.log(read(open('a.ucp'), 'w', 'value').bytes.length);"
+    )
+    (tmp_path / "program.mjs").write_text(
+        program + "\nimport {validate} from 'ucpformat/core'; validate.name;\n"
+    )
+    done = subprocess.run(["node", "program.mjs"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "24\n"), done.stderr
 
 
 def test_its_schemas_are_the_published_ones() -> None:

@@ -55,7 +55,7 @@ def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> No
 def test_the_program_of_the_package_s_page_runs(
     chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = run_by("tests/viewing/test_browser.py", "js/README.md")
+    (block,) = run_by("tests/viewing/test_browser_sources.py", "js/README.md")
     module = block.text.replace("'ucpformat'", "'./browser/index.mjs'")
     monkeypatch.setattr(bundling, "source", lambda name: module if name == "program.mjs" else source(name))
     tensor = np.arange(60, dtype=np.float32).reshape(6, 10)
