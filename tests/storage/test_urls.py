@@ -17,7 +17,7 @@ import ucpformat
 from ucpformat.cli import main
 from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
-from ucpformat.storage.stores.local import LocalStore
+from ucpformat.storage.stores.local_objects import LocalObjects
 from ucpformat.storage.stores.urls import local_path, name_of, open_store, refuse_target
 
 STATE: dict[str, Any] = {"w": np.arange(5000.0), "n": 7}
@@ -43,7 +43,7 @@ def test_local_urls_are_local_paths(tmp_path: Path) -> None:
     """Through fsspec nothing would be synced."""
     for protocol in ("file", "local"):
         store = open_store(f"{protocol}://{tmp_path}/c")
-        assert isinstance(store, LocalStore)
+        assert isinstance(store, LocalObjects)
         assert store.url == f"{tmp_path}/c"
         ucpformat.save(f"{protocol}://{tmp_path}/{protocol}.ucp", STATE)
         assert ucpformat.load(tmp_path / f"{protocol}.ucp")["n"] == 7
