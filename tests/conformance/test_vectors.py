@@ -226,7 +226,8 @@ def test_cases_name_requirements_that_exist() -> None:
 
 
 def test_vectors_stay_small() -> None:
-    assert sum(len(data) for data in files(vectors_folder()).values()) < 4 << 20
+    # A quarter of them are update logs, and chunks of zstd and blosc.
+    assert sum(len(data) for data in files(vectors_folder()).values()) < 5 << 20
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _flat(fence: Fence) -> Iterator[Any]:
             yield from _flat(inner)
             return
         if any(group.get("capturable") for group in fence.param_groups):
-            message = "a step with capturable=True may be in a CUDA graph, which waits for nothing: save without fence="
+            message = "a step with `capturable` may be in a CUDA graph, which waits for nothing: save without fence="
             raise error("UCP-E-MISMATCH", message, at="fence")
         yield fence
     elif torch is not None and isinstance(fence, torch.optim.swa_utils.AveragedModel):
