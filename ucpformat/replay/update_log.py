@@ -59,7 +59,7 @@ class UpdateLog:
     ``run`` is a directory of checkpoints, or any URL that takes a save. Every rank of ``group`` makes the log and calls
     `step` in place of ``optimizer.step()``; ranks share the logging of what several of them hold. Steps are written in
     the background: ``batch`` of them together, or as many as make a quarter of a MiB. A full checkpoint of ``model``
-    and ``optimizer`` is saved at the begin, and every ``full_every`` steps, in the background; with ``"auto"`` when the
+    and ``optimizer`` is saved first, and every ``full_every`` steps, in the background; with ``"auto"`` when the
     log has grown to the size of one. The ``keep_full`` newest stay, and the steps since the oldest of them.
 
     ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
