@@ -65,11 +65,12 @@ screenshots: $(READY)  ## take the pictures of docs/viewing.md with a headless C
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation
 
-campaigns: $(READY) .venv-s3/.ready  ## fail system calls and requests to S3, damage bytes, lose power, fuzz, convert malicious files (docs/campaigns.md); hours
+campaigns: $(READY) .venv-s3/.ready  ## fail system calls and requests to S3, damage bytes, lose power, kill jobs that log, fuzz, convert malicious files (docs/campaigns.md); hours
 	$(BIN)/python -m tests.campaigns.faults
 	$(BIN)/python -m tests.campaigns.damage --draws 8000
 	$(BIN)/python -m tests.campaigns.damage --draws 2000 --medium memory
 	$(BIN)/python -m tests.campaigns.power
+	$(BIN)/python -m tests.campaigns.update_log
 	$(BIN)/python -m tests.campaigns.hostile.malicious --count 500
 	$(BIN)/python -m tests.campaigns.hostile
 	.venv-s3/bin/python -m tests.campaigns.proxy

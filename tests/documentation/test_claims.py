@@ -135,7 +135,7 @@ def options() -> frozenset[str]:
 
     for module in set(PROGRAMS.values()):
         collect(import_module(module).main)
-    programs = (*ROOT.glob("examples/*.py"), *ROOT.glob("tests/campaigns/*/__main__.py"))
+    programs = (*ROOT.glob("examples/*.py"), *ROOT.glob("tests/**/__main__.py"))
     texts = [path.read_text(encoding="utf-8") for path in programs]
     return frozenset(
         found | {"--help"} | {name for text in texts for name in re.findall(r'"(--[a-z-]+)"', text)}

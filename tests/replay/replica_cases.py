@@ -80,7 +80,8 @@ def a_real_process(run: Path, note: Path) -> None:
     state, largest, ring = 48 * mib, 16 * mib, 18 * mib
     assert forked(act) == -signal.SIGKILL
     peak = int(note.with_suffix(".bytes").read_text())
-    assert state < peak < 2 * state + ring + 4 * largest + 16 * mib, peak / mib
+    # What the optimizer and the save need for a moment comes to a few of the largest tensors, when they meet.
+    assert state < peak < 2 * state + ring + 6 * largest + 16 * mib, peak / mib
     model, optimizer = made()
     recovery = ucp.recover(run, model, optimizer)
     assert (recovery.step, recovery.checkpoint_step, recovery.from_replica) == (12, 12, True)

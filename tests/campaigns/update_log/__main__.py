@@ -1,0 +1,67 @@
+"""`python -m tests.campaigns.update_log [--steps N] [--jobs N] [--seed N]`: replay of long logs, and kills.
+
+First jobs of each optimizer log so many steps, and what a recovery makes of step 0 has to equal, bit for bit, a job
+that was never logged. Then so many jobs are killed when they are about to make one of the calls that touch a file, up
+to twelve times each, and have to go on from what was durable. The exit code is 1 where one was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.replay.jobs import OPTIMIZERS, logged, recovered, trained
+
+
+def long_replays(directory: Path, steps: int) -> int:
+    """Replay a log of so many steps of each optimizer; return how many came to other bits."""
+    wrong = 0
+    for number, name in enumerate(OPTIMIZERS):
+        run = directory / f"long-{number}"
+        begin = time.perf_counter()
+        logged(run, steps, name, full_every=None, check_every=10)
+        job, recovery = recovered(run, name)
+        found = "0 ULP"
+        try:
+            assert (recovery.step, recovery.checkpoint_step, recovery.exactness) == (steps, 0, "bitwise")
+            job.require_equal(trained(steps, name))
+        except AssertionError as reason:
+            found, wrong = f"wrong: {reason}", wrong + 1
+        seconds = time.perf_counter() - begin
+        print(
+            f"{name}: {steps} steps, {recovery.checked} sums compared, {found}, {seconds:.0f} s", flush=True
+        )
+    return wrong
+
+
+def kills(directory: Path, first: int, stop: int) -> int:
+    """Kill jobs of some numbers; return 1 where one went on from another state than the durable one, else 0."""
+    command = [sys.executable, "-m", "tests.replay.killed_worker", str(directory), str(first), str(stop)]
+    status = subprocess.run(command, check=False).returncode
+    told = directory / f"deaths-{first}"
+    deaths = told.read_text() if told.exists() else "an unknown number of"
+    print(f"{deaths} kills of {stop - first} jobs, {'none wrong' if status == 0 else 'wrong'}", flush=True)
+    return int(status != 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.update_log")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0, help="the number of the first job that is killed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = long_replays(Path(folder), options.steps) if options.steps else 0
+        wrong += kills(Path(folder), options.seed, options.seed + options.jobs) if options.jobs else 0
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
