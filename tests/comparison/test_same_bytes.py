@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from uuid import uuid4
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,13 +49,29 @@ def read() -> Iterator[dict[str, int]]:
         yield found
 
 
-def two_versions(path: Path, *, form: str = "packed") -> tuple[Arrays, Arrays]:
+@pytest.fixture
+def fetched() -> Iterator[list[tuple[str, int]]]:
+    """What was asked for at URLs, documents included: keys and bytes."""
+    found: list[tuple[str, int]] = []
+    real = MemoryFileSystem.cat_file
+
+    def cat_file(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        data = real(self, path, *args, **options)
+        found.append((path, len(data)))
+        return data
+
+    with mock.patch.object(MemoryFileSystem, "cat_file", cat_file):
+        yield found
+    MemoryFileSystem.store.clear()
+
+
+def two_versions(path: Path | str, *, form: str = "packed") -> tuple[Arrays, Arrays]:
     """64 tensors of 256 KiB, of which one differs."""
     rng = np.random.default_rng(0)
     one = {f"w{n}": rng.integers(1, 1 << 30, (64, 1 << 10), np.int32) for n in range(64)}
     other = {**one, "w7": one["w7"] + 1}
-    save(path / "1", one, form=form, chunk_bytes=1 << 18)
-    save(path / "2", other, form=form, chunk_bytes=1 << 18, base=path / "1")
+    save(f"{path}/1", one, form=form, chunk_bytes=1 << 18)
+    save(f"{path}/2", other, form=form, chunk_bytes=1 << 18, base=f"{path}/1")
     return one, other
 
 
@@ -113,6 +131,78 @@ def test_rows_that_were_written_over_are_all_that_is_read_of_the_new_one(tmp_pat
             sides = [(one["t"]["value"].stored, Files(one.store)) for one in (a, b)]
             (boxes,) = unshared_boxes(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
         assert sum(box.shape[0] for box in boxes) <= 300, "rows, with what lies near between them"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_copies_in_a_store_only_what_differs_is_read(form: str, fetched: list[tuple[str, int]]) -> None:
+    """Each has objects of its own, and digests and checksums say that they hold the same."""
+    url = f"memory://{uuid4().hex}"
+    two_versions(url, form=form)
+    fetched.clear()
+    found = ucp.diff(f"{url}/1", f"{url}/2")
+    assert [one.what for one in found.differences] == ["atoms/w7/value"]
+    assert (found.slots_by_sharing, found.slots_by_digest, found.slots_by_bytes) == (0, 63, 1)
+    data = sum(nbytes for path, nbytes in fetched if "/packs/" in path or "/c/" in path)
+    assert data == found.fetched <= 2 * ((1 << 18) + 4)
+    assert sum(nbytes for _, nbytes in fetched) - data < 100_000, "documents"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_a_tensor_that_is_copied_in_part_the_rest_is_read(
+    form: str, fetched: list[tuple[str, int]]
+) -> None:
+    rng = np.random.default_rng(0)
+    url = f"memory://{uuid4().hex}"
+    array = rng.integers(1, 1 << 30, (64, 1 << 10), np.int32)
+    save(f"{url}/1", {"a": array}, form=form, chunk_bytes=1 << 14)
+    changed = array.copy()
+    changed[9, 5] += 3
+    save(f"{url}/2", {"a": changed}, form=form, chunk_bytes=1 << 14, base=f"{url}/1")
+    fetched.clear()
+    found = ucp.diff(f"{url}/1", f"{url}/2")
+    assert found.differences[0].tensor is not None
+    assert found.differences[0].tensor.ranges == ((9, 10),)
+    assert sum(nbytes for path, nbytes in fetched if "/packs/" in path or "/c/" in path) <= 2 * (
+        (1 << 14) + 100
+    )
+    assert found.differences == ucp.diff(f"{url}/1", f"{url}/2", by="bytes").differences
+
+
+def test_layers_that_were_copied_are_told_by_their_rows_and_checksums(fetched: list[tuple[str, int]]) -> None:
+    """Of the older one is read what the rows that were written over hide, and of the newer one these rows."""
+    rng = np.random.default_rng(0)
+    url = f"memory://{uuid4().hex}"
+    table = rng.integers(1, 1 << 30, (1 << 15, 64), np.int32)  # 8 MiB, of rows of 256 bytes
+    save(f"{url}/0", {"t": table}, chunk_bytes=1 << 24)
+    for step, rows in enumerate(([5, 6, 9000], [6, 16000], [7]), 1):
+        table = table.copy()
+        table[rows] += step
+        save(f"{url}/{step}", {"t": table}, chunk_bytes=1 << 24, base=f"{url}/{step - 1}")
+    fetched.clear()
+    for first, changed in ((0, ((5, 8), (9000, 9001), (16000, 16001))), (1, ((6, 8), (16000, 16001)))):
+        found = ucp.diff(f"{url}/{first}", f"{url}/3")
+        assert found.differences[0].tensor is not None
+        assert found.differences[0].tensor.ranges == changed
+        assert found.fetched < 7 << 20, "blocks of 1 MiB around rows"
+        assert found.differences == ucp.diff(f"{url}/{first}", f"{url}/3", by="bytes").differences
+
+
+@pytest.mark.parametrize(("columns", "blocks"), [(64, 3), (100, 5)])
+def test_two_that_share_nothing_are_compared_block_by_block(
+    tmp_path: Path, columns: int, blocks: int
+) -> None:
+    """Of rows that lie across blocks, more blocks are read than differ."""
+    rng = np.random.default_rng(0)
+    array = rng.integers(1, 1 << 30, (1 << 13, 4, columns), np.int32)  # 8 MiB and more, in one chunk
+    changed = array.copy()
+    changed[[0, 900, 8191], 1, 7] += 1
+    for name, one in (("1", array), ("2", changed)):
+        save(tmp_path / name, {"a": one}, chunk_bytes=1 << 24)
+    found = ucp.diff(tmp_path / "1", tmp_path / "2")
+    assert found.differences[0].tensor is not None
+    assert found.differences[0].tensor.ranges == ((0, 1), (900, 901), (8191, 8192))
+    assert found.differences == ucp.diff(tmp_path / "1", tmp_path / "2", by="bytes").differences
+    assert found.fetched <= 2 * (blocks << 20)
 
 
 def test_two_runs(tmp_path: Path, read: dict[str, int]) -> None:

@@ -1,7 +1,9 @@
-"""Which elements of two slots are the same bytes of the same file, so that nobody has to read them (SPEC section 8.5).
+"""Which elements of two slots nobody has to read to know that they are equal (SPEC section 8.5).
 
 Two increments of a run, or an increment and its base, have packs in common. Where both refer to the same bytes of one
-file, for the same elements, these are equal: whatever the file holds.
+file, for the same elements, these are equal: whatever the file holds. In an object store each has copies of its own;
+there, and between checkpoints that share nothing, the recorded checksums tell, of which content digests are made
+(section 11.3): as surely as these, and no surer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box, runs
 from ucpformat.model.table import rows_of
+from ucpformat.storage.checksum import BLOCK_BYTES
 from ucpformat.storage.reading.layers import are_layered, row_dim
 from ucpformat.storage.stores.local_objects import LocalObjects
 
@@ -54,11 +57,12 @@ class Files:
 
 
 def unshared_boxes(
-    a: StoredSlot, b: StoredSlot, files_of_a: Files, files_of_b: Files
+    a: StoredSlot, b: StoredSlot, files_of_a: Files, files_of_b: Files, *, by_checksums: bool = False
 ) -> Iterator[tuple[Box, ...]]:
     """Yield, for each chunk of ``a``, disjoint boxes of the slot that have all elements that may differ in ``b``.
 
     Both have the same shape and data type. None are yielded for a chunk that both have from the same bytes.
+    ``by_checksums``: nor are elements of which both record the same checksums.
 
     Raises:
         UcpError: what the segments of a chunk raise.
@@ -67,7 +71,7 @@ def unshared_boxes(
     for chunk in range(a.grid.count):
         whole = a.grid.box_at(chunk)
         if is_alike:
-            pair = _Chunks(a, b, chunk, files_of_a, files_of_b)
+            pair = _Chunks(a, b, chunk, files_of_a, files_of_b, by_checksums=by_checksums)
             found = tuple(box.translate(whole.offset) for box in pair.unshared())
         else:
             found = (whole,)
@@ -79,8 +83,16 @@ class _Chunks:
     """The same chunk of two slots; boxes are in coordinates of the chunk."""
 
     def __init__(
-        self, a: StoredSlot, b: StoredSlot, chunk: int, files_of_a: Files, files_of_b: Files
+        self,
+        a: StoredSlot,
+        b: StoredSlot,
+        chunk: int,
+        files_of_a: Files,
+        files_of_b: Files,
+        *,
+        by_checksums: bool,
     ) -> None:
+        self._by_checksums = by_checksums
         self._whole = Box.whole(a.grid.box_at(chunk).shape)
         self._item = a.dtype.item_bytes
         self._is_compressed = a.compressor is not None
@@ -92,6 +104,10 @@ class _Chunks:
         layers_of_a, layers_of_b = (self._by_box(*side) for side in self._sides)
         if not layers_of_a and not layers_of_b:
             return  # zeros
+        if self._by_checksums:
+            layers_of_b = {
+                box: _known_as(layers_of_a.get(box, ()), of_b) for box, of_b in layers_of_b.items()
+            }
         if self._is_compressed or not layers_of_a or not layers_of_b:
             if [*map(_places, layers_of_a.values())] != [*map(_places, layers_of_b.values())]:
                 yield self._whole
@@ -114,19 +130,30 @@ class _Chunks:
     def _in_box(self, box: Box, of_a: list[_Placed], of_b: list[_Placed]) -> Iterator[Box]:
         if _places(of_a) == _places(of_b):
             return
-        if not are_layered([segment for _, segment in (*of_a, *of_b)]):
-            yield box
-            return
-        numbers: dict[object, int] = {}
-        rows = [self._rows(box, layers, numbers) for layers in (of_a, of_b)]
-        (different,) = np.nonzero((rows[0] != rows[1]).any(axis=0))
+        row_bytes = box.size // rows_of(box) * self._item
+        if are_layered([segment for _, segment in (*of_a, *of_b)]):
+            numbers: dict[object, int] = {}
+            rows = [self._rows(box, layers, numbers) for layers in (of_a, of_b)]
+            (different,) = np.nonzero((rows[0] != rows[1]).any(axis=0))
+        else:
+            blocks = self._blocks(of_a[0][1], of_b[0][1])
+            if blocks is None:
+                yield box
+                return
+            different = _rows_of_blocks(blocks, row_bytes, rows_of(box))
         dim = row_dim(box.shape)
-        near = max(1, _NEAR_BYTES // (box.size // rows_of(box) * self._item))
-        edges = np.flatnonzero(np.diff(different) > near) + 1
+        edges = np.flatnonzero(np.diff(different) > max(1, _NEAR_BYTES // row_bytes)) + 1
         for some in np.split(different, edges) if different.size else ():
             first, extent = int(some[0]), int(some[-1] - some[0]) + 1
             offset = (*box.offset[:dim], box.offset[dim] + first, *box.offset[dim + 1 :])
             yield Box(offset, (*box.shape[:dim], extent, *box.shape[dim + 1 :]))
+
+    def _blocks(self, a: Segment, b: Segment) -> NDArray[np.intp] | None:
+        """Return the blocks of one box that have other checksums in both; None where all of it is to be read."""
+        if not self._by_checksums or len(a.checksums) <= 4 or len(a.checksums) != len(b.checksums):
+            return None
+        sums = (np.frombuffer(one.checksums, "<u4") for one in (a, b))
+        return np.flatnonzero(np.not_equal(*sums))
 
     def _rows(self, box: Box, layers: list[_Placed], numbers: dict[object, int]) -> NDArray[np.int64]:
         """Return of each row the number of its file, and where in that it begins."""
@@ -156,6 +183,24 @@ class _Chunks:
 
 
 _Placed = tuple[object, "Segment"]
+
+
+def _known_as(of_a: Sequence[_Placed], of_b: Sequence[_Placed]) -> list[_Placed]:
+    """Return layers of a box, those as if they lay where ``of_a`` has the same rows of it with the same checksums."""
+    known = {(one.row_set, one.length, one.checksums): (file, one.offset) for file, one in of_a}
+    found: list[_Placed] = []
+    for file, one in of_b:
+        place = known.get((one.row_set, one.length, one.checksums))
+        found.append((file, one) if place is None else (place[0], one._replace(offset=place[1])))
+    return found
+
+
+def _rows_of_blocks(blocks: NDArray[np.intp], row_bytes: int, count: int) -> NDArray[np.intp]:
+    """Return the rows, of so many, that have bytes in these blocks."""
+    rows = np.zeros(count, bool)
+    for block in blocks.tolist():
+        rows[block * BLOCK_BYTES // row_bytes : -(-(block + 1) * BLOCK_BYTES // row_bytes)] = True
+    return np.flatnonzero(rows)
 
 
 def _places(layers: Sequence[_Placed]) -> list[tuple[object, int, int, bytes | None]]:
