@@ -15,8 +15,9 @@ from ucpformat.model.atom import Atom, Slot, slot_problems
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
 from ucpformat.model.fields import raise_first, relocated
-from ucpformat.model.index_part import IndexPart, atom_text, part_text, slot_text
+from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import assign_keys
+from ucpformat.model.part_text import atom_text, part_text, slot_text
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Producer, Progress, Root, Storage, parse_root
 from ucpformat.model.spread import SpreadSlot, spread_faults

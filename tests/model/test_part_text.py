@@ -9,7 +9,8 @@ from tests.model.test_atom import AT, parts
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import dumps_canonical, loads
 from ucpformat.model.atom import Atom
-from ucpformat.model.index_part import IndexPart, atom_text, part_text, slot_text
+from ucpformat.model.index_part import IndexPart
+from ucpformat.model.part_text import atom_text, part_text, slot_text
 
 
 def text_of(atom: Atom) -> str:

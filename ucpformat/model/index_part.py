@@ -1,38 +1,316 @@
-"""Index parts: runs of atoms, read strictly, and written as text (SPEC 11.1).
+"""Index parts: runs of atoms, read strictly (SPEC 11.1), and kept column by column.
 
-The texts are those that ``dumps_canonical`` makes of ``to_json``, without the objects of `Atom` and `Slot`. The slots
-of a model repeat few names, types and shapes, so that what they share is made once, and a slot adds its content digest.
+A part has thousands of atoms, and whoever opens it asks for few of them, or for the place of each. So what has to be
+checked of all is checked for whole columns at once. These alone are kept, and an `Atom` is made when it is asked for.
+Where something is unusual, atoms are made and checked one by one, to say what is wrong, if anything is.
 """
 
 from __future__ import annotations
 
+import operator
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, chain, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from ucpformat.errors import Problem, UcpError
-from ucpformat.jsonio import dumps_canonical, pointer, quoted
-from ucpformat.model.atom import Atom, Slot, place_to_json
-from ucpformat.model.fields import array, below, members, raise_first, relocated
-from ucpformat.model.part_columns import PartColumns, SoundAtoms, sound_atoms
+from ucpformat.jsonio import MAX_INTEGER, pointer
+from ucpformat.model.atom import (
+    ATOM_OPTIONAL,
+    ATOM_REQUIRED,
+    CONTENT_DIGITS,
+    CONTENT_PREFIX,
+    SLOT_OPTIONAL,
+    SLOT_REQUIRED,
+    Atom,
+    Slot,
+    place_from_json,
+    slot_problems,
+)
+from ucpformat.model.compressor import Compressor
+from ucpformat.model.fields import array as json_array
+from ucpformat.model.fields import below, members, raise_first, relocated
+from ucpformat.model.names import RESERVED_COMPONENTS, are_components, are_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
     from ucpformat.geometry import BufferPlace
     from ucpformat.jsonio import JsonValue
-    from ucpformat.model.compressor import Compressor
+
+__all__ = ["IndexPart", "PartColumns", "SoundAtoms", "sound_atoms"]
+
+_ATOM_MEMBERS: Final = ATOM_REQUIRED | ATOM_OPTIONAL
+_SLOT_MEMBERS: Final = SLOT_REQUIRED | SLOT_OPTIONAL
+_NO_CONTENT: Final = CONTENT_PREFIX + CONTENT_DIGITS * "0"
+_DIGEST_BYTES: Final = CONTENT_DIGITS // 2
+_T = TypeVar("_T")
 
 
-__all__ = [
-    "IndexPart",
-    "atom_text",
-    "part_text",
-    "slot_text",
-]
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Content digests of slots in 32 bytes each, ``known`` telling which slots have one."""
 
-_PART_REQUIRED: Final = frozenset({"atoms"})
-_NONE: Final[frozenset[str]] = frozenset()
+    known: bytes
+    digests: bytes
+
+    @classmethod
+    def of(cls, values: Sequence[str | None]) -> Contents:
+        """Return those of slots in order; raises ``ValueError`` or ``TypeError`` for what is none."""
+        known = bytes([value is not None for value in values])
+        texts = [_NO_CONTENT if value is None else value for value in values]
+        together = "".join(texts)
+        if not {*map(len, texts)} <= {len(_NO_CONTENT)} or not all(
+            together[place :: len(_NO_CONTENT)] == letter * len(texts)
+            for place, letter in enumerate(CONTENT_PREFIX)
+        ):
+            raise ValueError
+        # Where a prefix stands elsewhere as well, digits are missing; upper-case digits are none.
+        digits = together.replace(CONTENT_PREFIX, "")
+        digests = bytes.fromhex(digits)
+        if len(digits) != CONTENT_DIGITS * len(texts) or digests.hex() != digits:
+            raise ValueError
+        return cls(known, digests)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, number: int) -> str | None:
+        if not self.known[number]:
+            return None
+        first = number * _DIGEST_BYTES
+        return CONTENT_PREFIX + self.digests[first : first + _DIGEST_BYTES].hex()
+
+
+@dataclass(frozen=True, slots=True)
+class PartColumns:
+    """All that a part says of its atoms, which are sorted, and of their slots, in order of table rows.
+
+    ``counts`` are the slots of each atom. What few have is by number: ``aliases`` and ``atom_annotations`` of atoms,
+    ``places``, ``compressors`` and ``annotations`` of slots.
+    """
+
+    atoms: list[str]
+    keys: list[str]
+    counts: list[int]
+    slots: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    layouts: list[int | None]
+    contents: Contents
+    places: dict[int, BufferPlace]
+    compressors: dict[int, Compressor]
+    annotations: dict[int, Mapping[str, JsonValue]]
+    aliases: dict[int, tuple[str, ...]]
+    atom_annotations: dict[int, Mapping[str, JsonValue]]
+
+    @classmethod
+    def of(cls, atoms: Sequence[Atom]) -> PartColumns:
+        """Return the columns of atoms."""
+        slots = [slot for atom in atoms for slot in atom.slots]
+        return cls(
+            [atom.name for atom in atoms],
+            [atom.key for atom in atoms],
+            [len(atom.slots) for atom in atoms],
+            [slot.name for slot in slots],
+            [slot.dtype for slot in slots],
+            [slot.shape for slot in slots],
+            [slot.layout for slot in slots],
+            Contents.of([slot.content for slot in slots]),
+            {number: slot.place for number, slot in enumerate(slots) if slot.place is not None},
+            {number: slot.compressor for number, slot in enumerate(slots) if slot.compressor is not None},
+            {number: slot.annotations for number, slot in enumerate(slots) if slot.annotations},
+            {position: atom.aliases for position, atom in enumerate(atoms) if atom.aliases},
+            {position: atom.annotations for position, atom in enumerate(atoms) if atom.annotations},
+        )
+
+    @property
+    def highest_layout(self) -> int:
+        """The highest index of a layout; -1 without one."""
+        return max((layout for layout in {*self.layouts} if layout is not None), default=-1)
+
+    def atom(self, position: int, first_slot: int) -> Atom:
+        """Return one atom, whose slots begin at a number."""
+        numbers = range(first_slot, first_slot + self.counts[position])
+        slots = tuple(
+            Slot(
+                self.slots[number],
+                self.dtypes[number],
+                self.shapes[number],
+                self.layouts[number],
+                self.compressors.get(number),
+                self.contents[number],
+                self.annotations.get(number, {}),
+                self.places.get(number),
+            )
+            for number in numbers
+        )
+        return Atom(
+            self.atoms[position],
+            self.keys[position],
+            slots,
+            self.aliases.get(position, ()),
+            self.atom_annotations.get(position, {}),
+        )
+
+
+class SoundAtoms(Sequence[Atom]):
+    """Atoms of a part that has no problems, as columns; each is made when it is asked for."""
+
+    def __init__(self, columns: PartColumns) -> None:
+        self.columns = columns
+        self._first_slots = array("q", accumulate(columns.counts, initial=0))
+
+    def __len__(self) -> int:
+        return len(self.columns.atoms)
+
+    @overload
+    def __getitem__(self, index: int) -> Atom: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Atom, ...]: ...
+    def __getitem__(self, index: int | slice) -> Atom | tuple[Atom, ...]:
+        positions = range(len(self.columns.atoms))[index]
+        if isinstance(positions, range):
+            return tuple(self.columns.atom(position, self._first_slots[position]) for position in positions)
+        return self.columns.atom(positions, self._first_slots[positions])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SoundAtoms | tuple) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as tuples that hold JSON
+
+
+class _Objects:
+    """JSON objects of one kind; ``members`` are those that any of them has."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self.members = {*chain.from_iterable(values)}
+
+    def all(self, member: str) -> list[Any]:
+        """Return the values of a member that all have; raises ``KeyError``."""
+        return [*map(itemgetter(member), self._values)]
+
+    def some(self, member: str) -> dict[int, Any]:
+        """Return the values of a member that some have, by the object's number."""
+        if member not in self.members:
+            return {}
+        return {number: one[member] for number, one in enumerate(self._values) if member in one}
+
+
+def sound_atoms(values: Sequence[JsonValue]) -> SoundAtoms | None:
+    """Return the atoms, of which there are some, of a part that has no problems; None where it takes a closer look."""
+    with suppress(KeyError, TypeError, ValueError, UcpError):  # of what is no object, or lacks a member
+        atoms = _Objects(values)
+        by_atom: list[dict[str, Any]] = atoms.all("slots")
+        aliases = {position: tuple(_list(found)) for position, found in atoms.some("aliases").items()}
+        if not _atoms_are_sound(atoms, by_atom, [*chain.from_iterable(aliases.values())]):
+            return None
+        by_atom = [*map(_in_order, by_atom)]
+        slots = _Objects([*chain.from_iterable(map(dict.values, by_atom))])
+        layouts, contents = slots.some("layout"), slots.some("content")
+        dtypes, shapes = slots.all("dtype"), slots.all("shape")
+        if not _slots_are_sound(slots, dtypes, shapes, layouts, contents):
+            return None
+        names = atoms.all("name")
+        numbers = range(len(dtypes))
+        # The slots of a model repeat few types and shapes.
+        columns = PartColumns(
+            names,
+            [name if key == name else key for name, key in zip(names, atoms.all("key"), strict=True)],
+            [*map(len, by_atom)],
+            [*chain.from_iterable(by_atom)],
+            _shared(dtypes),
+            _shared(map(tuple, shapes)),
+            [*map(layouts.get, numbers)],
+            Contents.of([*map(contents.get, numbers)]),
+            {number: place_from_json(found, "") for number, found in slots.some("place").items()},
+            {number: Compressor.from_json(one, at="") for number, one in slots.some("compressor").items()},
+            slots.some("annotations"),
+            aliases,
+            atoms.some("annotations"),
+        )
+        forms = {*zip(columns.slots, columns.dtypes, columns.shapes, strict=True)}
+        if not any(slot_problems(*form) for form in forms):
+            return SoundAtoms(columns)
+    return None
+
+
+def _atoms_are_sound(atoms: _Objects, by_atom: Sequence[object], aliases: list[str]) -> bool:
+    names, keys = atoms.all("name"), atoms.all("key")
+    folded = {*map(str.lower, keys)}
+    return (
+        _have_types(chain(names, keys, aliases), str)
+        and _have_types(by_atom, dict)
+        and all(by_atom)
+        and _have_types(atoms.some("annotations").values(), dict)
+        and atoms.members <= _ATOM_MEMBERS
+        and are_names([*names, *aliases])
+        and all(map(operator.lt, names, islice(names, 1, None)))
+        and are_components(keys)
+        and len(folded) == len(keys)
+        and RESERVED_COMPONENTS.isdisjoint(folded)
+        and (not aliases or len({*names, *aliases}) == len(names) + len(aliases))
+    )
+
+
+def _slots_are_sound(
+    slots: _Objects,
+    dtypes: list[Any],
+    shapes: list[Any],
+    layouts: dict[int, Any],
+    contents: dict[int, Any],
+) -> bool:
+    extents = [*chain.from_iterable(shapes)]
+    return (
+        slots.members <= _SLOT_MEMBERS
+        and _have_types(dtypes, str)
+        and _have_types(shapes, list)
+        and _have_types(chain(extents, layouts.values()), int)
+        and _have_types(contents.values(), str)
+        and min(extents, default=0) >= 0
+        and max(extents, default=0) <= MAX_INTEGER
+        and min(layouts.values(), default=0) >= 0
+        and max(layouts.values(), default=0) <= MAX_INTEGER
+        and _have_types(slots.some("annotations").values(), dict)
+    )
+
+
+def _have_types(values: Iterable[object], kind: type) -> bool:
+    return {*map(type, values)} <= {kind}  # a bool is no int
+
+
+def _list(value: object) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError
+    return value
+
+
+def _in_order(slots: dict[str, Any]) -> dict[str, Any]:
+    """Return slots in the order of their names, which differ if case is ignored."""
+    if len(slots) < 2:
+        return slots
+    names = tuple(slots)
+    ordered = _ordered(names)
+    return slots if ordered == names else {name: slots[name] for name in ordered}
+
+
+# The atoms of a model repeat few slots.
+@lru_cache(maxsize=256)
+def _ordered(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len({*map(str.lower, names)}) < len(names):
+        raise TypeError
+    return tuple(sorted(names))
+
+
+def _shared(values: Iterable[_T]) -> list[_T]:
+    """Return the values, of which those that are equal, and of one type, are one object."""
+    known: dict[_T, _T] = {}
+    return [known.setdefault(value, value) for value in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,60 +394,5 @@ class IndexPart:
 
 
 def _items(value: JsonValue, at: str) -> list[JsonValue]:
-    found = members(value, _PART_REQUIRED, _NONE, at)
-    return array(found["atoms"], pointer(at, "atoms"), least=1)
-
-
-def slot_text(
-    name: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    *,
-    layout: int | None = None,
-    place: BufferPlace | None = None,
-    compressor: Compressor | None = None,
-    content: str | None = None,
-    annotations: Mapping[str, JsonValue],
-) -> str:
-    """Return a slot as a member of ``slots``."""
-    text = _head(name, dtype, shape, layout)
-    if place is not None:
-        text += f',"place":{_text(place_to_json(place))}'
-    if compressor is not None:
-        text += f',"compressor":{_text(compressor.to_json())}'
-    if content is not None:
-        text += f',"content":"{content}"'
-    if annotations:
-        text += f',"annotations":{_text(dict(annotations))}'
-    return text + "}"
-
-
-@lru_cache(maxsize=4096)
-def _head(name: str, dtype: str, shape: tuple[int, ...], layout: int | None) -> str:
-    return f"{quoted(name)}:{_text(Slot(name, dtype, shape, layout).to_json())[:-1]}"
-
-
-def atom_text(
-    name: str,
-    key: str,
-    slots: Sequence[str],
-    *,
-    aliases: Sequence[str] = (),
-    annotations: Mapping[str, JsonValue],
-) -> str:
-    """Return an atom of slots of these texts, in the order of their names."""
-    text = f'{{"name":{quoted(name)},"key":{quoted(key)},"slots":{{{",".join(slots)}}}'
-    if aliases:
-        text += f',"aliases":{_text(list(aliases))}'
-    if annotations:
-        text += f',"annotations":{_text(dict(annotations))}'
-    return text + "}"
-
-
-def part_text(atoms: Sequence[str]) -> str:
-    """Return an index part of atoms of these texts."""
-    return f'{{"atoms":[{",".join(atoms)}]}}'
-
-
-def _text(value: JsonValue) -> str:
-    return dumps_canonical(value).decode()
+    found = members(value, frozenset({"atoms"}), frozenset(), at)
+    return json_array(found["atoms"], pointer(at, "atoms"), least=1)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ucpformat.model.index_part import IndexPart
-    from ucpformat.model.part_columns import PartColumns
+    from ucpformat.model.index_part import IndexPart, PartColumns
     from ucpformat.model.references import Pack
     from ucpformat.model.table import ChunkTable
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.model.test_atom import AT, atom, parts
 from ucpformat.errors import UcpError
 from ucpformat.jsonio import JsonValue
-from ucpformat.model.index_part import IndexPart
-from ucpformat.model.part_columns import PartColumns, SoundAtoms, sound_atoms
+from ucpformat.model.index_part import IndexPart, PartColumns, SoundAtoms, sound_atoms
 
 # What may stand in the place of any value: other types, and texts and numbers at the edge of what is allowed.
 STRANGE: st.SearchStrategy[Any] = st.sampled_from(
