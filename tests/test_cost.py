@@ -17,7 +17,7 @@ import pytest
 
 import ucpformat
 from tests.builders import Forgery
-from ucpformat import jsonio, schema
+from ucpformat import jsonio, schema, validation
 from ucpformat.errors import UcpError
 from ucpformat.geometry import BlockRule, Blocks, Layout, Mesh, MeshAxis, Shard
 from ucpformat.jsonio import loads
@@ -25,7 +25,7 @@ from ucpformat.model.compressor import Compressor
 from ucpformat.model.values import decode
 from ucpformat.storage.compression import decompress
 from ucpformat.storage.host_memory import DecodingRoom
-from ucpformat.validation import expansion, validate
+from ucpformat.validation import validate
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
 PRIME = 2**61 - 1
@@ -202,7 +202,7 @@ def test_what_expands_too_far_is_passed_over_and_not_decoded(
     path = compressed(tmp_path / "a.ucp", codec, 3, storage=storage)
     assert validate(path) == []  # 48 MiB are not too much
     with (
-        patch.object(expansion, "LEAST_BYTES", 1 << 25),
+        patch.object(validation, "LEAST_BYTES", 1 << 25),
         patch(DECODER, side_effect=AssertionError),
     ):
         (problem,) = validate(path)
@@ -230,7 +230,7 @@ def test_segments_that_share_their_bytes_are_counted_each_time(tmp_path: Path) -
         table.checksums = [table.checksums[0]] * len(table.checksums)
 
     forged.edit_table(share)
-    with patch.object(expansion, "LEAST_BYTES", 1), patch.object(expansion, "EXPANSION", 0):
+    with patch.object(validation, "LEAST_BYTES", 1), patch.object(validation, "EXPANSION", 0):
         (problem, *_) = validate(forged.sealed())
         assert problem.code == "UCP-W-UNCHECKED"
     looked_at: list[int] = []

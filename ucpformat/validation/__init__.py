@@ -1,20 +1,27 @@
-"""The validator: all problems of a checkpoint in one pass, as data (SPEC section 18)."""
+"""The validator: all problems of a checkpoint in one pass, as data (SPEC section 18).
+
+A few stored bytes can stand for many (SPEC section 19): compressed chunks, zero entries, segments that share their
+bytes. What they expand to is known from shapes and tables before data are read, so that what is too much is passed over
+whole.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from ucpformat.errors import Problem, StoreError, error, naming, require_one_of
+import numpy as np
+
+from ucpformat.errors import Problem, StoreError, UcpError, error, naming, require_one_of
 from ucpformat.html_facts import html_facts
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.remote.repetition import is_not_repeated
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import worker_count
 from ucpformat.validation.documents import Documents
-from ucpformat.validation.expansion import passed_over
 from ucpformat.validation.findings import Damage, Findings
 from ucpformat.validation.integrity import check_integrity
 from ucpformat.validation.semantics import CheckedCheckpoint, check_semantics
@@ -23,7 +30,10 @@ from ucpformat.validation.survey import Loss, Survey, UnreadPart, surveyed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from ucpformat.model.state import StateDocument
+    from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.stores.store import Objects
 
 __all__ = [
@@ -41,6 +51,15 @@ __all__ = [
 
 Level = Literal["structure", "semantics", "integrity"]
 LEVELS: tuple[Level, ...] = ("structure", "semantics", "integrity")
+
+EXPANSION: Final = 64
+"""How many bytes are looked at for each that is stored, unless the user says otherwise."""
+
+LEAST_BYTES: Final = 256 << 20
+"""What is looked at however little is stored."""
+
+_ZEROS_AS_ONE: Final = 512
+"""Bytes of a zero entry, whose checksums are combined and not computed, that cost as much as one that is read."""
 
 
 def _ignore(_: int) -> None:
@@ -193,7 +212,7 @@ def examine_store(
         if level != "structure":
             checked = check_semantics(store, documents, findings, layout_work)
         if checked is not None and level == "integrity":
-            passed = passed_over(store, checked, findings, documents.nbytes, expand)
+            passed = _passed_over(store, checked, findings, documents.nbytes, expand)
             with ThreadPoolExecutor(worker_count(workers, store.calls.at_once)) as executor:
                 check_integrity(store, checked, findings, passed, executor=executor, progress=progress)
             survey = surveyed(checked, findings.damage)
@@ -205,6 +224,64 @@ def examine_store(
         findings.give_up(refusal)
         return Examination(findings.told(), None), None, Damage()
     return Examination(findings.told(), survey), checked, findings.damage
+
+
+def _passed_over(
+    store: Objects, checked: CheckedCheckpoint, findings: Findings, nbytes: int, expand: int | None
+) -> list[NDArray[np.int64]]:
+    """Return numbers of the slots of each part that are more work than is allowed; a warning says so of each.
+
+    ``nbytes`` are those of documents, ``expand`` what the user allows.
+    """
+    costs = [_costs(part) for part in checked.parts]
+    left = float(_allowed(store, checked, nbytes) if expand is None else expand)
+    if sum(float(cost.sum()) for cost in costs) <= left:
+        return [np.zeros(0, np.int64) for _ in costs]
+    found = []
+    for part, cost in zip(checked.parts, costs, strict=True):
+        numbers = []
+        for number, bytes_looked_at in enumerate(cost.tolist()):
+            if bytes_looked_at <= left:
+                left -= bytes_looked_at
+                continue
+            numbers.append(number)
+            message = (
+                f"not checked: {int(bytes_looked_at)} bytes are more than what is stored may expand to unasked; "
+                "allow more (--expand) to check it"
+            )
+            findings.add(Problem("UCP-W-UNCHECKED", part.slot(number).at, message))
+        found.append(np.array(numbers, np.int64))
+    return found
+
+
+def _allowed(store: Objects, checked: CheckedCheckpoint, nbytes: int) -> int:
+    """Return the allowed bytes by what packs hold, not by what documents say; for chunks' own objects see `_costs`."""
+    packs = sum(min(pack.length, _size(store, pack.key)) for pack in checked.packs or ())
+    tables = sum(part.table.rows.nbytes + part.table.counts.nbytes for part in checked.parts)
+    return max(LEAST_BYTES, EXPANSION * (nbytes + tables + packs))
+
+
+def _size(store: Objects, key: str) -> int:
+    """Return bytes of an object; 0 if it cannot be inspected: a read of it says what is wrong."""
+    try:
+        return store.size(key) or 0
+    except UcpError:
+        return 0
+
+
+def _costs(part: StoredPart) -> NDArray[np.float64]:
+    """Return bytes that are looked at, of each slot; of objects of their own, those beyond what their lengths allow."""
+    counts, lengths = part.table.counts, part.table.rows["length"].astype(np.float64)
+    chunks = np.array([grid.count for _, grid in part.forms], np.int64)
+    rows = np.concatenate(([0], np.cumsum(chunks)))
+    segments = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))[rows]
+    stored = np.diff(np.concatenate(([0.0], np.cumsum(lengths)))[segments])
+    zeros = np.diff(np.concatenate(([0], np.cumsum(counts == 0)))[rows]).astype(np.float64)
+    whole = np.array([math.prod(grid.chunk_shape) * kind.item_bytes for kind, grid in part.forms], np.float64)
+    total = np.array([math.prod(grid.shape) * kind.item_bytes for kind, grid in part.forms], np.float64)
+    decoded = np.minimum(total, (chunks - zeros) * whole)
+    looked_at = np.maximum(decoded, stored) + np.minimum(total, zeros * whole) / _ZEROS_AS_ONE
+    return looked_at if part.packed else np.maximum(0.0, looked_at - EXPANSION * stored)
 
 
 def _report_unreferenced(
