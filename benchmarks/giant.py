@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,6 @@ from ucpformat.geometry import (
     Only,
     Shard,
     Step,
-    element_count,
 )
 from ucpformat.model.arrangement import ArrangedAtom, Arrangement
 from ucpformat.model.atom import Slot
@@ -144,7 +144,7 @@ class _Builder:
         for weight in weights:
             buffer = _buffer(weight)
             offsets[weight.name] = ends[buffer]
-            ends[buffer] += element_count(weight.shape) // (1 if weight.dim is None else self.grid.tp)
+            ends[buffer] += math.prod(weight.shape) // (1 if weight.dim is None else self.grid.tp)
         multiple = 2 * self.grid.ep * self.grid.edp
         totals = {buffer: (-(-end // multiple) * multiple,) for buffer, end in ends.items()}
         return {

@@ -5,6 +5,7 @@ python -m benchmarks.scale --into docs/scale.md
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ import click
 from benchmarks.facts import machine_facts
 from benchmarks.giant import Grid, Size, arranged
 from benchmarks.measure import Reading, measured
-from ucpformat.geometry import chunk_grid, element_count
+from ucpformat.geometry import chunk_grid
 from ucpformat.jsonio import dumps_canonical
 from ucpformat.model.arrangement import Arrangement
 from ucpformat.model.atom import Atom
@@ -104,7 +105,7 @@ def document_sizes(arrangement: Arrangement) -> DocumentSizes:
         for slot in atom.slots:
             item = dtype(slot.dtype).item_bytes
             chunks = chunk_grid(slot.shape, item, _CHUNK_BYTES).count
-            blocks = -(-element_count(slot.shape) * item // (1 << 20))
+            blocks = -(-math.prod(slot.shape) * item // (1 << 20))
             tables += chunks * (32 + 4) + 4 * max(chunks, blocks)
     reference = DocumentRef("index/00000000-00.json", 1 << 20, "sha256:" + "1" * 64)
     names = [atom.name for atom in arrangement.atoms]

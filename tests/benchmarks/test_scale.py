@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from benchmarks import scale
 from benchmarks.giant import MOMENTS, Grid, Size, arranged
 from benchmarks.scale import Scenario, cells, document_sizes, measure, table
-from ucpformat.geometry import element_count
 from ucpformat.planning import Pairing, arrangement_side, pair, rank_detail
 
 SMALL = Size(layers=8, experts=8, hidden=64, inner=96)
@@ -42,13 +42,13 @@ def test_all_ranks_move_what_must_be_moved_and_no_more(optimizer: str) -> None:
     # Every value is held by all data parallel ranks of its stage and slice, every moment by one.
     sides = run.pairing.target.slots.items()
     experts = sum(
-        element_count(slot.shape) for (name, kind), slot in sides if "experts" in name and kind == "value"
+        math.prod(slot.shape) for (name, kind), slot in sides if "experts" in name and kind == "value"
     )
     dense = sum(
-        element_count(slot.shape) for (name, kind), slot in sides if ".attention." in name and kind == "value"
+        math.prod(slot.shape) for (name, kind), slot in sides if ".attention." in name and kind == "value"
     )
     both = sum(
-        element_count(slot.shape)
+        math.prod(slot.shape)
         for (name, kind), slot in sides
         if kind == "value" and (".norm" in name or ".router" in name)
     )

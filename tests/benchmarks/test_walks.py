@@ -9,10 +9,10 @@ from tests.documentation.markdown import ROOT
 
 MOST = {
     "save, one process": (285, 47),
-    "save, two ranks": (435, 64),
-    "open and slice": (179, 28),
-    "validate": (175, 32),
-    "convert safetensors to ucp": (297, 54),
+    "save, two ranks": (434, 64),
+    "open and slice": (178, 27),
+    "validate": (173, 28),
+    "convert safetensors to ucp": (296, 54),
 }
 """Functions and modules."""
 CALLBACKS = {

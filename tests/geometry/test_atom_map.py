@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,6 @@ from ucpformat.geometry import (
     Shard,
     compose_atoms,
     concatenated,
-    element_count,
     lower,
     member_reads,
     stacked,
@@ -31,7 +32,7 @@ Arrays = dict[str, model.Array]
 @st.composite
 def atom_maps(draw: st.DrawFn, shape: tuple[int, ...]) -> AtomMap:
     """Maps whose members tile a view of ``shape``, some of them transposed and flattened."""
-    view = draw(views_of(element_count(shape)))
+    view = draw(views_of(math.prod(shape)))
     members: list[Member] = []
     for box in draw(tilings(Box.whole(view))):
         order = draw(st.none() | st.permutations(range(len(view))).map(tuple))
@@ -66,8 +67,8 @@ def test_n_atoms_become_m(data: st.DataObject, shape: tuple[int, ...]) -> None:
         model.apply([copy.move], held[copy.source].reshape(-1), made[copy.target])
     for name, array in wanted.items():
         np.testing.assert_array_equal(made[name], array.reshape(-1))
-    sizes = sum(element_count(copy.move.shape) for copy in copies)
-    assert sizes == element_count(shape)
+    sizes = sum(math.prod(copy.move.shape) for copy in copies)
+    assert sizes == math.prod(shape)
 
 
 @given(st.data(), SOLID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,6 @@ from ucpformat.geometry import (
     Move,
     Strided,
     clipped_move,
-    element_count,
     row_major_strides,
     source_boxes,
 )
@@ -35,7 +35,7 @@ def moves(draw: st.DrawFn) -> tuple[Move, tuple[int, ...], tuple[int, ...]]:
         strides = tuple(dense[order.index(dim)] for dim in range(len(inner)))
         place = Strided(sum(map(int.__mul__, start, dense)), strides)
         # The tensor itself is any view of that memory.
-        sides.append((place, draw(views_of(element_count(around)))))
+        sides.append((place, draw(views_of(math.prod(around)))))
     return Move(inner, sides[0][0], sides[1][0]), sides[0][1], sides[1][1]
 
 
@@ -51,11 +51,11 @@ def test_targets_are_filled_box_by_box(
     data: st.DataObject, drawn: tuple[Move, tuple[int, ...], tuple[int, ...]]
 ) -> None:
     move, source_shape, shape = drawn
-    source = np.arange(element_count(source_shape))
-    whole = carried_out([move], source, element_count(shape)).reshape(shape)
+    source = np.arange(math.prod(source_shape))
+    whole = carried_out([move], source, math.prod(shape)).reshape(shape)
     for box in data.draw(tilings(Box.whole(shape))):
         parts = list(clipped_move(move, shape, box))
-        assert sum(element_count(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
+        assert sum(math.prod(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
         found = carried_out(parts, source, box.size)
         np.testing.assert_array_equal(found.reshape(box.shape), whole[slices(box)])
 
@@ -63,11 +63,11 @@ def test_targets_are_filled_box_by_box(
 @given(moves())
 def test_sources_are_read_in_boxes(drawn: tuple[Move, tuple[int, ...], tuple[int, ...]]) -> None:
     move, shape, target_shape = drawn
-    source = np.arange(element_count(shape))
-    wanted = carried_out([move], source, element_count(target_shape))
+    source = np.arange(math.prod(shape))
+    wanted = carried_out([move], source, math.prod(target_shape))
     found = np.full(wanted.shape, -1)
     for box, part in source_boxes(move, shape):
-        assert box.size <= 2 * element_count(part.shape)
+        assert box.size <= 2 * math.prod(part.shape)
         memory = np.ascontiguousarray(source.reshape(shape)[slices(box)]).reshape(-1)
         target = view(found, part.shape, part.target)
         assert (target == -1).all()
@@ -94,12 +94,12 @@ def combs(draw: st.DrawFn) -> tuple[Move, tuple[int, ...]]:
 @given(combs())
 def test_combs_are_cut_at_every_place(drawn: tuple[Move, tuple[int, ...]]) -> None:
     move, shape = drawn
-    source = np.arange(element_count(shape))
+    source = np.arange(math.prod(shape))
     whole = carried_out([move], source, source.size).reshape(shape)
     for low, high in itertools.combinations(range(shape[1] + 1), 2):
         box = Box((0, low), (shape[0], high - low))
         parts = list(clipped_move(move, shape, box))
-        assert sum(element_count(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
+        assert sum(math.prod(part.shape) for part in parts) == int((whole[slices(box)] >= 0).sum())
         found = carried_out(parts, source, box.size)
         np.testing.assert_array_equal(found.reshape(box.shape), whole[slices(box)])
 
@@ -110,17 +110,17 @@ def test_sparse_combs_are_read_in_several_boxes(drawn: tuple[Move, tuple[int, ..
     # The comb again, that many times as wide, so that most of its box is not wanted.
     place = replace(move.source, strides=tuple(apart * step for step in move.source.strides))
     move, shape = replace(move, source=place), (rows, apart * extent)
-    source = np.arange(element_count(shape))
+    source = np.arange(math.prod(shape))
     wanted = carried_out([move], source, rows * extent)
     found = np.full(wanted.shape, -1)
     sizes = []
     for box, part in source_boxes(move, shape):
         memory = source.reshape(shape)[slices(box)].reshape(-1)
         view(found, part.shape, part.target)[...] = view(memory, part.shape, part.source)
-        sizes.append((box.size, element_count(part.shape)))
+        sizes.append((box.size, math.prod(part.shape)))
     np.testing.assert_array_equal(found, wanted)
     assert all(size <= 2 * count for size, count in sizes)
-    assert sum(count for _, count in sizes) == element_count(move.shape)
+    assert sum(count for _, count in sizes) == math.prod(move.shape)
     assert apart < 3 or len(sizes) > 1
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.geometry import model
 from tests.geometry.strategies import shapes_with_boxes
-from ucpformat.geometry import Box, chunk_grid, decompose_flat_range, element_count, joined
+from ucpformat.geometry import Box, chunk_grid, decompose_flat_range, joined
 
 
 @given(shapes_with_boxes(3))
@@ -31,7 +33,7 @@ def test_all_chunks_of_a_tensor_are_joined_to_the_whole(
     shape, _ = drawn
     grid = chunk_grid(shape, 1, size)
     found = joined([grid.box_at(chunk) for chunk in range(grid.count)])
-    assert found == ([Box.whole(shape)] if element_count(shape) else [])
+    assert found == ([Box.whole(shape)] if math.prod(shape) else [])
 
 
 def test_rows_that_continue_one_another_are_one_range() -> None:

@@ -7,11 +7,12 @@ with one hub; renaming is a map of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ucpformat.errors import error
-from ucpformat.geometry.box import Box, element_count, is_extents, row_major_strides
+from ucpformat.geometry.box import Box, is_extents, row_major_strides
 from ucpformat.geometry.cover import BoxIndex, exact_cover
 from ucpformat.geometry.piece import LocalMap, Piece, Strided
 from ucpformat.geometry.refine import common_refinement, seen_in
@@ -69,9 +70,7 @@ class AtomMap:
 
     def __post_init__(self) -> None:
         if not (
-            is_extents(self.shape)
-            and is_extents(self.view)
-            and element_count(self.shape) == element_count(self.view)
+            is_extents(self.shape) and is_extents(self.view) and math.prod(self.shape) == math.prod(self.view)
         ):
             raise error("UCP-E-SHAPE", f"{self.view!r} is no view of the shape {self.shape!r}", at="/view")
         seen: set[str] = set()
@@ -82,7 +81,7 @@ class AtomMap:
             seen.add(member.name)
             if member.box.ndim != len(self.view):
                 raise error("UCP-E-SHAPE", f"a box of the view has {len(self.view)} dims", at=f"{at}/box")
-            if not is_extents(member.shape) or element_count(member.shape) != member.box.size:
+            if not is_extents(member.shape) or math.prod(member.shape) != member.box.size:
                 raise error(
                     "UCP-E-SHAPE",
                     f"a box of {member.box.size} elements is no tensor of shape {member.shape!r}",
@@ -166,7 +165,7 @@ def member_reads(source: AtomMap, local_map: LocalMap, view: tuple[int, ...]) ->
 
     ``view`` is that of the lowering of the hub. Raises UCP-E-MISMATCH where it is no view of the hub.
     """
-    if element_count(view) != element_count(source.shape):
+    if math.prod(view) != math.prod(source.shape):
         raise error("UCP-E-MISMATCH", f"{view} is no view of a hub of shape {source.shape}")
     return tuple(_moves(source, local_map.pieces, view))
 

@@ -15,7 +15,6 @@ __all__ = [
     "Box",
     "Runs",
     "decompose_flat_range",
-    "element_count",
     "row_major_strides",
     "runs",
     "strided_runs",
@@ -31,11 +30,6 @@ def is_extents(values: object) -> bool:
         if type(value) is not int or value < 0:
             return False
     return True
-
-
-def element_count(shape: tuple[int, ...]) -> int:
-    """Return how many elements a tensor of ``shape`` has; 1 for a 0-d tensor."""
-    return math.prod(shape)
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,7 +76,7 @@ class Box:
     @property
     def size(self) -> int:
         """The number of cells."""
-        return element_count(self.shape)
+        return math.prod(self.shape)
 
     @property
     def is_empty(self) -> bool:
@@ -209,9 +203,9 @@ def decompose_flat_range(shape: tuple[int, ...], start: int, stop: int) -> list[
     """Return the elements ``[start, stop)`` of the row-major order of ``shape`` as boxes in that order.
 
     At most ``max(1, 2 * ndim - 1)`` of them, none empty. Raises UCP-E-SHAPE unless
-    ``0 <= start <= stop <= element_count(shape)``.
+    ``0 <= start <= stop`` and ``stop`` is at most the number of elements.
     """
-    if not 0 <= start <= stop <= element_count(shape):
+    if not 0 <= start <= stop <= math.prod(shape):
         raise error("UCP-E-SHAPE", f"the range [{start}, {stop}) leaves a tensor of shape {shape}")
     if start == stop:
         return []
@@ -225,7 +219,7 @@ def _decompose(
         yield (), ()
         return
     inner = shape[1:]
-    row_size = element_count(inner)
+    row_size = math.prod(inner)
     row, skipped = divmod(start, row_size)
     last_row, kept = divmod(stop, row_size)
     if row == last_row:

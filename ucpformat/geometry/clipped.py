@@ -6,10 +6,11 @@ one dim of a tensor, so that boxes of that tensor can be compared with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ucpformat.geometry.box import Box, element_count, row_major_strides
+from ucpformat.geometry.box import Box, row_major_strides
 from ucpformat.geometry.piece import Strided
 from ucpformat.geometry.refine import check_count
 from ucpformat.geometry.transfer import Move
@@ -68,8 +69,8 @@ def source_boxes(move: Move, shape: tuple[int, ...]) -> Iterator[tuple[Box, Move
         extents = [1] * len(shape)
         for dim, along in enumerate(run.dims):
             extents[along] += run.span(dim)
-        count = element_count(run.shape)
-        if element_count(tuple(extents)) > _SPAN * count:
+        count = math.prod(run.shape)
+        if math.prod(tuple(extents)) > _SPAN * count:
             dense = row_major_strides(shape)
             widest = max(
                 range(len(run.shape)),

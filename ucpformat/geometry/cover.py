@@ -7,6 +7,7 @@ takes the square of their number for boxes made to do harm, as nested ones: for 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from random import SystemRandom
 from typing import Final, Literal
 
 from ucpformat.errors import error
-from ucpformat.geometry.box import Box, element_count
+from ucpformat.geometry.box import Box
 from ucpformat.geometry.piece import Holdings
 
 __all__ = [
@@ -128,7 +129,7 @@ def exact_cover(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | No
     if fault is not None:
         return fault
     steps = _Steps(len(kept))
-    excess = sum(box.size for box in kept) - element_count(shape)
+    excess = sum(box.size for box in kept) - math.prod(shape)
     try:
         overlap = _first_overlap(kept, steps)
         if overlap is not None:
@@ -200,7 +201,7 @@ def covers(boxes: Iterable[Box], shape: tuple[int, ...]) -> CoverFault | None:
     # Most covers are exact up to replicas, and that is cheaper to see than the absence of gaps.
     steps = _Steps(len(kept))
     try:
-        if sum(box.size for box in kept) == element_count(shape) and _first_overlap(kept, steps) is None:
+        if sum(box.size for box in kept) == math.prod(shape) and _first_overlap(kept, steps) is None:
             return None
         return _gap_fault(kept, shape, steps)
     except _TooManyStepsError:

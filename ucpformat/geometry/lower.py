@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ucpformat.errors import error
-from ucpformat.geometry.box import Box, decompose_flat_range, element_count, is_extents, row_major_strides
+from ucpformat.geometry.box import Box, decompose_flat_range, is_extents, row_major_strides
 from ucpformat.geometry.buffer import BufferPlace, compiled_place
 from ucpformat.geometry.canonical import canonical
 from ucpformat.geometry.intervals import HOLE, Interval, extent_of
@@ -98,7 +98,7 @@ class Lowering:
             # Plain dims are spread one by one, and products of maximal intervals are canonical as they are.
             ordered = tuple(pieces) if self._seen.is_plain else canonical(pieces, self.view)
             return LocalMap(local_shape, ordered)
-        ranges = run(self._flat, element_count(local_shape), coordinate)
+        ranges = run(self._flat, math.prod(local_shape), coordinate)
         pieces = []
         position = 0
         for start, length in ranges:
@@ -119,7 +119,7 @@ class Lowering:
         if any(coordinate[axis] not in positions for axis, positions in self._present):
             return None
         if self.own_axes is not None:
-            return element_count(self.shape[1:])
+            return math.prod(self.shape[1:])
         dims = (
             extent_of(run(program, extent, coordinate))
             for program, extent in zip(self._dims, self._seen.extents, strict=True)
@@ -354,4 +354,4 @@ def _try(lowering: Lowering) -> None:
             kept = (
                 run(program, extent, coordinate) for program, extent in zip(programs, extents, strict=True)
             )
-            run(head, element_count(tuple(map(extent_of, kept))), coordinate)
+            run(head, math.prod(tuple(map(extent_of, kept))), coordinate)

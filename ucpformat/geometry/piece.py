@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Protocol
 
-from ucpformat.geometry.box import Box, element_count
+from ucpformat.geometry.box import Box
 from ucpformat.geometry.mesh import Axis
 from ucpformat.geometry.steps import Reduce
 
@@ -67,7 +68,7 @@ class LocalMap:
     @property
     def size(self) -> int:
         """The number of elements of the local tensor."""
-        return element_count(self.shape)
+        return math.prod(self.shape)
 
     @property
     def mapped(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from ucpformat.errors import error
-from ucpformat.geometry.box import Box, decompose_flat_range, element_count, row_major_strides
+from ucpformat.geometry.box import Box, decompose_flat_range, row_major_strides
 from ucpformat.geometry.canonical import canonical
 from ucpformat.geometry.piece import MAX_PIECES, Piece, Strided
 
@@ -25,7 +25,7 @@ Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 def cuts(shape: tuple[int, ...]) -> list[int]:
     """Return the cuts of a shape without zero extents, ascending."""
-    count = element_count(shape)
+    count = math.prod(shape)
     return sorted({stride for stride in row_major_strides(shape) if 1 < stride < count})
 
 
@@ -60,7 +60,7 @@ def seen_in(pieces: Iterable[Piece], shape: tuple[int, ...], view: tuple[int, ..
         pieces = _coarser(_finer(pieces, shape, fine), fine, view)
     else:
         mine = set(cuts(shape))
-        edges = [1, *(cut for cut in cuts(view) if cut in mine), element_count(shape)]
+        edges = [1, *(cut for cut in cuts(view) if cut in mine), math.prod(shape)]
         shared = tuple(reversed([high // low for low, high in itertools.pairwise(edges)]))
         pieces = _finer(_coarser(pieces, shape, shared), shared, view)
     return canonical(pieces, view)
@@ -125,7 +125,7 @@ def _coarser(pieces: Sequence[Piece], fine: tuple[int, ...], coarse: tuple[int, 
                 length *= extent
             outer -= 1
         first = sum(piece.box.offset[place] * inner for place, inner in zip(group, dense, strict=True))
-        check_count(element_count(tuple(shape[:outer])))
+        check_count(math.prod(tuple(shape[:outer])))
         return [
             (
                 (first + sum(map(int.__mul__, index, dense)),),

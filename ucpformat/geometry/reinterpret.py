@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ucpformat.errors import error
-from ucpformat.geometry.box import element_count
 from ucpformat.geometry.refine import common_refinement, grouped
 from ucpformat.geometry.steps import Permute, View
 
@@ -44,7 +44,7 @@ def reinterpret(shape: tuple[int, ...], steps: Sequence[tuple[View | Permute, st
     if not steps:
         return plain
     extents = shape
-    inner = element_count(shape)
+    inner = math.prod(shape)
     factors: list[list[_Factor]] = []
     for extent in shape:
         inner //= extent or 1
@@ -56,7 +56,7 @@ def reinterpret(shape: tuple[int, ...], steps: Sequence[tuple[View | Permute, st
             extents = tuple(extents[dim] for dim in step.order)
             factors = [factors[dim] for dim in step.order]
             continue
-        if element_count(step.shape) != element_count(extents):
+        if math.prod(step.shape) != math.prod(extents):
             raise error(
                 "UCP-E-LAYOUT",
                 f"a tensor of shape {extents} has no view of shape {step.shape}: element counts differ",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ucpformat.geometry.box import Box, Runs, element_count, row_major_strides, strided_runs
+from ucpformat.geometry.box import Box, Runs, row_major_strides, strided_runs
 from ucpformat.geometry.piece import LocalMap, Piece, Strided
 from ucpformat.geometry.steps import Reduce
 
@@ -46,7 +47,7 @@ class Copy:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return element_count(self.shape)
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

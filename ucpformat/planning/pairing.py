@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Spread, element_count
+from ucpformat.geometry import Spread
 from ucpformat.model.dtype import DType, dtype
 from ucpformat.model.names import fits_glob
 from ucpformat.planning.side import Side, SlotName
@@ -47,7 +48,7 @@ class Kind:
     @property
     def nbytes(self) -> int:
         """Logical bytes of all its slots, as the source has them."""
-        return element_count(self.target.shape) * self.dtype.item_bytes * len(self.names)
+        return math.prod(self.target.shape) * self.dtype.item_bytes * len(self.names)
 
 
 @dataclass(frozen=True, slots=True)

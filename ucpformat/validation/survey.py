@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ucpformat.geometry import Box, decompose_flat_range, element_count, joined
+from ucpformat.geometry import Box, decompose_flat_range, joined
 from ucpformat.model.dtype import DTYPES
 from ucpformat.model.table import rows_of
 from ucpformat.storage.checksum import BLOCK_BYTES
@@ -210,7 +211,7 @@ def surveyed(checked: CheckedCheckpoint, damage: Damage) -> Survey:
     for entry in checked.root.parts:
         part = usable.get(entry.index.key)
         if part is not None:
-            sizes = [element_count(grid.shape) * kind.item_bytes for kind, grid in part.forms]
+            sizes = [math.prod(grid.shape) * kind.item_bytes for kind, grid in part.forms]
         elif entry.index.key in checked.indexes and entry.index.key not in damage.documents:
             whole = [*_of_index(checked.indexes[entry.index.key])]
             sizes = [loss.nbytes for loss in whole]
@@ -238,7 +239,7 @@ def _of_index(index: IndexPart) -> Iterator[Loss]:
         for slot in atom.slots:
             kind = DTYPES.get(slot.dtype)
             if kind is not None:
-                nbytes = element_count(slot.shape) * kind.item_bytes
+                nbytes = math.prod(slot.shape) * kind.item_bytes
                 yield Loss(atom.name, slot.name, slot.dtype, slot.shape, (Box.whole(slot.shape),), nbytes)
 
 
@@ -275,7 +276,7 @@ def _of_stored(damage: Damage, usable: Mapping[str, StoredPart]) -> Iterator[Los
     for stored, chunk in damage.chunks:
         lost(stored).ranges.append(_chunk_range(stored, chunk))
     for stored in damage.contradicted:
-        lost(stored).ranges.append((0, element_count(stored.grid.shape)))
+        lost(stored).ranges.append((0, math.prod(stored.grid.shape)))
     for (key, _), one_lost in found.items():
         loss = one_lost.loss()
         if key in usable and loss is not None:

@@ -6,13 +6,14 @@ dims but one, in which it is their sum, or in none: the one whose layout gives e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ucpformat.conversion.contract.registry import named_document, named_integers
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import Lowering, element_count, lower
+from ucpformat.geometry import Lowering, lower
 from ucpformat.patterns import Patterns, load_patterns, parse_patterns, pattern_names, resolve
 
 __all__ = ["ShardPatterns"]
@@ -106,4 +107,4 @@ def _wholes(shards: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     wholes = [
         (*first[:dim], sum(shard[dim] for shard in shards), *first[dim + 1 :]) for dim in range(len(first))
     ]
-    return sorted({*wholes, first}, key=lambda shape: (-element_count(shape), shape))
+    return sorted({*wholes, first}, key=lambda shape: (-math.prod(shape), shape))

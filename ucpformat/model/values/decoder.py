@@ -20,7 +20,7 @@ from ucpformat.model.values.content import (
     integer_from,
     tensor_from,
 )
-from ucpformat.model.values.keys import canonical_text, check_hashes, check_pairs, is_key, is_plain_name
+from ucpformat.model.values.keys import canonical_text, check_hashes, check_pairs, is_key
 from ucpformat.model.values.registered import BY_NAME, ORDERED_DICT
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Decoder:
 
     def _object(self, members: dict[str, JsonValue], depth: int) -> object:
         self._check_depth(depth + 1)
-        if all(map(is_plain_name, members)):
+        if not any(name.startswith("$") for name in members):
             return {
                 self._string(name): self._at_part(name, item, depth + 1) for name, item in members.items()
             }
@@ -163,7 +163,7 @@ class _Decoder:
             self._path.append(index)
             key, item = self._items(pair, depth + 1)
             self._path.pop()
-            plain = plain and is_plain_name(pair[0])
+            plain = plain and type(pair[0]) is str and not pair[0].startswith("$")
             pairs.append((self._key(pair[0], key, index, 0), item))
             texts.add(canonical_text(pair[0]))
         check_hashes(key for key, _ in pairs)

@@ -22,7 +22,7 @@ from ucpformat.model.values.content import (
     integer_to,
     tensor_to,
 )
-from ucpformat.model.values.keys import canonical_text, check_pairs, is_key, is_plain_name
+from ucpformat.model.values.keys import canonical_text, check_pairs, is_key
 from ucpformat.model.values.registered import BY_NAME, ORDERED_DICT, is_spelled_otherwise, registered
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class _Encoder:
         return values
 
     def _dict(self, members: dict[object, object], depth: int) -> JsonValue:
-        if not all(type(name) is str and is_plain_name(name) for name in members):
+        if not all(type(name) is str and not name.startswith("$") for name in members):
             return {"$dict": self._pairs(members, depth + 1)}
         self._check_depth(members, depth + 1)
         values: dict[str, JsonValue] = {}

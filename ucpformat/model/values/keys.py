@@ -13,16 +13,11 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["canonical_text", "check_hashes", "check_pairs", "is_key", "is_plain_name"]
+__all__ = ["canonical_text", "check_hashes", "check_pairs", "is_key"]
 
 _MOST_OF_ONE_HASH: Final = 64
 
 _LEAVES: Final = frozenset({"$float", "$int", "$bytes", "$complex"})
-
-
-def is_plain_name(value: JsonValue) -> bool:
-    """Return whether ``value`` may name a member of a plain object."""
-    return type(value) is str and not value.startswith("$")
 
 
 def is_key(value: JsonValue) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from array import array
 from functools import cached_property
 from itertools import accumulate, chain
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ucpformat.errors import UcpError, error
-from ucpformat.geometry import element_count
 from ucpformat.jsonio import pointer
 from ucpformat.model.table import BLOCK_BYTES, OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.storage.reading.stored_slot import StoredSlot, slot_form
@@ -171,7 +171,7 @@ class StoredPart:
         trailer_bytes = 0 if self.packed else OBJECT_TRAILER
         # The slots of a model repeat few forms.
         of_form = {
-            key: element_count(grid.shape) * kind.item_bytes + trailer_bytes
+            key: math.prod(grid.shape) * kind.item_bytes + trailer_bytes
             if grid.chunk_shape == grid.shape
             else -1
             for key, (kind, grid) in {id(form): form for form in self.forms}.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, chunk_grid, element_count, exact_cover
+from ucpformat.geometry import Box, chunk_grid, exact_cover
 from ucpformat.jsonio import pointer
 from ucpformat.model.dtype import dtype
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT
@@ -82,7 +83,7 @@ class StoredSlot(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Logical bytes."""
-        return element_count(self.grid.shape) * self.dtype.item_bytes
+        return math.prod(self.grid.shape) * self.dtype.item_bytes
 
     @property
     def prefix(self) -> str:
@@ -148,7 +149,7 @@ class StoredSlot(NamedTuple):
 
     def whole_bytes(self) -> int:
         """Return size of an unclipped chunk before compression."""
-        return element_count(self.grid.chunk_shape) * self.dtype.item_bytes
+        return math.prod(self.grid.chunk_shape) * self.dtype.item_bytes
 
     def segments(self, chunk: int) -> tuple[Segment, ...]:
         """Return the checked segments of a chunk; none is a zero entry.

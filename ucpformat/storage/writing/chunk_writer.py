@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from ucpformat.errors import error
-from ucpformat.geometry import element_count, runs
+from ucpformat.geometry import runs
 from ucpformat.model.table import OBJECT_TRAILER, OWN_OBJECT, Segment
 from ucpformat.model.zarr_document import GROUP_DOCUMENT, array_document
 from ucpformat.storage.checksum import (
@@ -290,9 +291,7 @@ class PlainChunkWriter:
         known = None if self._base is None else self._base.same_object(place, chunk, key)
         if known is not None:
             return StoredChunk(known, start, data.nbytes, run.cuts)
-        padding = memoryview(
-            bytes(element_count(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes)
-        )
+        padding = memoryview(bytes(math.prod(place.grid.chunk_shape) * place.dtype.item_bytes - data.nbytes))
         if place.compressor is not None:
             encoded = memoryview(compress(place.compressor, memoryview(b"".join((data, padding)))))
             stored = checksum_run(encoded, 0)

@@ -8,6 +8,7 @@ A ShardedTensorFactory makes several of them from one parameter, whose memory is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,6 @@ from ucpformat.geometry import (
     Strided,
     canonical,
     decompose_flat_range,
-    element_count,
     row_major_strides,
 )
 
@@ -135,7 +135,7 @@ def sharded_holdings(shards: Iterable[tuple[int, ShardedTensorFacts]]) -> Explic
 def _pieces(facts: ShardedTensorFacts, position: int) -> tuple[list[Piece], tuple[int, ...]]:
     ahead = facts.prepend_axis_num
     strides = row_major_strides(facts.local_shape)
-    whole = element_count(facts.local_shape)
+    whole = math.prod(facts.local_shape)
     start, stop = facts.flattened_range or (0, whole)
     pieces = []
     for box in decompose_flat_range(facts.local_shape, start, stop):

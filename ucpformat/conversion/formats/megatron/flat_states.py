@@ -8,6 +8,7 @@ it as it is read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from ucpformat.conversion.formats.megatron.flat_buffers import Buffer, Placed, resolve
 from ucpformat.conversion.formats.megatron.rank_parameters import ModelTensor
 from ucpformat.errors import error
-from ucpformat.geometry import Box, element_count, row_major_strides
+from ucpformat.geometry import Box, row_major_strides
 from ucpformat.model.dtype import dtype
 from ucpformat.storage.host_memory import selection
 from ucpformat.tensor_files.object_tree import spelled
@@ -81,7 +82,7 @@ class _FlatBox:
         depth = len(shape)
         while depth and extents[depth - 1] == shape[depth - 1]:
             depth -= 1
-        run = element_count(extents[max(depth - 1, 0) :])
+        run = math.prod(extents[max(depth - 1, 0) :])
         strides = row_major_strides(shape)
         first = wanted.relative_to(self.box).offset
         for outer in product(*map(range, extents[: max(depth - 1, 0)])):
@@ -137,8 +138,8 @@ def flattened_source(directory: DcpDirectory, key: str) -> FlatSource:
     if (
         len(grid) != len(shape)
         or any(count * extent != whole for count, extent, whole in zip(grid, extents, shape, strict=True))
-        or element_count(extents) != numel
-        or element_count(tuple(grid)) > len(stored.fragments)
+        or math.prod(extents) != numel
+        or math.prod(tuple(grid)) > len(stored.fragments)
     ):
         raise error(
             "UCP-E-SOURCE",
@@ -324,9 +325,9 @@ def _sources(placed: Sequence[Placed], flats: _Flats) -> dict[str, dict[str, tup
             for box in one.parameter.boxes:
                 # Tensor-parallel ranks, and a last stage that shares its embedding, have copies: the first counts.
                 parts[tensor.name][state].setdefault(box, _FlatBox(box, flat, start))
-                start += element_count(box.shape)
+                start += math.prod(box.shape)
     for name, shape in shapes.items():
-        if sum(element_count(box.shape) for box in parts[name][states[0]]) != element_count(shape):
+        if sum(math.prod(box.shape) for box in parts[name][states[0]]) != math.prod(shape):
             return None
     return {
         name: {

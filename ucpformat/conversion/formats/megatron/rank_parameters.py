@@ -5,6 +5,7 @@ Found from the shards of tensors for one guess at degrees and order; `flat_buffe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from itertools import product
 from typing import Final
 
 from ucpformat.conversion.formats.megatron.parameter_groups import stacked_dims
-from ucpformat.geometry import Box, element_count
+from ucpformat.geometry import Box
 
 __all__ = ["LocalParameter", "Model", "ModelTensor", "Order", "RankParameters"]
 
@@ -37,7 +38,7 @@ class LocalParameter:
     @property
     def numel(self) -> int:
         """Elements."""
-        return sum(element_count(box.shape) for box in self.boxes)
+        return sum(math.prod(box.shape) for box in self.boxes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ which starts from uninitialised memory, what comes in is checked to cover the pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,6 @@ from ucpformat.geometry import (
     Strided,
     canonical,
     covers,
-    element_count,
     exact_cover,
     row_major_strides,
 )
@@ -80,7 +80,7 @@ def _local_map(
         if scale == 0:
             raise _refused("a scale of 0 cannot be undone", at)
         local_pieces.extend(Piece(box, local, scale) for box, local in _boxes(block, shape, at, budget))
-    size = element_count(shard)
+    size = math.prod(shard)
     spans = [_last(piece) for piece in local_pieces]
     if max(spans, default=-1) >= size or sum(piece.box.size for piece in local_pieces) != size:
         raise _refused(f"the pieces do not fill the shard of {size} elements exactly", at)
@@ -122,7 +122,7 @@ def _boxes(
     budget[0] -= 1
     if budget[0] < 0:
         raise error("UCP-E-LIMIT", f"a rank's pieces fall into more than {_MAX_PARTS} boxes", at=at)
-    if not 0 <= block.source.offset < element_count(shape):
+    if not 0 <= block.source.offset < math.prod(shape):
         raise _refused("a piece begins outside the parameter", at)
     dims = _dims(block, shape)
     if dims is not None:
@@ -207,7 +207,7 @@ def _shard_shape(local: tuple[int, ...], held: Holdings) -> tuple[int, ...]:
     inner = held.shape[1:]
     if len(local) <= len(held.shape) or local[len(local) - len(inner) :] != inner:
         return local
-    return (element_count(local) // max(1, element_count(inner)), *inner)
+    return (math.prod(local) // max(1, math.prod(inner)), *inner)
 
 
 def _homogeneous(
