@@ -106,6 +106,20 @@ test('the tree has modules of the names, and folds chains', () => {
   assert.deepEqual(treeOf(atomsOf('a', 'a.b')).children.size, 2);
 });
 
+test('the tree is the same in any order of names, and names that look like its keys are names', () => {
+  const names = ['=a.', '=a.b', 'a', 'a.', 'a./b', 'a.b', 'a.b.c', 'a/b', 'b.c', 'b.c=', 'b.c=.d'];
+  const leavesOf = (module) => [...module.children.values()].flatMap((child) => {
+    assert.equal(child.bytes, child.atom ? child.atom.bytes : [...child.children.values()].reduce((sum, {bytes}) => sum + bytes, 0));
+    return child.atom ? [child.name] : leavesOf(child);
+  });
+  const atoms = atomsOf(...names);
+  for (let turn = 0; turn < atoms.length; turn += 1) {
+    const found = treeOf([...atoms.slice(turn), ...atoms.slice(0, turn)]);
+    assert.deepEqual(leavesOf(found).sort(), names);
+    assert.equal(found.bytes, (names.length * (names.length + 1)) / 2);
+  }
+});
+
 test('globs match whole names, and texts parts of them', () => {
   const matches = (glob, ...names) => names.filter(globTest(glob));
   assert.deepEqual(matches('l*.w?', 'layers.1.wq', 'layers.1.w', 'xl.wq'), ['layers.1.wq']);

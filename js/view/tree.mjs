@@ -4,12 +4,29 @@
 
 /** @typedef {{name: string, label: string, bytes: number, atom: object | null, children: Map<string, Module>}} Module */
 
-const newModule = (name, label) => ({
-  name, label, bytes: 0, atom: null, children: new Map(), state: null,
+/** What leaves have in common: no children. */
+const NONE = new Map();
+
+const newModule = (name, label, children) => ({
+  name, label, bytes: 0, atom: null, children,
 });
 
-/** Parts of a name: each ends behind a dot or a slash. */
-const partsOf = (name) => name.match(/[^./]*[./]|[^./]+$/g) ?? [name];
+/** How much two texts have in common at their beginning. */
+function commonLength(a, b) {
+  const most = Math.min(a.length, b.length);
+  let i = 0;
+  while (i < most && a.charCodeAt(i) === b.charCodeAt(i)) i += 1;
+  return i;
+}
+
+/** Where a part of a name ends that begins there: behind a dot or a slash, or with the name. */
+function endOfPart(name, start) {
+  for (let i = start; i < name.length; i += 1) {
+    const unit = name.charCodeAt(i);
+    if (unit === 0x2e || unit === 0x2f) return i + 1;
+  }
+  return name.length;
+}
 
 /**
  * The tree of atoms.
@@ -17,21 +34,34 @@ const partsOf = (name) => name.match(/[^./]*[./]|[^./]+$/g) ?? [name];
  * @returns {Module}
  */
 export function treeOf(atoms) {
-  const top = newModule('', '');
+  const top = newModule('', '', new Map());
+  // Modules that the name before is in: names come sorted, so that the next is in most of them too.
+  const path = [top];
+  let before = '';
   for (const atom of atoms) {
-    let module = top;
-    module.bytes += atom.bytes;
-    let name = '';
-    const parts = partsOf(atom.name);
-    parts.forEach((part, i) => {
-      name += part;
-      // An atom is a leaf even where others are below its name.
-      const key = i === parts.length - 1 ? `=${part}` : part;
-      if (!module.children.has(key)) module.children.set(key, newModule(name, part));
-      module = module.children.get(key);
-      module.bytes += atom.bytes;
-    });
-    module.atom = atom;
+    const {name} = atom;
+    const common = commonLength(before, name);
+    while (path.at(-1).name.length > common) path.pop();
+    let module = path.at(-1);
+    let start = module.name.length;
+    for (let end = endOfPart(name, start); end < name.length; end = endOfPart(name, start)) {
+      const part = name.slice(start, end);
+      let child = module.children.get(part);
+      if (!child) {
+        child = newModule(name.slice(0, end), part, new Map());
+        module.children.set(part, child);
+      }
+      path.push(child);
+      module = child;
+      start = end;
+    }
+    for (const above of path) above.bytes += atom.bytes;
+    const leaf = newModule(name, name.slice(start), NONE);
+    leaf.bytes = atom.bytes;
+    leaf.atom = atom;
+    // An atom is a leaf even where others are below its name: keys of modules end with a dot or a slash, and this does not.
+    module.children.set(`${leaf.label}=`, leaf);
+    before = name;
   }
   return top;
 }

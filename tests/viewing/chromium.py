@@ -88,6 +88,11 @@ class Chromium:
         os.close(self._commands)
         os.close(self._answers)
 
+    @property
+    def pid(self) -> int:
+        """The process that the others of the browser are below."""
+        return self._process.pid
+
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method on the page."""
         return self._call(method, session=self._session, **params)
