@@ -121,7 +121,8 @@ class _Copy:
 
     def run(self, keys: Sequence[str], finish: Finish) -> Copied:
         """Copy the objects of these keys, check what then lies there, and publish the root document."""
-        self._store.prepare()
+        # Its keys are those of the source: another copy of it, or what that leaves, may have the same.
+        self._store.prepare("plain")
         try:
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ucp-copy") as executor:
                 in_parallel((partial(self._copy, key) for key in keys), executor, _AT_ONCE)
@@ -153,6 +154,11 @@ class _Copy:
     def _copy(self, key: str) -> None:
         if self._is_linked(key):
             return
+        with naming(self._checkpoint.path):
+            nbytes = self._store.copy(key, self._checkpoint.store)
+        if nbytes is not None:
+            self._count(nbytes)
+            return
         pieces = self._pieces(key)
         if not key.startswith(("packs/", "blobs/")):
             self._store.create(key, [memoryview(piece) for piece in pieces])
@@ -181,10 +187,13 @@ class _Copy:
                 piece = next(pieces, None)
             if piece is None:
                 return
-            with self._lock:
-                self._nbytes += len(piece)
-                self._progress(len(piece))
+            self._count(len(piece))
             yield piece
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._nbytes += nbytes
+            self._progress(nbytes)
 
     def _require_good(self, root: bytes) -> None:
         """Read back everything that the root document will reach."""

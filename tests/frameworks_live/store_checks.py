@@ -35,6 +35,7 @@ from ucpformat.validation import LEVELS, validate
 __all__ = [
     "test_a_committed_checkpoint_and_foreign_objects_are_left_alone",
     "test_a_conversion_and_a_copy_come_back",
+    "test_a_copy_within_the_store_is_made_by_it",
     "test_a_failed_save_leaves_nothing",
     "test_an_increment_of_a_base_that_is_replaced_leaves_nothing",
     "test_an_increment_sends_what_has_changed",
@@ -153,6 +154,21 @@ def test_steps_and_debris_are_collected(url: str) -> None:
     assert (old.kept, old.removed, list(old.failed.items())) == ([2], ["step-3.ucp"], [])
     assert {key.partition("/")[0] for key in keys(url)} == {"step-2.ucp"}
     assert validate(f"{url}/step-2.ucp") == []
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_copy_within_the_store_is_made_by_it(url: str, storage: Storage) -> None:
+    ucp.save(f"{url}/1", {"large": LARGE, "small": np.arange(1, 31, dtype=np.float32)}, storage=storage)
+    with (
+        patch.object(RemoteStore, "create", side_effect=AssertionError("an object is sent")),
+        patch.object(RemoteStore, "create_pack", side_effect=AssertionError("a pack is sent")),
+    ):
+        copied = copy_checkpoint(f"{url}/1", f"{url}/2")
+    assert keys(f"{url}/2") == keys(f"{url}/1")
+    assert copied.nbytes > LARGE.nbytes
+    filesystem, path = fsspec.url_to_fs(f"{url}/1")
+    filesystem.rm(path, recursive=True)
+    assert validate(f"{url}/2") == []
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -191,6 +191,10 @@ def _copy_out(place: Place) -> None:
     copy_checkpoint(f"{place.url}/c.ucp", place.local / "out.ucp", durability="none")
 
 
+def _copy_within(place: Place, name: str) -> None:
+    copy_checkpoint(f"{place.url}/{name}", f"{place.url}/c.ucp")
+
+
 def _base(place: Place, **options: Any) -> None:
     ucp.save(f"{place.url}/base.ucp", state(1), chunk_bytes=256, **options)
 
@@ -290,6 +294,13 @@ INCREMENTS: Sequence[Scenario] = (
         keeps={"base.ucp": 100},
     ),
     Scenario("increment, flattened", _flatten, _alone, makes=INCREMENT, keeps={"alone.ucp": 11}),
+    Scenario(
+        "increment, copied within the store",
+        partial(_copy_within, name="alone.ucp"),
+        _alone,
+        makes=INCREMENT,
+        keeps={"alone.ucp": 11},
+    ),
     Scenario("increment, its base collected", _collect, _increments, keeps={"step-2.ucp": 12}),
     Scenario(
         "increment by a manager",
@@ -318,6 +329,13 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("resume a conversion", _resume, _interrupted, makes=MADE),
     Scenario("copy from", _copy_out, partial(_saved, names=["c.ucp"]), keeps=MADE, local="out.ucp"),
     Scenario("copy to", _copy_in, _local_source, makes=MADE),
+    Scenario(
+        "copy within the store",
+        partial(_copy_within, name="base.ucp"),
+        partial(_base, storage="plain"),
+        makes=MADE,
+        keeps=BASE,
+    ),
     Scenario("collect", _collect, _steps_and_debris, keeps={"step-2.ucp": 2}),
     Scenario("manager, save", _manager, partial(_saved, names=STEPS), makes={"step-3.ucp": 3}, keeps=LAST),
     Scenario("manager, restore", _restore, partial(_saved, names=STEPS), keeps=LAST),

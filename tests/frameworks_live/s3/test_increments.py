@@ -16,15 +16,18 @@ import ucpformat as ucp
 from tests.frameworks_live.s3.test_checkpoints import LARGE, server, url
 from tests.frameworks_live.store_checks import (
     keys,
+    test_a_copy_within_the_store_is_made_by_it,
     test_an_increment_of_a_base_that_is_replaced_leaves_nothing,
     test_an_increment_sends_what_has_changed,
 )
+from ucpformat.copying import copy_checkpoint
 from ucpformat.errors import UcpError
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.storage.stores.remote.s3_uploads import S3Uploads
 
 __all__ = [
     "server",
+    "test_a_copy_within_the_store_is_made_by_it",
     "test_an_increment_of_a_base_that_is_replaced_leaves_nothing",
     "test_an_increment_sends_what_has_changed",
     "url",
@@ -78,6 +81,26 @@ def test_a_run_of_increments_sends_little(url: str, in_parts: bool) -> None:
     for step in (3, 4):
         assert ucp.validate(f"{url}/step-{step}.ucp") == []
     assert np.array_equal(ucp.load(f"{url}/step-4.ucp")["large"], LARGE)
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
+def test_requests_of_a_copy(url: str, in_parts: bool) -> None:
+    """One for each object, or for each part of a long one; sent are a claim and the root document."""
+    ucp.save(f"{url}/1", next(states()))
+    count = len(keys(f"{url}/1"))
+    most = 10 << 20 if in_parts else 5 << 30
+    with (
+        patch.object(S3Uploads, "most_copied", most),
+        patch.object(S3Uploads, "copied_bytes", 16 << 20),
+        counted() as counts,
+    ):
+        copy_checkpoint(f"{url}/1", f"{url}/2")
+    assert (counts["CopyObject"], counts["UploadPartCopy"]) == (
+        (count - 2, 4) if in_parts else (count - 1, 0)
+    )
+    assert (counts["UploadPart"], counts["bytes"]) < (1, 4000)
+    assert counts["PutObject"] <= 2 + 3, "and the probes for conditions, once for a bucket"
+    assert ucp.validate(f"{url}/2") == []
 
 
 def test_a_copy_in_parts_of_what_is_replaced_leaves_no_parts(url: str) -> None:

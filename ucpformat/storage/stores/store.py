@@ -262,6 +262,17 @@ class Store(Objects, Protocol):
         """
         ...
 
+    def copy(self, key: str, source: Objects) -> int | None:
+        """Give this checkpoint the object that another one has under the same key, without a byte being sent.
+
+        Returns its length; None where that cannot be: the bytes are to be written. For attempts that are alone at their
+        place, since others have these keys as well (`prepare` of storage plain).
+
+        Raises:
+            StoreError: ``UCP-E-NOT-FOUND`` where it was removed or replaced meanwhile.
+        """
+        ...
+
     def flush(self, reached: Iterable[str] = ()) -> None:
         """Make every object created so far durable, directories included (SPEC UCP-W-002).
 

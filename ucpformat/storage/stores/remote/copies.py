@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.spec import AbstractFileSystem
 
-from ucpformat.errors import error
+from ucpformat.errors import UcpError, error
 from ucpformat.storage.stores.remote.access import protocols_of, translated
 from ucpformat.storage.stores.remote.repetition import answer_code, repeated
 from ucpformat.storage.workers import ForkedExecutor
@@ -38,6 +38,10 @@ _MARKS: Final = ("generation", "VersionId", "ETag", "etag", "created", "LastModi
 _GOOGLE: Final = frozenset(("gs", "gcs"))
 _AZURE: Final = frozenset(("abfs", "abfss", "az"))
 _PENDING_SECONDS: Final = 0.5
+_BASE_CHANGED: Final = (
+    "the base was removed or replaced while it was shared; save again, with another or none"
+)
+_SOURCE_CHANGED: Final = "this was removed or replaced while it was copied; copy again"
 
 
 class ListedObject(NamedTuple):
@@ -138,17 +142,31 @@ class BackgroundCopies:
         """Release threads."""
         self._executor.shutdown()
 
-    def _copy(self, source: ListedObject, path: str) -> None:
+    def make(self, source: ListedObject, path: str) -> bool:
+        """Have an object copied to a path, and wait until it is there; False where the store refuses.
+
+        Raises:
+            StoreError: ``UCP-E-NOT-FOUND`` where the source was removed or replaced meanwhile; ``UCP-E-STORE``.
+        """
+        try:
+            self._copy(source, path, _SOURCE_CHANGED)
+        except UcpError as problem:
+            if problem.code == "UCP-E-STORE" and _is_refusal(problem.__cause__):
+                return False
+            raise
+        return True
+
+    def _copy(self, source: ListedObject, path: str, changed: str = _BASE_CHANGED) -> None:
         with translated(source.key):
             try:
                 with self._noted():
                     self._have_copied(source, path)
             except Exception:
-                # The base is gone: that says more than what the store has made of it.
+                # The source is gone: that says more than what the store has made of it.
                 with suppress(OSError):
-                    self._require_same(source)
+                    self._require_same(source, changed)
                 raise
-            self._require_same(source)
+            self._require_same(source, changed)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -161,15 +179,14 @@ class BackgroundCopies:
             self._is_uncertain = self._is_uncertain or not _is_refusal(reason)
             raise
 
-    def _require_same(self, source: ListedObject) -> None:
+    def _require_same(self, source: ListedObject, changed: str) -> None:
         try:
             self._filesystem.invalidate_cache(self._filesystem._parent(source.path))
             facts = self._filesystem.info(source.path)
         except FileNotFoundError:
             facts = {}
         if (facts.get("size"), _mark_of(facts)) != (source.nbytes, source.mark):
-            message = "the base was removed or replaced while it was shared; save again, with another or none"
-            raise error("UCP-E-NOT-FOUND", message, at=source.place.url)
+            raise error("UCP-E-NOT-FOUND", changed, at=source.place.url)
 
     def _have_copied(self, source: ListedObject, path: str) -> None:
         protocols = protocols_of(self._filesystem)
@@ -183,7 +200,7 @@ class BackgroundCopies:
             repeated(lambda: self._filesystem.cp_file(source.path, path), path)
 
 
-def _is_refusal(reason: Exception) -> bool:
+def _is_refusal(reason: BaseException | None) -> bool:
     """Return whether a server has answered that it will not: by a code of S3, or a status of HTTP."""
     status = getattr(reason, "status_code", None) or getattr(reason, "code", None)
     return bool(answer_code(reason)) or (type(status) is int and 400 <= status < 500)

@@ -69,7 +69,7 @@ class RemoteStore(RemoteObjects):
         self._debris: list[str] = []
         self._name = uuid.uuid4().hex
         self._has_claim = self._was_silent = self._is_withdrawn = False
-        self._offered = self._is_refused = False
+        self._offered = self._is_refused = self._refuses_copies = False
         self._seen = time.time()
         self._directories: set[str] = set()
         with translated(url):
@@ -107,8 +107,8 @@ class RemoteStore(RemoteObjects):
         if left is not None:
             raise error(
                 "UCP-E-EXISTS",
-                f"another attempt is at work here, or has left {left!r}; storage plain needs a place of its "
-                "own: remove what lies here, or choose another URL",
+                f"another attempt is at work here, or has left {left!r}; storage plain, and a copy, need a place of "
+                "their own: remove what lies here, or choose another URL",
                 at=self._url,
             )
 
@@ -214,11 +214,7 @@ class RemoteStore(RemoteObjects):
 
     def require_base(self, base: Objects) -> None:
         """Refuse a base that is not in the same store, or any where the store makes no copies."""
-        if not (
-            isinstance(base, RemoteObjects)
-            and is_same_service(self._filesystem, base._filesystem)
-            and can_copy(self._filesystem)
-        ):
+        if not self._may_copy_from(base):
             raise error("UCP-E-STORE", NO_COPIES, at=base.url)
 
     def share(self, key: str, source: Sharable) -> bool:
@@ -231,6 +227,35 @@ class RemoteStore(RemoteObjects):
             self._copies.begin(source, self._full(key))
             self._sign_of_life()
         return True
+
+    def copy(self, key: str, source: Objects) -> int | None:
+        """Have the store copy an object; once it has refused, it is asked no more."""
+        if self._refuses_copies or not self._may_copy_from(source):
+            return None
+        try:
+            with source.sharable(key) as found:
+                pass
+        except UcpError as problem:
+            if (
+                problem.code == "UCP-E-MISSING"
+            ):  # a listing may be late to show it: a read says whether it is there
+                return None
+            raise
+        if not isinstance(found, ListedObject):
+            return None
+        with writing(key):
+            self._make_directory(key)
+            self._created[key] = None
+            self._refuses_copies = not self._copies.make(found, self._full(key))
+            self._sign_of_life()
+            return None if self._refuses_copies else found.nbytes
+
+    def _may_copy_from(self, source: Objects) -> bool:
+        return (
+            isinstance(source, RemoteObjects)
+            and is_same_service(self._filesystem, source._filesystem)
+            and can_copy(self._filesystem)
+        )
 
     def flush(self, reached: Iterable[str] = ()) -> None:
         """Wait for copies, and check that no object was removed, which are durable when their write returns.
