@@ -31,6 +31,7 @@ from generate.log_cases import log_cases
 from generate.lowering import write as write_lowering
 from generate.pipelines import pipeline_cases
 from generate.precedence import precedence_cases
+from generate.residual_cases import residual_cases
 from generate.value_steps import value_step_cases
 from generate.write_refusals import write_refusal_cases
 from generate.writes import write_cases
@@ -61,6 +62,7 @@ def all_cases() -> Iterator[Case]:
     yield from log_cases()
     yield from damaged_log_cases()
     yield from bad_log_cases()
+    yield from residual_cases()
     yield from forward_cases()
     yield from level_cases()
     yield from precedence_cases()

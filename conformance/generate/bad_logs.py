@@ -25,7 +25,7 @@ from generate.log_cases import (
 )
 from generate.logs import LogDraft, checkpoint, dense, rows, sparse, step
 
-__all__ = ["bad_log_cases"]
+__all__ = ["bad", "bad_log_cases"]
 
 Change = Callable[[LogDraft], object]
 LOG = "UCP-E-LOG"

@@ -27,7 +27,7 @@ from ucp_conformance.oracle.log_replay import recovered, tensor_sum
 from ucp_conformance.oracle.problem import RefusalError
 from ucp_conformance.oracle.update_logs import UpdateLog
 
-__all__ = ["CHECKPOINT", "FEATURES", "log_case", "log_cases", "parent"]
+__all__ = ["CHECKPOINT", "FEATURES", "good", "log_case", "log_cases", "parent"]
 
 FEATURES = ("update-log",)
 CHECKPOINT = "step-0.ucp"

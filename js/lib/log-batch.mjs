@@ -104,7 +104,7 @@ function readEntry(value, before, skipped, rank, epoch, report) {
     return null;
   }
   const tensor = epoch.tensors[piece.tensor];
-  if (tensor.role === 'value' && form !== 'dense') report('/form', 'a value that is not dense'); // UCP-D-166
+  if (tensor.role !== 'gradient' && form !== 'dense') report('/form', `a ${tensor.role} that is not dense`); // UCP-D-166
   if (tensor.role === 'gradient' && skipped) report('', 'a gradient of a step that was skipped'); // UCP-D-165
   if (form === 'rows' && piece.shape.length === 0) {
     report('/form', 'rows of a piece without dimensions');

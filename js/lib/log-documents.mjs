@@ -12,7 +12,7 @@ import {isName} from './names.mjs';
 import {FORMAT_VERSION, MAX_DOCUMENT, checkNegotiation} from './root.mjs';
 import {checkSchema} from './schema.mjs';
 
-/** @typedef {{atom: string, role: 'gradient' | 'value', dtype: string, shape: number[]}} LoggedTensor */
+/** @typedef {{atom: string, role: 'gradient' | 'residual' | 'value', dtype: string, shape: number[]}} LoggedTensor */
 /** @typedef {{tensor: number, rank: number, offset: number[], shape: number[]}} LogPiece */
 
 /**

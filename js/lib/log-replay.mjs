@@ -143,7 +143,7 @@ function applyStep(epoch, groupOf, step, values) {
   for (const [number, {entry, bytes, at}] of step.entries) {
     const piece = epoch.pieces[number];
     const {atom, role, shape} = epoch.tensors[piece.tensor];
-    if (role === 'value') {
+    if (role !== 'gradient') {
       scatter(values.get(atom), piece, shape, bytes);
     } else if (!skipped) {
       const part = gathered(values.get(atom), piece, shape);
@@ -151,6 +151,12 @@ function applyStep(epoch, groupOf, step, values) {
       scatter(values.get(atom), piece, shape, part);
     }
   }
+}
+
+/** Residuals that are not stored of the state behind a step (UCP-R-046). */
+function withoutResiduals({tensors, pieces}, {entries}) {
+  const stored = new Set([...entries.keys()].map((number) => pieces[number].tensor));
+  return tensors.filter(({role, shape}, i) => role === 'residual' && !shape.includes(0) && !stored.has(i));
 }
 
 /** Refuses a state whose sums are not those that the log has (UCP-R-044). */
@@ -183,6 +189,7 @@ export function replay(log, checkpoint, options) {
   const {step, stretches} = log.recovery({epoch: position.get('epoch'), step: from}, options);
   const values = new Map();
   let exactness = 0;
+  let unknown = [];
   for (const {epoch, from: begin, stop} of stretches) {
     takeTensors(epoch, checkpoint, values);
     // The profile of this optimizer is empty.
@@ -192,8 +199,10 @@ export function replay(log, checkpoint, options) {
     for (const one of log.steps(epoch, begin, stop)) {
       checkStep(epoch, one);
       applyStep(epoch, groupOf, one, values);
+      unknown = withoutResiduals(epoch, one);
       checkSums(log, epoch, begin, one.step + 1, values);
     }
   }
+  for (const {atom} of unknown) values.get(atom).fill(0);
   return {step, exactness: EXACTNESS[exactness], values};
 }

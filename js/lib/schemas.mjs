@@ -1031,6 +1031,7 @@ export default {
         "role": {
           "enum": [
             "gradient",
+            "residual",
             "value"
           ]
         },

@@ -265,8 +265,8 @@ export function checkStep({tensors, pieces}, {ranks, entries}) {
   pieces.forEach(({tensor}, piece) => forms[tensor].add(entries.get(piece)?.entry.form));
   tensors.forEach(({atom, role}, i) => {
     const isWhole = !forms[i].has(undefined) && !(forms[i].has('rows') && forms[i].size > 1);
-    if (role === 'gradient' && !isWhole && !(forms[i].has(undefined) && forms[i].size === 1)) {
-      throw new UcpError('UCP-E-LOG', first.at, `a gradient of ${atom} of some pieces, or of rows of some`);
+    if (role !== 'value' && !isWhole && !(forms[i].has(undefined) && forms[i].size === 1)) {
+      throw new UcpError('UCP-E-LOG', first.at, `a ${role} of ${atom} of some pieces, or of rows of some`);
     }
   });
   for (const [piece, {entry, bytes, at}] of entries) placesOf(entry, bytes, pieces[piece].shape, at);

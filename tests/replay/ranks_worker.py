@@ -1,7 +1,7 @@
 """One rank of a job that logs its steps, or recovers from a log, under DDP, FSDP2, or FSDP2 with tensor parallelism.
 
-Arguments: the run, the parallelism (``one``, ``ddp``, ``fsdp``, ``fsdp-tp``), the step to end with, and where the first
-rank writes the whole state.
+Arguments: the run, the parallelism (``one``, ``ddp``, ``fsdp``, ``fsdp-tp``), the step to end with, where the first
+rank writes the whole state, and ``feedback`` for a compressor with error feedback and a value of each rank's own.
 """
 
 from __future__ import annotations
@@ -48,15 +48,36 @@ def whole(tensor: Any) -> torch.Tensor:
     return found.detach().clone()
 
 
-def main(run: str, kind: str, stop: str, out: str) -> None:
+class Cursor:
+    """What each rank has of its own."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rank = state["rank"]
+
+
+def main(run: str, kind: str, stop: str, out: str, feedback: str = "") -> None:
     rank, _ = join()
     model = spread(made(), kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    recovery = ucp.recover(run, model, optimizer)
+    compressor = ucp.TopK(0.3, error_feedback=True) if feedback else None
+    cursor = Cursor(rank)
+    state: dict[str, Any] = {"cursor": cursor} if feedback == "own" else {}
+    recovery = ucp.recover(run, model, optimizer, state=state, compressor=compressor)
+    residuals = dict(compressor.residuals or {}) if compressor else {}
+    recovered = {name: whole(one) for name, one in residuals.items()}
     assert recovery.exactness == "bitwise"
     # Also of parameters of which this rank holds nothing, as the third of three does of a bias of two.
     assert {int(one["step"]) for one in optimizer.state.values()} <= {recovery.step}
-    with ucp.UpdateLog(run, model, optimizer, after=recovery, batch=2, full_every=4, check_every=1) as log:
+    options: dict[str, Any] = {"batch": 2, "full_every": 4, "check_every": 1, "residuals_every": 3}
+    with ucp.UpdateLog(
+        run, model, optimizer, state=state, compressor=compressor, after=recovery, **options
+    ) as log:
         for step in range(log.steps, int(stop)):
             optimizer.zero_grad()
             # All ranks see the same data, so that every world size trains alike, but for roundings of sums.
@@ -64,9 +85,18 @@ def main(run: str, kind: str, stop: str, out: str) -> None:
             model(data).square().mean().backward()
             log.step()
         log.flush()
-    state = {name: whole(one) for name, one in model.state_dict().items()}
+    tensors = {name: whole(one) for name, one in model.state_dict().items()}
+    residuals = dict(compressor.residuals or {}) if compressor else {}
+    found = {
+        "state": tensors,
+        "recovered": recovery.step,
+        "checked": recovery.checked,
+        "continuation": recovery.continuation,
+        "residuals": {name: whole(one) for name, one in residuals.items()},
+        "recovered_residuals": recovered,
+    }
     if rank == 0:
-        torch.save({"state": state, "recovered": recovery.step, "checked": recovery.checked}, out)
+        torch.save(found, out)
     leave()
 
 

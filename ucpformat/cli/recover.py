@@ -28,8 +28,13 @@ __all__ = ["brief_recovery", "recover", "recovery_json"]
     "--dry-run", is_flag=True, help="Say what a recovery does; without it there is nothing to recover."
 )
 @click.option("--allow-loss", is_flag=True, help="As where durable steps behind damage may be lost.")
+@click.option(
+    "--keep-residuals",
+    is_flag=True,
+    help="End with the last step whose residuals of error feedback are stored.",
+)
 @format_option
-def recover(run: str, dry_run: bool, allow_loss: bool, output: str) -> None:
+def recover(run: str, dry_run: bool, allow_loss: bool, keep_residuals: bool, output: str) -> None:
     """Say where a recovery of RUN from its update log begins and ends, what it reads, and how exact it is.
 
     The steps are made again by the optimizer of the job, so that `ucp.recover(run, model, optimizer)` in the training
@@ -44,7 +49,7 @@ def recover(run: str, dry_run: bool, allow_loss: bool, output: str) -> None:
         raise click.UsageError(message)
     with naming(run):
         existing_run(run)
-        plan = plan_recovery(run, allow_loss=allow_loss)
+        plan = plan_recovery(run, allow_loss=allow_loss, keep_residuals=keep_residuals)
     if output == "json":
         faults = [problem.to_json() for problem in plan.faults]
         click.echo(json.dumps({"run": run, "recovery": recovery_json(plan), "faults": faults}, indent=2))
@@ -67,6 +72,7 @@ def _candidate_json(one: Candidate) -> dict[str, Any]:
         "checkpoint_step": one.step,
         "step": one.stop_step,
         "exactness": one.exactness,
+        "residuals_step": one.residuals_step,
         "bytes": {"checkpoint": one.nbytes, "log": one.log_bytes},
         "epochs": [steps._asdict() for steps in one.steps],
     }
@@ -101,7 +107,18 @@ def _lines(plan: RecoveryPlan) -> Iterator[str]:
         yield f"it is {first.exactness} at best, and reads {human_bytes(first.nbytes)} of the checkpoint" + (
             f", {human_bytes(first.log_bytes)} of the log" if first.steps else ""
         )
+        if first.residuals_step is not None:
+            yield _residuals_of(first.residuals_step, first.stop_step)
         for other in others:
             yield f"if that is damaged: {_path_of(other)}"
     for fault in plan.faults:
         yield f"{fault.code} at {fault.at}: {fault.message}"
+
+
+def _residuals_of(stored: int, stop: int) -> str:
+    if stored == stop:
+        return f"the residuals of error feedback are stored of step {stop}"
+    return (
+        f"residuals of error feedback are stored up to step {stored}: training that goes on from step {stop} is lossy; "
+        f"with --keep-residuals the recovery ends at step {stored}"
+    )

@@ -31,7 +31,7 @@ class Applier:
 
     optimizer: Optimizer
     parameters: tuple[Receiver, ...]
-    buffers: tuple[Receiver, ...]
+    values: tuple[Receiver, ...]
 
     @classmethod
     def of(
@@ -51,20 +51,25 @@ class Applier:
         if logged != [list(group) for group in group_names(state)]:
             message = "the parameter groups of the optimizer are not those of the log"
             raise error("UCP-E-MISMATCH", message, at=at)
-        found: dict[str, list[Receiver]] = {"gradient": [], "value": []}
+        parameters: list[Receiver] = []
+        values: list[Receiver] = []
         for number, tensor in enumerate(epoch.tensors):
             one = names.get(tensor.atom)
+            if one is None and tensor.role == "residual":
+                continue  # whoever has no compressor with error feedback does without
             if one is None or one.described() != tensor:
                 has = "nothing of that name" if one is None else f"{one.dtype} {list(one.shape)} ({one.role})"
                 message = (
                     f"the log has {tensor.dtype} {list(tensor.shape)} ({tensor.role}), and the model {has}"
                 )
                 raise error("UCP-E-MISMATCH", message, at=tensor.atom)
-            found[tensor.role].append(Receiver.of(one, number, epoch, borrows=borrows))
-        missing = sorted(names.keys() - {tensor.atom for tensor in epoch.tensors})
+            receivers = parameters if tensor.role == "gradient" else values
+            receivers.append(Receiver.of(one, number, epoch, borrows=borrows))
+        needed = {one.atom for one in state.tensors if one.role != "residual"}
+        missing = sorted(needed - {tensor.atom for tensor in epoch.tensors})
         if missing:
             raise error("UCP-E-MISMATCH", "the model has a tensor that the log has not", at=missing[0])
-        return cls(optimizer, tuple(found["gradient"]), tuple(found["value"]))
+        return cls(optimizer, tuple(parameters), tuple(values))
 
     def step(self, record: StepRecord, entries: Mapping[int, LoggedEntry], at: str) -> None:
         """Make one step, with the options of its record, and with what all ranks have logged of it, by piece.
@@ -77,7 +82,7 @@ class Applier:
             for receiver in self.parameters:
                 receiver.one.tensor.grad = receiver.take(entries)
             self.optimizer.step()
-        for receiver in self.buffers:
+        for receiver in self.values:
             receiver.replace(entries)
 
     def set_options(self, given: Options | None, at: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ucpformat.errors import error
+from ucpformat.replay.compressors import compress, residuals_of
 from ucpformat.replay.tracked import flat_elements, local_of, piece_view
 from ucpformat.update_log.drafts import Captured, StepDraft
 
@@ -43,6 +44,7 @@ class Capture:
     ) -> None:
         self._state = state
         self._compressor = compressor
+        self._residuals = residuals_of(compressor)
         self._copied = copied or np.copy
         self.owned: Owned = {
             (piece.tensor, piece.offset, piece.shape): number
@@ -54,8 +56,11 @@ class Capture:
         self.draft: StepDraft | None = None
         self.buffers(None)
 
-    def step(self, step: Callable[[], object]) -> StepDraft:
-        """Have the optimizer make a step by a call; returns what it had, or that it was skipped."""
+    def step(self, step: Callable[[], object], *, with_residuals: bool = False) -> StepDraft:
+        """Have the optimizer make a step by a call; returns what it had, or that it was skipped.
+
+        With ``with_residuals`` those of error feedback are copied, as they are behind the step.
+        """
         self.draft = None
         self.is_on = True
         try:
@@ -65,6 +70,8 @@ class Capture:
         found = self.draft or StepDraft(skipped=True)
         self.draft = None
         self.buffers(found)
+        if with_residuals:
+            self._copy_residuals(found)
         found.captured.sort(key=lambda one: one.piece)
         return found
 
@@ -91,7 +98,8 @@ class Capture:
                 if not local.is_contiguous():
                     message = "a gradient that is not contiguous cannot be compressed in place"
                     raise error("UCP-E-MISMATCH", message, at=one.atom)
-                places = self._compressor.compress(local)
+                residual = None if self._residuals is None else local_of(self._residuals[one.atom])
+                places = compress(self._compressor, local, residual)
             self._gradient(draft, number, one, local, places)
         self.draft = draft
 
@@ -139,3 +147,14 @@ class Capture:
                     self._seen[index] = data
                     if draft is not None:
                         draft.captured.append(Captured(index, self._copied(values)))
+
+    def _copy_residuals(self, draft: StepDraft) -> None:
+        for number, one in enumerate(self._state.tensors):
+            if one.role != "residual":
+                continue
+            elements = flat_elements(local_of(one.tensor), one.atom)
+            for piece in one.pieces:
+                index = self.owned.get((number, piece.box.offset, piece.box.shape))
+                if index is not None:
+                    values = piece_view(elements, piece.local, piece.box)
+                    draft.captured.append(Captured(index, self._copied(values)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["decoded", "encoded_values", "give_back", "own_values"]
+__all__ = ["RNG", "decoded", "encoded_values", "give_back", "own_values"]
 
-_RNG = "rng"
+RNG: Final = "rng"
+"""The name of the state of torch's generator on the CPU."""
 
 
 def own_values(state: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
@@ -26,11 +27,11 @@ def own_values(state: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for an object of the name that the generator has.
     """
-    if _RNG in state:
-        raise error("UCP-E-MISMATCH", "the log keeps the generator itself; choose another name", at=_RNG)
+    if RNG in state:
+        raise error("UCP-E-MISMATCH", "the log keeps the generator itself; choose another name", at=RNG)
     found = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in state.items()}
     if rng:
-        found[_RNG] = bytes(torch.get_rng_state().numpy())
+        found[RNG] = bytes(torch.get_rng_state().numpy())
     return found
 
 
@@ -53,7 +54,7 @@ def give_back(values: Mapping[str, Any], state: Mapping[str, Any], *, rng: bool)
         MismatchError: ``UCP-E-MISMATCH`` for an object of which the log has no value.
     """
     left = dict(values)
-    found = left.pop(_RNG, None)
+    found = left.pop(RNG, None)
     if found is not None and rng:
         torch.set_rng_state(torch.frombuffer(bytearray(found), dtype=torch.uint8))
     for name, one in state.items():

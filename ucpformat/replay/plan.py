@@ -13,6 +13,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path
 from ucpformat.update_log.durability import extent_of, require_on_branch
 from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.residuals import residuals_step
 
 if TYPE_CHECKING:
     import os
@@ -67,13 +68,18 @@ class PlannedSteps(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that a recovery may begin with, and the steps that it then makes again, up to ``stop_step``."""
+    """A checkpoint that a recovery may begin with, and the steps that it then makes again, up to ``stop_step``.
+
+    ``residuals_step`` is the last of these states whose residuals of error feedback are stored, None where there is no
+    error feedback.
+    """
 
     step: int
     path: str
     stop_step: int
     nbytes: int = 0
     steps: tuple[PlannedSteps, ...] = ()
+    residuals_step: int | None = None
 
     @property
     def log_bytes(self) -> int:
@@ -106,14 +112,18 @@ class RecoveryPlan:
         """Return what `to_bytes` was given."""
         found = json.loads(data)
         candidates = [
-            Candidate(step, path, stop, nbytes, tuple(PlannedSteps(*one) for one in steps))
-            for step, path, stop, nbytes, steps in found["candidates"]
+            Candidate(step, path, stop, nbytes, tuple(PlannedSteps(*one) for one in steps), residuals)
+            for step, path, stop, nbytes, steps, residuals in found["candidates"]
         ]
         return cls(candidates, [Problem(**one) for one in found["faults"]])
 
 
-def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> RecoveryPlan:
+def plan_recovery(
+    run: str | os.PathLike[str], *, allow_loss: bool = False, keep_residuals: bool = False
+) -> RecoveryPlan:
     """Look at the checkpoints of a run, and at every byte of its log that a recovery would read.
+
+    With ``keep_residuals`` the recovery ends with the last state whose residuals are stored.
 
     Raises:
         UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from.
@@ -125,7 +135,7 @@ def plan_recovery(run: str | os.PathLike[str], *, allow_loss: bool = False) -> R
             raise
         return _without_steps(open_run(run))
     with log:
-        return plan_with_log(run, log, allow_loss=allow_loss)
+        return plan_with_log(run, log, allow_loss=allow_loss, keep_residuals=keep_residuals)
 
 
 def plan_or_problem(run: str | os.PathLike[str], log: StoredLog) -> tuple[RecoveryPlan | None, list[Problem]]:
@@ -144,7 +154,9 @@ def _without_steps(directory: RunDirectory) -> RecoveryPlan:
     return RecoveryPlan([_alone(step, directory.path(step)) for step in directory.steps()[::-1]], [])
 
 
-def plan_with_log(run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bool = False) -> RecoveryPlan:
+def plan_with_log(
+    run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bool = False, keep_residuals: bool = False
+) -> RecoveryPlan:
     """Return what `plan_recovery` does, for the log of a run that is open."""
     directory = open_run(run)
     steps = directory.steps()[::-1]
@@ -159,7 +171,7 @@ def plan_with_log(run: str | os.PathLike[str], log: StoredLog, *, allow_loss: bo
     for step in steps:
         path = directory.path(step)
         try:
-            candidate, extent = _from_checkpoint(log, step, path)
+            candidate, extent = _from_checkpoint(log, step, path, keep_residuals=keep_residuals)
             if found and candidate.stop_step != found[0].stop_step and not allow_loss:
                 message = f"the log leads from it to step {candidate.stop_step} only"
                 raise error("UCP-E-LOG", message, at=path)
@@ -236,7 +248,9 @@ def _alone(step: int, path: str) -> Candidate:
         return Candidate(step, path, step)  # a recovery says what is wrong with it, if it needs it
 
 
-def _from_checkpoint(log: StoredLog, step: int, path: str) -> tuple[Candidate, Extent]:
+def _from_checkpoint(
+    log: StoredLog, step: int, path: str, *, keep_residuals: bool
+) -> tuple[Candidate, Extent]:
     """Return what a recovery that begins with a checkpoint does.
 
     Raises:
@@ -246,8 +260,13 @@ def _from_checkpoint(log: StoredLog, step: int, path: str) -> tuple[Candidate, E
         position = _position(log, checkpoint, path)
         nbytes = _stored_bytes(checkpoint)
     extent = extent_of(log, (position.epoch, step))
-    planned = tuple(_planned(one) for one in extent.replayed)
-    return Candidate(step, path, extent.stop_step, nbytes, planned), extent
+    replayed, stop = extent.replayed, extent.stop_step
+    with_residuals = residuals_step(step, replayed)
+    if keep_residuals and with_residuals is not None:
+        stop = with_residuals
+        replayed = tuple(one._replace(stop=min(one.stop, stop)) for one in replayed if one.begin < stop)
+    planned = tuple(_planned(one) for one in replayed)
+    return Candidate(step, path, stop, nbytes, planned, with_residuals), extent
 
 
 def _planned(replayed: ReplayedSteps) -> PlannedSteps:

@@ -11,12 +11,13 @@ from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.collection import is_damage
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.exactness import require_replayable
-from ucpformat.replay.own_values import give_back
+from ucpformat.replay.own_values import encoded_values, give_back
 from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
-from ucpformat.replay.replaying import LiveJob, Replay, SumsDifferError
+from ucpformat.replay.replaying import LiveJob, Replay, Replayed, SumsDifferError, own_values_differ
 from ucpformat.replay.replica.finding import found_replica
-from ucpformat.replay.tracked import tracked_state
+from ucpformat.replay.tracked import RESIDUALS, tracked_state
 from ucpformat.state_dict.save_load import load
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.update_log.reading import StoredLog
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.plan import Candidate
     from ucpformat.replay.replica.finding import Found
     from ucpformat.replay.tracked import TrackedState
@@ -46,6 +48,9 @@ class Recovery:
         checkpoint_step: that of the checkpoint that it began with, or that a replica has saved of its state; None where
             there is none.
         exactness: ``bitwise`` where the state has the very bits that training had, ``tolerance`` or ``lossy`` else.
+        continuation: how near training that goes on from here is to one that was not interrupted: ``exactness``, or
+            ``lossy`` where residuals of error feedback are not stored of this step or no ``compressor`` takes them, or
+            where ranks of a job of another size had other values of their own than the first one.
         checked: how many sums of the state that the log has were compared with it, and found equal.
         faults: batches that are missing, torn or damaged, and checkpoints that were passed over.
         values: the rank's own values that no object has taken.
@@ -60,6 +65,7 @@ class Recovery:
     step: int = 0
     checkpoint_step: int | None = None
     exactness: Exactness = "bitwise"
+    continuation: Exactness = "bitwise"
     checked: int = 0
     faults: tuple[Problem, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +83,8 @@ def recover(
     *,
     state: Mapping[str, Any] | None = None,
     rng: bool = True,
+    compressor: GradientCompressor | None = None,
+    keep_residuals: bool = False,
     allow_loss: bool = False,
     group: object = None,
 ) -> Recovery:
@@ -85,6 +93,10 @@ def recover(
     The newest good checkpoint is loaded, and the optimizer makes the steps behind it again, with the gradients and the
     options that the log has. Every rank of ``group`` calls this, under whatever parallelism, with the objects whose
     states the log kept as ``state``. Where the run has no checkpoint, nothing is changed.
+
+    ``compressor`` is that of the log, and gets its residuals back, if it has error feedback. A log has them every so
+    many steps: with ``keep_residuals`` the state is the last one whose residuals are stored, and without, the newest,
+    with residuals of zero unless they are stored (``continuation``).
 
     Where durable steps lie behind a batch that is missing or damaged, that is an error, unless ``allow_loss``: the
     state is then that before the first such batch. What a crash has cut off at the end is no loss: it was not durable.
@@ -113,11 +125,11 @@ def recover(
         taken = _taken(replica, model, optimizer, dict(state or {}), rng=rng)
         if taken is not None:
             return taken
-    found = decided(together, lambda: plan_recovery(run, allow_loss=allow_loss).to_bytes())
+    found = decided(together, lambda: _plan(run, allow_loss, keep_residuals))
     plan = RecoveryPlan.from_bytes(found)
     if not plan.candidates:
         return _without_checkpoint(url, together)
-    job = _Job(url, model, optimizer, dict(state or {}), rng, together)
+    job = _Job(url, model, optimizer, dict(state or {}), rng, together, residuals_of(compressor))
     job.require_same(plan.candidates[0].step)
     faults = plan.faults
     for candidate in plan.candidates:
@@ -141,6 +153,10 @@ def recover(
     raise error("UCP-E-NOT-FOUND", f"{message}: {faults[-1].message}", at=str(run))
 
 
+def _plan(run: str | os.PathLike[str], allow_loss: bool, keep_residuals: bool) -> bytes:
+    return plan_recovery(run, allow_loss=allow_loss, keep_residuals=keep_residuals).to_bytes()
+
+
 def _taken(
     replica: Found, model: Module, optimizer: Optimizer, state: dict[str, Any], *, rng: bool
 ) -> Recovery | None:
@@ -150,6 +166,7 @@ def _taken(
     return Recovery(
         replica.step,
         replica.step if replica.is_saved() else None,
+        replica.exactness,
         replica.exactness,
         replica.checked,
         (),
@@ -198,6 +215,7 @@ class _Job:
         state: dict[str, Any],
         rng: bool,
         group: Group,
+        residuals: dict[str, Any] | None,
     ) -> None:
         self._url = url
         self._model = model
@@ -206,7 +224,10 @@ class _Job:
         self._rng = rng
         self._group = group
         self._own: Mapping[str, Any] = {}
-        self._tracked: TrackedState = tracked_state(model, optimizer, group)
+        self._own_differ = False
+        self._residuals = residuals
+        self._has_residuals = False
+        self._tracked: TrackedState = tracked_state(model, optimizer, group, residuals)
         self._live = LiveJob(optimizer, self._tracked, group, list(group.ranks).index(group.rank))
 
     def require_same(self, begin: int) -> None:
@@ -233,8 +254,12 @@ class _Job:
                 state: dict[str, Any] = {"model": self._model, "optim": self._optimizer}
                 with open_checkpoint(candidate.path) as checkpoint:
                     state |= dict.fromkeys({"own", STATELESS} & checkpoint.state.values.keys())
+                    self._has_residuals = any(name.startswith(f"{RESIDUALS}.") for name in checkpoint)
+                self._clear_residuals()
+                if self._has_residuals and self._residuals is not None:
+                    state[RESIDUALS] = self._residuals
                 reports: list[LoadReport] = []
-                rule = _first_where_none if "own" in state else None
+                rule = self._first_where_none if "own" in state else None
                 load(
                     candidate.path,
                     state,
@@ -269,7 +294,9 @@ class _Job:
             missing -= mine
             if mine or one.atom in stateless:
                 self._optimizer.state.pop(one.tensor, None)
-        unexpected = {name for name in report.unexpected if not name.startswith("optim.param_groups.")}
+        # A job without error feedback needs no residuals.
+        needless = ("optim.param_groups.", f"{RESIDUALS}.")
+        unexpected = {name for name in report.unexpected if not name.startswith(needless)}
         for name in sorted({*missing, *unexpected}):
             what = (
                 "has no such entry" if name in missing else "has an entry that model and optimizer have not"
@@ -284,21 +311,30 @@ class _Job:
             if problem.code != "UCP-E-NOT-FOUND":
                 raise
             left = give_back(self._own, self._state, rng=self._rng)
-            return Recovery(candidate.step, candidate.step, faults=faults, values=left)
+            going_on = self._continuation(Replayed("bitwise"))
+            return Recovery(candidate.step, candidate.step, continuation=going_on, faults=faults, values=left)
         with log:
-            replaying = Replay(self._live, log, candidate.step, stop)
-            exactness, checked, values = replaying.run()
-            own = self._own if values is None else values
+            found = Replay(self._live, log, candidate.step, stop).run()
+            going_on = self._continuation(found)
+            own = self._own if found.values is None else found.values
             left = give_back(own, self._state, rng=self._rng)
             branch = log.branch()
             if not branch:
-                return Recovery(stop, candidate.step, faults=faults, values=left, log=log.document.id)
+                return Recovery(
+                    stop,
+                    candidate.step,
+                    continuation=going_on,
+                    faults=faults,
+                    values=left,
+                    log=log.document.id,
+                )
             last = branch[-1].stored
             return Recovery(
                 stop,
                 candidate.step,
-                exactness,
-                checked,
+                found.exactness,
+                going_on,
+                found.checked,
                 faults,
                 left,
                 log.document.id,
@@ -307,8 +343,23 @@ class _Job:
                 log.keys.epochs[-1] + 1,
             )
 
+    def _continuation(self, replayed: Replayed) -> Exactness:
+        """Return how near training is that goes on from here; residuals that are not those of the state are cleared."""
+        is_at_checkpoint = replayed.has_residuals is None
+        has_residuals = self._has_residuals if is_at_checkpoint else replayed.has_residuals
+        are_stored = self._residuals is not None and (is_at_checkpoint or replayed.residuals_are_stored)
+        if has_residuals and not are_stored:
+            self._clear_residuals()
+        values_differ = self._own_differ if replayed.values is None else replayed.values_differ
+        return "lossy" if values_differ or (has_residuals and not are_stored) else replayed.exactness
 
-def _first_where_none(stored: Any, position: int, size: int) -> object:
-    """Return a rank's own values; in a job of another size those of the first rank."""
-    entries = stored.entries
-    return entries[position] if len(entries) == size else entries[0]
+    def _clear_residuals(self) -> None:
+        for one in self._tracked.tensors:
+            if one.role == "residual":
+                one.tensor.zero_()
+
+    def _first_where_none(self, stored: Any, position: int, size: int) -> object:
+        """Return a rank's own values; in a job of another size those of the first rank."""
+        entries = stored.entries
+        self._own_differ = len(entries) != size and own_values_differ([*map(encoded_values, entries)])
+        return entries[position] if len(entries) == size else entries[0]

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ucpformat.jsonio import equal
 from ucpformat.replay.applying import Applier
 from ucpformat.replay.exactness import profile_of
-from ucpformat.replay.own_values import decoded
+from ucpformat.replay.own_values import RNG, decoded
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import shared_out
 from ucpformat.update_log.ahead import made_ahead
+from ucpformat.update_log.residuals import has_residuals, residual_pieces
 from ucpformat.update_log.steps import whole_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.jsonio import JsonValue
     from ucpformat.replay.capture import Owned
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.batch import BatchHeader
     from ucpformat.update_log.documents import Epoch, Exactness
     from ucpformat.update_log.reading import StoredLog
 
-__all__ = ["LiveJob", "Replay", "SumsDifferError"]
+__all__ = ["LiveJob", "Replay", "Replayed", "SumsDifferError", "own_values_differ"]
 
 _MODULUS: Final = 1 << 64
 _AHEAD_BYTES: Final = 1 << 26
@@ -52,6 +53,22 @@ class LiveJob:
     rank: int
 
 
+class Replayed(NamedTuple):
+    """What a replay has come to.
+
+    ``checked`` sums were compared. ``values`` are this rank's own; ``values_differ`` says that they are those of the
+    first rank of a job of another size, whose ranks had not all the same. ``has_residuals`` says whether the state has
+    any, None where no step was made, and then ``residuals_are_stored`` whether the log has them.
+    """
+
+    exactness: Exactness
+    checked: int = 0
+    values: Mapping[str, Any] | None = None
+    has_residuals: bool | None = None
+    residuals_are_stored: bool = False
+    values_differ: bool = False
+
+
 class Replay:
     """Steps ``[step, stop)`` of a log, made again by the optimizer of a job."""
 
@@ -63,9 +80,12 @@ class Replay:
         self._good = step
         self._checked = 0
         self._values: Mapping[str, Any] | None = None
+        self._has_residuals: bool | None = None
+        self._residuals_are_stored = False
+        self._values_differ = False
 
-    def run(self) -> tuple[Exactness, int, Mapping[str, Any] | None]:
-        """Replay; returns the exactness, how many sums were compared, and this rank's own values."""
+    def run(self) -> Replayed:
+        """Replay; returns what it has come to."""
         exactness: Exactness = "bitwise"
         for stored, cut in self._log.branch():
             stop = self._stop if cut is None else min(cut, self._stop)
@@ -76,7 +96,14 @@ class Replay:
             self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
         for one in self._job.tracked.tensors:
             one.tensor.grad = None
-        return exactness, self._checked, self._values
+        return Replayed(
+            exactness,
+            self._checked,
+            self._values,
+            self._has_residuals,
+            self._residuals_are_stored,
+            self._values_differ,
+        )
 
     def _exactness(self, epoch: Epoch) -> Exactness:
         own = profile_of(self._job.optimizer, self._job.tracked)
@@ -93,12 +120,15 @@ class Replay:
         owned = self._owned()
         chains = [self._log.chain(epoch.epoch, rank, self._step) for rank in range(epoch.ranks)]
         ended: list[BatchHeader | None] = []
+        residuals = residual_pieces(epoch)
+        self._has_residuals = has_residuals(epoch)
         source = whole_steps(self._log, epoch, chains, self._step)
         with made_ahead(source, lambda step: step.nbytes, most_bytes=_AHEAD_BYTES) as steps:
             while self._step < stop:
                 step = next(steps)
                 applier.step(step.ranks[0].record, step.entries, step.ranks[0].at)
                 self._step += 1
+                self._residuals_are_stored = residuals <= step.entries.keys()
                 ended = step.ended
                 headers = [header for header in ended if header is not None]
                 if len(headers) == epoch.ranks:
@@ -107,6 +137,8 @@ class Replay:
         if own is not None:
             applier.set_options(own.options, f"batches/{epoch.epoch}")
             self._values = decoded(own.values, f"batches/{epoch.epoch}")
+            others = [header.values for header in ended if header is not None]
+            self._values_differ = epoch.ranks != len(self._job.group.ranks) and own_values_differ(others)
 
     def _owned(self) -> Owned:
         """Return which boxes this rank sums, so that all ranks together sum each element once."""
@@ -152,3 +184,9 @@ class Replay:
 def _worse(first: Exactness, second: Exactness) -> Exactness:
     order: tuple[Exactness, ...] = ("bitwise", "tolerance", "lossy")
     return max(first, second, key=order.index)
+
+
+def own_values_differ(values: Sequence[Mapping[str, JsonValue]]) -> bool:
+    """Return whether ranks have other values of their own than the first one, beside random number generators."""
+    plain = [{name: value for name, value in one.items() if name != RNG} for one in values]
+    return not all(equal(one, plain[0]) for one in plain)

@@ -28,11 +28,14 @@ def state_sums(
     optimizer: Optimizer,
     owned: Owned,
 ) -> tuple[Sum, ...]:
-    """Return sums of what this rank logs: of each tensor, and of each state of the optimizer that has its shape."""
+    """Return sums of what this rank logs: of each tensor, and of each state of the optimizer that has its shape.
+
+    Residuals have none, since replay does not make them.
+    """
     found: list[Sum] = []
     for number, one in enumerate(state.tensors):
         mine = [piece for piece in one.pieces if (number, piece.box.offset, piece.box.shape) in owned]
-        if not mine:
+        if not mine or one.role == "residual":
             continue
         for slot, tensor in slots_of(one, optimizer):
             elements = flat_elements(local_of(tensor), one.atom)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Role
 
 __all__ = [
+    "RESIDUALS",
     "Tracked",
     "TrackedState",
     "local_of",
@@ -37,12 +38,14 @@ __all__ = [
     "tracked_state",
 ]
 
+RESIDUALS: Final = "residuals"
+"""What begins the names of residuals of error feedback, before the name of the parameter."""
 _WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 @dataclass(eq=False, slots=True)
 class Tracked:
-    """A parameter or a buffer: its atom's name, and which boxes of the whole tensor lie where in local memory."""
+    """A parameter, buffer or residual: its atom's name, and which boxes of it lie where in local memory."""
 
     atom: str
     role: Role
@@ -63,7 +66,7 @@ class Tracked:
 
 @dataclass(eq=False, slots=True)
 class TrackedState:
-    """All that a log follows: parameters in the order of the optimizer's groups, then buffers."""
+    """All that a log follows: parameters in the order of the optimizer's groups, buffers, then residuals."""
 
     tensors: list[Tracked]
     groups: list[list[int]]
@@ -75,12 +78,16 @@ def local_of(tensor: Any) -> torch.Tensor:
     return found.detach()
 
 
-def tracked_state(model: Module, optimizer: Optimizer, group: Group) -> TrackedState:
+def tracked_state(
+    model: Module, optimizer: Optimizer, group: Group, residuals: dict[str, Any] | None = None
+) -> TrackedState:
     """Return what a log of this model and its optimizer follows.
+
+    ``residuals`` are those of a compressor with error feedback; parameters that have none get zeros.
 
     Raises:
         UcpError: ``UCP-E-OBJECT`` for a parameter that the model does not have, ``UCP-E-MISMATCH`` or ``UCP-E-DTYPE``
-            for a tensor that cannot be followed.
+            for a tensor that cannot be followed, or a residual of another parameter.
     """
     names = {id(one): plain_name(name) for name, one in model.named_parameters()}
     tensors: list[Tracked] = []
@@ -99,7 +106,21 @@ def tracked_state(model: Module, optimizer: Optimizer, group: Group) -> TrackedS
     for name, buffer in model.named_buffers():
         if name in persistent:
             tensors.append(_tracked(plain_name(name), "value", buffer, group))
+    if residuals is not None:
+        parameters = [one for one in tensors if one.role == "gradient"]
+        tensors += [_residual(one, residuals, group) for one in parameters]
     return TrackedState(tensors, groups)
+
+
+def _residual(parameter: Tracked, residuals: dict[str, Any], group: Group) -> Tracked:
+    tensor = residuals.get(parameter.atom)
+    if tensor is None:
+        tensor = residuals[parameter.atom] = torch.zeros_like(parameter.tensor.detach())
+    found = _tracked(f"{RESIDUALS}.{parameter.atom}", "residual", tensor, group)
+    if (found.dtype, found.shape, found.pieces) != (parameter.dtype, parameter.shape, parameter.pieces):
+        message = "the compressor has a residual of another parameter of this name; make a new compressor"
+        raise error("UCP-E-MISMATCH", message, at=parameter.atom)
+    return found
 
 
 def plain_name(name: str) -> str:

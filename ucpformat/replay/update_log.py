@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import torch
@@ -12,13 +11,20 @@ import torch
 from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import error
 from ucpformat.manager import CheckpointManager
-from ucpformat.model.dtype import dtype
 from ucpformat.model.root import LogPosition
 from ucpformat.replay.batch_writer import BatchWriter
 from ucpformat.replay.beginning import begin_epoch, goes_on
 from ucpformat.replay.capture import Capture
+from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.content import checkpoint_content
 from ucpformat.replay.exactness import require_replayable
+from ucpformat.replay.full_pace import FullPace
+from ucpformat.replay.log_options import (
+    gradient_bytes,
+    require_of_replica,
+    require_steps,
+    steps_of_batch,
+)
 from ucpformat.replay.own_values import encoded_values, own_values
 from ucpformat.replay.plan import log_url
 from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
@@ -45,10 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UpdateLog"]
 
-_BATCH_BYTES: Final = 1 << 18
-_MOST_STEPS: Final = 64
-_MOST_FULL_STEPS: Final = 1000
-_LEAST_FULL_BYTES: Final = 1 << 24
 _STEPPED_LATE: Final = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 """What users step behind the optimizer; `step` has returned by then."""
 
@@ -65,7 +67,9 @@ class UpdateLog:
     ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
     with every batch; ``rng`` says whether torch's generator on the CPU is. Both are kept as they are when `step`
     returns; schedules of torch and scalers, which are stepped behind it, as they are at the next forward.
-    ``compressor`` changes gradients before each step (`TopK`). Every ``check_every`` steps sums of the state are kept,
+    ``compressor`` changes gradients before each step (`TopK`). Residuals of one with error feedback are saved in every
+    checkpoint, and in the log every ``residuals_every`` steps, where a batch then ends; None is in checkpoints alone.
+    Every ``check_every`` steps sums of the state are kept,
     by which a recovery proves itself. At most ``pending_bytes`` of captured steps wait to be written: `step` then waits
     for the disk.
 
@@ -105,6 +109,7 @@ class UpdateLog:
         state: Mapping[str, Any] | None = None,
         rng: bool = True,
         compressor: GradientCompressor | None = None,
+        residuals_every: int | None = 100,
         batch: int | Literal["auto"] = "auto",
         full_every: int | Literal["auto"] | None = "auto",
         keep_full: int = 2,
@@ -114,11 +119,12 @@ class UpdateLog:
         group: object = None,
     ) -> None:
         require_replayable(optimizer)
-        for name, number in (("batch", batch), ("full_every", full_every), ("check_every", check_every)):
-            if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
-                raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
-        if replica and batch != "auto":
-            raise error("UCP-E-MISMATCH", "a replica gets each step by itself; leave batch= out", at="batch")
+        require_steps(
+            batch=batch, full_every=full_every, check_every=check_every, residuals_every=residuals_every
+        )
+        residuals = residuals_of(compressor)
+        if replica:
+            require_of_replica(batch, residuals)
         self._group = own_group(group)
         if replica:
             require_local(len(self._group.ranks), optimizer)
@@ -128,8 +134,8 @@ class UpdateLog:
         self._objects = dict(state or {})
         self._rng = rng
         self._check_every = check_every
-        self._full_every = full_every
-        self._tracked = tracked_state(model, optimizer, self._group)
+        self._residuals_every = None if residuals is None else residuals_every
+        self._tracked = tracked_state(model, optimizer, self._group, residuals)
         self._url = log_url(run)
         self._place = LogPlace(self._url)
         self._is_closed = False
@@ -155,23 +161,21 @@ class UpdateLog:
         self._epoch, digest = begin_epoch(
             self._place, self._tracked, optimizer, self._group, self._step, after
         )
-        whole = sum(
-            prod(one.shape) * dtype(one.dtype).item_bytes
-            for one in self._epoch.tensors
-            if one.role == "gradient"
+        whole = gradient_bytes(self._epoch)
+        self._batch = steps_of_batch(batch, whole)
+        self._pace = FullPace(
+            None if replica else full_every, whole, ranks=len(self._group.ranks), step=self._step
         )
-        self._batch = batch if batch != "auto" else max(1, min(_MOST_STEPS, _BATCH_BYTES // max(1, whole)))
-        self._full_bytes = max(3 * whole, _LEAST_FULL_BYTES)
         self._steps: list[StepDraft] = []
         self._first_step = self._step
         self._options: tuple[Mapping[str, JsonValue], ...] | None = None
-        self._last_full = self._step
-        self._bytes_at_full = 0
         self._is_unsettled = False
         self._sums: Sequence[Sum] = ()
         position = LogPosition(self._epoch.log, self._epoch.epoch)
         on_from = None if after is None or saved is None else (after.epoch, self._manager.path(saved))
         is_chained = on_from is not None and goes_on(self._url, self._epoch, *on_from)
+        if after is not None and after.continuation == "lossy":
+            is_chained = False  # the checkpoint may have residuals that training goes on without
         if saved != self._step or not is_chained:
             self._save_checkpoint(position)
             if not is_chained:
@@ -245,7 +249,7 @@ class UpdateLog:
             )
             raise error("UCP-E-MISMATCH", message, at=self._url)
         make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
-        draft = self._capture.step(make)
+        draft = self._capture.step(make, with_residuals=self._has_residuals_at(self._step + 1))
         options = tuple(options_of(self._optimizer))
         if not self._steps or options != self._options:
             draft.options = self._options = options
@@ -266,17 +270,23 @@ class UpdateLog:
             return
         self._is_unsettled = False
         is_full = self._is_full_due()
-        if len(self._steps) >= self._batch or is_full:
+        if self._is_batch_whole() or is_full:
             self._hand_over()
         if is_full:
             self._save_full()
 
     def _sums_now(self) -> Sequence[Sum]:
         """Return sums of the state where the batch ends with this step, and it is time for some."""
-        is_end = len(self._steps) >= self._batch or self._is_full_due()
+        is_end = self._is_batch_whole() or self._is_full_due()
         if not is_end or self._step // self._check_every == self._first_step // self._check_every:
             return ()
         return state_sums(self._tracked, self._optimizer, self._capture.owned)
+
+    def _has_residuals_at(self, step: int) -> bool:
+        return self._residuals_every is not None and step % self._residuals_every == 0
+
+    def _is_batch_whole(self) -> bool:
+        return len(self._steps) >= self._batch or self._has_residuals_at(self._step)
 
     def _values_now(self) -> dict[str, Any]:
         """Return this rank's own values behind the last step."""
@@ -294,16 +304,11 @@ class UpdateLog:
         self._steps, self._first_step = [], last
 
     def _is_full_due(self) -> bool:
-        since = self._step - self._last_full
-        if self._full_every is None or isinstance(self._writer, ReplicaFeed):
-            return False
-        if self._full_every != "auto":
-            return since >= self._full_every
-        # All ranks have to come to the same answer: what one of them has written, another does not know.
-        if len(self._group.ranks) > 1:
-            return since >= _MOST_FULL_STEPS
-        grown = self._writer.written_bytes - self._bytes_at_full
-        return since >= _MOST_FULL_STEPS or grown > self._full_bytes
+        return self._pace.is_due(self._step, self._written_bytes)
+
+    @property
+    def _written_bytes(self) -> int:
+        return 0 if isinstance(self._writer, ReplicaFeed) else self._writer.written_bytes
 
     def full(self) -> None:
         """Save a full checkpoint of the state now, in the background, and remove steps that no recovery needs.
@@ -328,7 +333,7 @@ class UpdateLog:
         # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
         self._writer.drain()
         self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch))
-        self._last_full, self._bytes_at_full = self._step, self._writer.written_bytes
+        self._pace.saved(self._step, self._written_bytes)
         decided(self._group, self._prune)
 
     def _save_checkpoint(self, position: LogPosition) -> None:

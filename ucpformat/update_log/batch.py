@@ -215,9 +215,10 @@ class BatchHeader:
                 yield Problem("UCP-E-LOG", pointer(place, "piece"), message)
                 continue
             piece = epoch.pieces[entry.piece]
-            if epoch.tensors[piece.tensor].role == "value":
+            role = epoch.tensors[piece.tensor].role
+            if role != "gradient":
                 if entry.form != "dense":
-                    yield Problem("UCP-E-LOG", pointer(place, "form"), "a value is dense")
+                    yield Problem("UCP-E-LOG", pointer(place, "form"), f"a {role} is dense")
                 continue
             if step.skipped:
                 yield Problem("UCP-E-LOG", place, "a step that was skipped has no gradients")

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["After", "Epoch", "Exactness", "LogDocument", "LogPiece", "LoggedTensor", "Role"]
 
 Exactness = Literal["bitwise", "tolerance", "lossy"]
-Role = Literal["gradient", "value"]
+Role = Literal["gradient", "residual", "value"]
 
 LOG_KIND: Final = "update-log"
 EPOCH_KIND: Final = "update-log-epoch"
 _MOST_RANKS: Final = 1 << 20
 _EXACTNESS: Final = ("bitwise", "tolerance", "lossy")
-_ROLES: Final = ("gradient", "value")
+_ROLES: Final = ("gradient", "residual", "value")
 _NONE: Final[frozenset[str]] = frozenset()
 _COVER: Final = {"gap": "elements missing", "overlap": "elements twice", "outside": "elements outside"}
 
@@ -74,7 +74,7 @@ class LogDocument:
 
 @dataclass(frozen=True, slots=True)
 class LoggedTensor:
-    """A tensor that steps change: by its gradient, or by its value; ``dtype`` is that of what is logged."""
+    """A tensor that steps change, and its role: what is logged of it, in ``dtype``."""
 
     atom: str
     role: Role

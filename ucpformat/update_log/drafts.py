@@ -98,7 +98,7 @@ def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRec
     for one in step.captured:
         piece = epoch.pieces[one.piece]
         tensor = epoch.tensors[piece.tensor]
-        entry, buffers = encoded(one, piece.shape, is_value=tensor.role == "value")
+        entry, buffers = encoded(one, piece.shape, is_value=tensor.role != "gradient")
         length += entry_bytes(entry, piece.shape, dtype(tensor.dtype).item_bytes)
         for buffer in buffers:
             checksum = crc32c(buffer, checksum)

@@ -57,6 +57,7 @@ def replay_small(
         message = f"durable steps lie behind step {extent.stop_step}"
         raise error("UCP-E-LOG", message, at=log.url if what is None else what.at)
     exactness: Exactness = "bitwise"
+    unknown: set[str] = set()
     for replayed in extent.replayed:
         epoch = replayed.epoch
         _require_same(epoch, values, log.url)
@@ -65,10 +66,24 @@ def replay_small(
         exactness = max(exactness, found, key=_ORDER.index)
         steps = whole_steps(log, epoch, replayed.chains, step)
         while step < replayed.stop:
-            _make(epoch, next(steps), values)
+            made = next(steps)
+            _make(epoch, made, values)
+            unknown = _without_residuals(epoch, made)
             step += 1
             _require_sums(log.url, epoch, replayed.chains, step, values)
+    for atom in unknown:
+        values[atom][...] = 0
     return SmallRecovery(step, exactness)
+
+
+def _without_residuals(epoch: Epoch, step: WholeStep) -> set[str]:
+    """Return the atoms of residuals that are not stored of the state behind a step (SPEC UCP-R-046)."""
+    stored = {epoch.pieces[number].tensor for number in step.entries}
+    return {
+        tensor.atom
+        for number, tensor in enumerate(epoch.tensors)
+        if tensor.role == "residual" and 0 not in tensor.shape and number not in stored
+    }
 
 
 def _require_same(epoch: Epoch, values: Values, at: str) -> None:
@@ -89,7 +104,7 @@ def _make(epoch: Epoch, step: WholeStep, values: Values) -> None:
         require_places(logged, piece.shape)
         tensor = epoch.tensors[piece.tensor]
         part = values[tensor.atom][selection(piece.box, Box.whole(tensor.shape))]
-        if tensor.role == "value":
+        if tensor.role != "gradient":
             part[...] = values_of(logged.entry, logged.data, piece.shape, _FLOAT)
         else:
             _apply(part, logged, piece.shape, rates[groups[piece.tensor]])

@@ -71,7 +71,7 @@ def require_agreement(steps: Sequence[RankStep], epoch: Epoch) -> None:
             )
         for entry in step.record.entries:
             tensor = epoch.pieces[entry.piece].tensor
-            if epoch.tensors[tensor].role == "gradient":
+            if epoch.tensors[tensor].role != "value":
                 counts[tensor] = counts.get(tensor, 0) + 1
                 forms.setdefault(tensor, set()).add(entry.form == "rows")
     if counts:
@@ -79,7 +79,9 @@ def require_agreement(steps: Sequence[RankStep], epoch: Epoch) -> None:
         for tensor, count in counts.items():
             if count != pieces[tensor] or len(forms[tensor]) > 1:
                 what = "as rows and otherwise" if len(forms[tensor]) > 1 else "not of every piece"
-                message = f"there is a gradient of {epoch.tensors[tensor].atom!r}, and {what}"
+                message = (
+                    f"there is a {epoch.tensors[tensor].role} of {epoch.tensors[tensor].atom!r}, and {what}"
+                )
                 raise error("UCP-E-LOG", message, at=first.at)
 
 

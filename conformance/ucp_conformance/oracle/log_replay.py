@@ -41,6 +41,7 @@ def recovered(log: UpdateLog, logical: Any, *, allow_loss: bool = False) -> Reco
     values = {name: bytes(data) for (name, slot), data in logical.data.items() if slot == "value"}
     described = {atom["name"]: atom["slots"].get("value") for atom in logical.atoms}
     exactness = 0
+    unknown: set[str] = set()
     for epoch, stop in branch[mine[0] :]:
         if stop is not None and step >= stop:
             continue
@@ -60,12 +61,25 @@ def recovered(log: UpdateLog, logical: Any, *, allow_loss: bool = False) -> Reco
             mine_too = 1 if epoch["optimizer"]["profile"] else 0
             exactness = max(exactness, mine_too, _EXACTNESS.index(epoch["exactness"]))
         while step < to:
-            _make(epoch, together(epoch, chains, step), values)
+            made = together(epoch, chains, step)
+            _make(epoch, made, values)
+            unknown = _residuals_not_stored(epoch, made)
             step += 1
             _compare_sums(epoch, chains, step, values)
         if not goes_on:
             break
+    values |= {atom: bytes(len(values[atom])) for atom in unknown}
     return Recovered(step, _EXACTNESS[exactness], values)
+
+
+def _residuals_not_stored(epoch: Mapping[str, Any], step: Together) -> set[str]:
+    """Return the atoms of residuals that the state behind a step is without (UCP-R-046)."""
+    there = {epoch["pieces"][number]["tensor"] for number in step.entries}
+    return {
+        tensor["atom"]
+        for n, tensor in enumerate(epoch["tensors"])
+        if tensor["role"] == "residual" and n not in there
+    }
 
 
 def _end(chains: Sequence[Chain], durable: int) -> int:
@@ -114,7 +128,7 @@ def _make(epoch: Mapping[str, Any], step: Together, values: dict[str, bytes]) ->
         whole = bytearray(values[tensor["atom"]])
         for place, (raw,) in given.items():
             here = slice(4 * target[place], 4 * target[place] + 4)
-            if tensor["role"] == "value":
+            if tensor["role"] != "gradient":
                 whole[here] = raw
                 continue
             value, gradient = struct.unpack("<f", whole[here])[0], struct.unpack("<f", raw)[0]

@@ -400,7 +400,7 @@ def together(epoch: Mapping[str, Any], chains: Sequence[Chain], step: int) -> To
             for m, piece in enumerate(epoch["pieces"])
             if piece["tensor"] == n
         ]
-        if tensor["role"] == "gradient" and ({"none", "rows"} & set(forms)) and len(set(forms)) > 1:
+        if tensor["role"] != "value" and ({"none", "rows"} & set(forms)) and len(set(forms)) > 1:
             raise RefusalError("UCP-E-LOG", found.at, "some pieces, or rows of some")
     return found
 

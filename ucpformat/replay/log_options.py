@@ -1,0 +1,47 @@
+"""Options of `UpdateLog`: what is refused of them, and what those that are left to it become."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Final, Literal
+
+from ucpformat.errors import error
+from ucpformat.model.dtype import dtype
+
+if TYPE_CHECKING:
+    from ucpformat.update_log.documents import Epoch
+
+__all__ = ["gradient_bytes", "require_of_replica", "require_steps", "steps_of_batch"]
+
+_BATCH_BYTES: Final = 1 << 18
+_MOST_STEPS: Final = 64
+
+
+def require_steps(**numbers: object) -> None:
+    """Refuse what is no number of steps; raises ``UCP-E-MISMATCH``."""
+    for name, number in numbers.items():
+        if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
+            raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
+
+
+def require_of_replica(batch: object, residuals: object) -> None:
+    """Refuse what a replica does not do; raises ``UCP-E-MISMATCH``."""
+    if batch != "auto":
+        raise error("UCP-E-MISMATCH", "a replica gets each step by itself; leave batch= out", at="batch")
+    if residuals is not None:
+        message = (
+            "a replica does not get residuals; log without one, or take a compressor without error feedback"
+        )
+        raise error("UCP-E-MISMATCH", message, at="compressor")
+
+
+def gradient_bytes(epoch: Epoch) -> int:
+    """Return the bytes of the gradients of all ranks together."""
+    return sum(
+        prod(one.shape) * dtype(one.dtype).item_bytes for one in epoch.tensors if one.role == "gradient"
+    )
+
+
+def steps_of_batch(batch: int | Literal["auto"], nbytes: int) -> int:
+    """Return how many steps are written together, where their gradients have so many bytes."""
+    return batch if batch != "auto" else max(1, min(_MOST_STEPS, _BATCH_BYTES // max(1, nbytes)))
