@@ -34,10 +34,19 @@ _ENGINE = EngineOptions(workers=2, pool="threads")
 LOG = "updates.ucplog"
 LOGGED_STEPS = 10
 VALUES = np.arange(1, 3001, dtype=np.float32)
+TABLE = np.arange(1, 64 * 16 + 1, dtype=np.int32).reshape(64, 16)
 
 
 def content(number: int) -> dict[str, Any]:
-    """What a save of this number holds; from 10 on it is that of the first digit, but for one chunk of 4096 bytes."""
+    """What a save of this number holds; from 10 on it is that of the first digit, but for one chunk of 4096 bytes.
+
+    From 100 on it is that of the first digit, and a table of which the row of the last two is another.
+    """
+    if number >= 100:
+        table = TABLE.copy()
+        table[number % 100] += 1
+        found = content(number // 100)
+        return {**found, "model": {**found["model"], "table": table}, "step": number}
     if number >= 10:
         found = content(int(str(number)[0]))
         found["model"]["w"][1100:1200] -= number
@@ -246,6 +255,25 @@ def _manager_of_increments(path: Path) -> None:
         done("step-3.ucp")
 
 
+def _base_of_rows(path: Path) -> None:
+    ucp.save(path / "source.ucp", content(100))
+
+
+def _increment_of_rows(path: Path, number: int = 107, **options: Any) -> None:
+    """Of the table two rows are written, over layers that are shared."""
+    ucp.save(path / "deep/er/c.ucp", content(number), base=path / "source.ucp", **options)
+    done("deep/er/c.ucp")
+
+
+def _layers(path: Path) -> None:
+    """The table has three layers, and the others that have them are gone."""
+    ucp.save(path / "0.ucp", content(100))
+    ucp.save(path / "1.ucp", content(105), base=path / "0.ucp")
+    ucp.save(path / "source.ucp", content(107), base=path / "1.ucp")
+    for name in ("0.ucp", "1.ucp"):
+        shutil.rmtree(path / name)
+
+
 def _attach(path: Path) -> None:
     (path / "trainer.dmtcp").write_bytes(bytes(range(256)) * 9)
     image = ucp.image_source(path / "trainer.dmtcp", producer=("dmtcp", "3.0.0"))
@@ -256,6 +284,7 @@ def _attach(path: Path) -> None:
 MADE = {"deep/er/c.ucp": 1}
 KEPT = {"source.ucp": 1}
 INCREMENT = {"deep/er/c.ucp": 11}
+ROWS = {"deep/er/c.ucp": 107}
 
 
 def _conversion(format_name: str, name: str, what: str = "", **options: Any) -> Operation:
@@ -311,6 +340,29 @@ OPERATIONS: Sequence[Operation] = (
         _source_in_chunks,
         makes={**INCREMENT, "again.ucp": 12},
     ),
+    Operation("increment of rows", _increment_of_rows, _base_of_rows, makes=ROWS, keeps={"source.ucp": 100}),
+    Operation(
+        "increment of declared rows",
+        lambda path: _increment_of_rows(path, changed={"model.w": [], "model.b": [], "model.table": [0, 7]}),
+        _base_of_rows,
+        makes=ROWS,
+        keeps={"source.ucp": 100},
+    ),
+    Operation(
+        "increment of rows, over layers",
+        lambda path: _increment_of_rows(path, 109),
+        _layers,
+        makes={"deep/er/c.ucp": 109},
+        keeps={"source.ucp": 107},
+    ),
+    Operation(
+        "increment of rows, flattened",
+        lambda path: _convert(path, "deep/er/c.ucp", UCP),
+        _layers,
+        makes=ROWS,
+        keeps={"source.ucp": 107},
+    ),
+    Operation("increment of rows, copied", _copy, _layers, makes=ROWS, keeps={"source.ucp": 107}),
     Operation(
         "cp of an increment",
         _copy,
