@@ -358,7 +358,7 @@ class CheckpointWriter:
             with paused:
                 root = self._finished_root(packs)
             data, digest = root.seal()
-            self._store.flush([pack.key for pack in packs])
+            self._store.flush([pack.key for pack in packs], data)
             self._store.publish(data)
         except BaseException:
             self.abort()

@@ -8,7 +8,7 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (285, 47),
+    "save, one process": (284, 47),
     "save, two ranks": (434, 64),
     "open and slice": (178, 27),
     "validate": (173, 28),

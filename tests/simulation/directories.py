@@ -55,8 +55,9 @@ def attempt(store: Store, name: str, storage: Storage, committed: Callable[[str]
         try:
             for key in keys:
                 store.create(key, [memoryview(data)])
-            store.flush(keys)
-            store.publish(json.dumps({key: data.decode() for key in keys}).encode())
+            root = json.dumps({key: data.decode() for key in keys}).encode()
+            store.flush(keys, root)
+            store.publish(root)
         except BaseException:
             with suppress(Exception):
                 store.discard()
@@ -83,8 +84,9 @@ def attempt_with_base(
             for key in keys:
                 if key != keys[0] or not is_shared():
                     store.create(key, [memoryview(data[key].encode())])
-            store.flush(keys)
-            store.publish(json.dumps(data).encode())
+            root = json.dumps(data).encode()
+            store.flush(keys, root)
+            store.publish(root)
         except BaseException:
             with suppress(Exception):
                 store.discard()

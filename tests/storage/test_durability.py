@@ -80,6 +80,28 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_its_root_document(
     assert inode(path) in disk.synced, "the name of the root document, at last"
 
 
+@pytest.mark.parametrize("is_increment", [False, True])
+def test_a_commit_syncs_everything_in_one_round(tmp_path: Path, is_increment: bool) -> None:
+    """Each round waits for the disk: nothing is synced twice, and nothing after the round but the name of the root."""
+    base = tmp_path / "base.ucp" if is_increment else None
+    if base is not None:
+        ucp.save(base, STATE)
+    path = tmp_path / "c.ucp"
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        ucp.save(path, STATE, base=base)
+    wanted = {*everything(path).values(), inode(tmp_path), inode(path / "ucp.json")}
+    assert sorted(synced) == sorted([*wanted, inode(path)])
+    assert synced[-1] == inode(path)
+
+
 def test_ranks_sync_what_they_write(tmp_path: Path, disk: Disk) -> None:
     path = tmp_path / "c.ucp"
     mesh = ucp.Mesh((ucp.MeshAxis("dp", 2),))

@@ -180,10 +180,10 @@ def test_a_flush_comes_after_room_was_given_back(tmp_path: Path) -> None:
         events.append("cut")
         cut(descriptor, length)
 
-    def synced(path: Path) -> None:
-        if path.suffix == ".pack":
+    def synced(path: Path | str, within: int | None = None) -> None:
+        if Path(path).suffix == ".pack":
             events.append("sync")
-        sync(path)
+        sync(path, within)
 
     with small(), patch.object(local, "_STEP", 1), patch.object(local, "sync", synced):
         store = LocalStore(tmp_path / "c")

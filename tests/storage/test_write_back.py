@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -108,6 +109,37 @@ def test_an_error_of_any_sync_comes_out_of_every_flush(sizes: list[int], step: i
                 writing.flush()
         writing.close()
     assert disk.calls.count(unlucky) == 1
+
+
+@given(names=st.lists(NAMES, max_size=5), count=st.integers(0, 20), broken=st.none() | st.integers(0, 19))
+def test_a_flush_does_what_else_is_asked_for_beside_it(
+    names: list[str], count: int, broken: int | None
+) -> None:
+    """Directories and the draft: all of it is done before the flush returns, or it says what was not."""
+    disk = Disk()
+    done: set[int] = set()
+
+    def other(number: int) -> None:
+        if number == broken:
+            raise OSError(errno.EIO, "lost")
+        done.add(number)
+
+    with patch("ucpformat.storage.stores.local.sync", disk.sync):
+        writing = WriteBack()
+        for name in names:
+            disk.write(Path(name))
+            writing.wrote(Path(name), 1)
+        others = [partial(other, number) for number in range(count)]
+        if broken is not None and broken < count:
+            for _ in range(2):
+                with pytest.raises(OSError, match="lost"):
+                    writing.flush(others)
+                others = []
+        else:
+            writing.flush(others)
+            assert len(done) == count
+            assert disk.is_complete()
+        writing.close()
 
 
 def test_syncing_begins_before_the_flush() -> None:

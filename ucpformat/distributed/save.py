@@ -235,7 +235,8 @@ class Saving:
             if writer is None:  # pragma: no cover - a step that did not raise has made it
                 raise AssertionError("there is no writer")
             self._write(writer.pieces)
-            writer.flush()
+            if len(self._group.ranks) > 1:  # while the others do it; the commit makes all durable at once
+                writer.flush()
             return b""
 
         try:

@@ -35,7 +35,7 @@ def root_first() -> Iterator[None]:
         publish(self, data)
         flush(self)
 
-    def nothing(self: LocalStore, reached: Iterable[str] = ()) -> None:
+    def nothing(self: LocalStore, reached: Iterable[str] = (), root: bytes | None = None) -> None:
         pass
 
     with patch.object(LocalStore, "publish", early), patch.object(LocalStore, "flush", nothing):
@@ -45,13 +45,13 @@ def root_first() -> Iterator[None]:
 @contextmanager
 def flag_after() -> Iterator[None]:
     """The root document has its name before its bytes are durable."""
-    publish = Draft.publish
+    offer = Draft.offer
 
-    def unsynced(self: Draft, data: bytes, *, is_durable: bool) -> None:
-        del is_durable
-        publish(self, data, is_durable=False)
+    def unsynced(self: Draft, data: bytes) -> Callable[[], None]:
+        offer(self, data)
+        return lambda: None
 
-    with patch.object(Draft, "publish", unsynced):
+    with patch.object(Draft, "offer", unsynced):
         yield
 
 

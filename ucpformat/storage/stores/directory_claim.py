@@ -13,6 +13,7 @@ import os
 import shutil
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -97,10 +98,14 @@ class DirectoryClaim:
         """Note that a directory was removed."""
         self._directories.pop(key, None)
 
-    def sync_directories(self) -> None:
-        """Make entries of all directories durable that were made here, and of the checkpoint's own."""
-        for key in self._directories:
-            sync(*self.path_of(key))
+    def syncs(self, root: bytes | None) -> list[Callable[[], None]]:
+        """Return what makes directories durable that were made here, the checkpoint's, and the draft with ``root``."""
+        found: list[Callable[[], None]] = [partial(sync, *self.path_of(key)) for key in self._directories]
+        if root is not None:
+            if self._draft is None:
+                raise self._taken_over()
+            found.append(self._draft.offer(root))
+        return found
 
     def remove(self, created: Mapping[str, Identity]) -> None:
         """Remove files, but for those that are others by now, and directories that become empty, this one too."""
@@ -215,10 +220,7 @@ class DirectoryClaim:
         rooms = {prefix.rstrip("/") for prefix in PREFIXES}
         foreign = [name for name in names if name not in rooms and not is_staged(name)]
         if foreign:
-            message = (
-                f"the directory holds {foreign[0]!r}, which is no part of a checkpoint; choose an empty one"
-            )
-            raise self._refusal(message)
+            raise self._refusal(f"{foreign[0]!r} is no part of a checkpoint; choose an empty directory")
         return names
 
     def _refusal(self, message: str) -> UcpError:

@@ -10,11 +10,15 @@ import errno
 import os
 import uuid
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.local_io import CREATE_FLAGS, READ_FLAGS, opened, rename_exclusively, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["STAGED", "Draft", "is_staged", "staged_name"]
 
@@ -96,17 +100,28 @@ class Draft:
                 at=self._at,
             ) from reason
 
+    def offer(self, data: bytes) -> Callable[[], None]:
+        """Write what is to be published, at which nobody looks before, and return what makes it durable; once."""
+        if self._offered is not None:
+            raise ValueError("a draft has its bytes already")
+        write_all(self._descriptor, [memoryview(data)], 0)
+        self._offered = data
+        return partial(os.fsync, self._descriptor)
+
     def publish(self, data: bytes, *, is_durable: bool) -> None:
         """Make the draft, with these bytes, the root document: it appears whole, once, or not at all.
+
+        Whoever has offered them has made them durable too.
 
         Raises:
             OSError: ``EEXIST`` where there is another root document, ``ENOENT`` where somebody took the right away.
         """
-        write_all(self._descriptor, [memoryview(data)], 0)
-        if is_durable:
-            os.fsync(self._descriptor)
-        self._close()
-        self._offered = data
+        if self._offered != data:
+            sync = self.offer(data)
+            if is_durable:
+                sync()
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
         try:
             self._put_in_place()
         except (OSError, UcpError):
@@ -146,12 +161,9 @@ class Draft:
         """
         os.unlink(self.name, dir_fd=self._directory)
 
-    def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):
-            self._close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)

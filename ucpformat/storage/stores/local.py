@@ -192,17 +192,20 @@ class LocalStore(LocalObjects):
         """Return none: files are copied by writing them."""
         del key, source
 
-    def flush(self, reached: Iterable[str] = ()) -> None:
-        """Sync files, several at a time, and then every directory that was made or changed."""
+    def flush(self, reached: Iterable[str] = (), root: bytes | None = None) -> None:
+        """Sync files, every directory that was made or changed, and the draft of the root document, all at once.
+
+        A file system commits them together, so that none waits for another.
+        """
         del reached  # nobody removes them while this attempt can commit
-        if self._write_back is None:
-            return
         with translated(self.url):
+            others = self._claim.syncs(root)
+            if self._write_back is None:
+                return
+            if self._has_begun:
+                others.append(partial(sync, self._root.parent))
             try:
-                self._write_back.flush()
-                self._claim.sync_directories()
-                if self._has_begun:
-                    sync(self._root.parent)
+                self._write_back.flush(others)
             except FileNotFoundError:
                 self._claim.require_mine()
                 raise
@@ -236,7 +239,7 @@ class LocalStore(LocalObjects):
 
 
 _STEP: Final = 64 << 20  # less makes many small requests of it, more leaves the disk idle
-_THREADS: Final = 4
+_THREADS: Final = 8
 
 
 class WriteBack:
@@ -248,7 +251,8 @@ class WriteBack:
     def __init__(self, step: int | None = None) -> None:
         self._step = _STEP if step is None else step
         self._lock = threading.Lock()
-        self._left: dict[Path, None] = {}
+        self._left: dict[Path, int] = {}
+        """Files, and how many bytes each was handed, of those that are left."""
         self._waiting = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ucp-write-back")
         self._begun: list[Future[None]] = []
@@ -256,7 +260,7 @@ class WriteBack:
     def wrote(self, path: Path, nbytes: int) -> None:
         """Note that ``nbytes`` more of a file were handed to the operating system; 0 for one that was made."""
         with self._lock:
-            self._left[path] = None
+            self._left[path] = self._left.get(path, 0) + nbytes
             self._waiting += nbytes
             # One at a time: where the disk is slower than memory, the next one takes more.
             if self._waiting >= self._step and (not self._begun or self._begun[-1].done()):
@@ -269,10 +273,10 @@ class WriteBack:
                 sync(path)
             except FileNotFoundError:  # removed, perhaps to be made again: a flush will see
                 with self._lock:
-                    self._left[path] = None
+                    self._left.setdefault(path, 0)
 
-    def flush(self) -> None:
-        """Return when all that was noted is on the disk.
+    def flush(self, others: Iterable[Callable[[], None]] = ()) -> None:
+        """Return when all that was noted is on the disk, and each of ``others`` is done, beside it.
 
         Raises:
             OSError: what any sync met, one in the background as well: the system reports a lost page only once. Any
@@ -284,7 +288,10 @@ class WriteBack:
         wait(begun)
         with self._lock:
             left, self._left, self._waiting = self._left, {}, 0
-            self._begun.extend(self._threads.submit(sync, path) for path in left)
+            # First what has most to be written: whatever is asked for meanwhile is committed with it.
+            paths = sorted(left, key=left.__getitem__, reverse=True)
+            self._begun.extend(self._threads.submit(sync, path) for path in paths)
+            self._begun.extend(map(self._threads.submit, others))
             begun = [*self._begun]
         wait(begun)
         for future in begun:

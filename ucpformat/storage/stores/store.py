@@ -273,10 +273,11 @@ class Store(Objects, Protocol):
         """
         ...
 
-    def flush(self, reached: Iterable[str] = ()) -> None:
+    def flush(self, reached: Iterable[str] = (), root: bytes | None = None) -> None:
         """Make every object created so far durable, directories included (SPEC UCP-W-002).
 
         ``reached`` are objects that others have created for this attempt, and that are about to be committed.
+        ``root`` is what is to be published next: a store that can makes it ready meanwhile.
         """
         ...
 

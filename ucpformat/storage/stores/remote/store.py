@@ -257,11 +257,12 @@ class RemoteStore(RemoteObjects):
             and can_copy(self._filesystem)
         )
 
-    def flush(self, reached: Iterable[str] = ()) -> None:
+    def flush(self, reached: Iterable[str] = (), root: bytes | None = None) -> None:
         """Wait for copies, and check that no object was removed, which are durable when their write returns.
 
         What is reached is no debris, whatever an attempt that goes on with another one took it for at first.
         """
+        del root  # one request publishes it
         self._copies.finish()
         reached = set(reached)
         self._debris = [key for key in self._debris if key not in reached]
