@@ -151,8 +151,7 @@ class Base:
         place = piece.place
         whole = place.grid.box_at(piece.chunk)
         box = whole if piece.box is None else piece.box.translate(whole.offset)
-        name = self._names[place.key, place.slot]
-        found = (known.rows(name, box) for known in self._changes)
+        found = (known.rows(self._names[place.key, place.slot], box) for known in self._changes)
         return next((rows for rows in found if rows is not None), None)
 
     def _known(self, piece: ChunkPiece, changed: NDArray[np.bool_]) -> list[ChunkPiece]:
@@ -273,16 +272,17 @@ class Base:
                 return []
             start = piece.start_of_run()
             cuts = None if start is None else checksum_run(piece.data, start).cuts
+            start = piece.place.logical_start(piece.chunk) if start is None else start
             found: list[ChunkPiece] = []
             for number in choice.kept:
                 one, pack = layers[number], packs[number]
                 key = self._key_here(pack) or ""
                 shared = SharedRun(key, pack.length, one.offset, one.length, one.checksums, b"")
-                layer = Layer(one.row_set, 0 if found else piece.data.nbytes, b"" if found else cuts)
+                layer = Layer(one.row_set, start, *((0, b"") if found else (piece.data.nbytes, cuts)))
                 found.append(piece._replace(box=box, data=piece.data[:0], shared=shared, layer=layer))
             if choice.rows.any():
                 data = flat_bytes(new[choice.rows])
-                layer = Layer(row_set_of(choice.rows), 0, b"")
+                layer = Layer(row_set_of(choice.rows), start, 0, b"")
                 found.append(piece._replace(box=box, data=data, layer=layer))
             return found
         return []
@@ -379,6 +379,8 @@ class Base:
 
         Copies have keys of the attempt's own: under that of the base, two attempts would remove one another's.
         """
+        if pack.key in self._keys_here:
+            return self._keys_here[pack.key]
         with self._lock, ExitStack() as stack:
             if pack.key not in self._keys_here:
                 key, source = pack.key, source or stack.enter_context(self._store.sharable(pack.key))

@@ -105,10 +105,12 @@ class SharedRun(NamedTuple):
 class Layer(NamedTuple):
     """What makes a piece a layer of its box: the rows that it has, all where ``row_set`` is None.
 
-    The first of a box has ``size``, the bytes of the box, and their ``cuts`` as `Run` has them; the others have none.
+    ``start`` is that of the box, as `StoredChunk` has it. The first of a box has ``size``, the bytes of the box, and
+    their ``cuts`` as `Run` has them; the others have none.
     """
 
     row_set: bytes | None
+    start: int
     size: int
     cuts: bytes | None
 

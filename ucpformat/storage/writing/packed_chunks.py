@@ -142,9 +142,10 @@ class PackedChunkWriter:
         *,
         keep: bool,
         is_moved: bool = False,
+        lane: int | None = None,
     ) -> tuple[int, int]:
-        """Append to a pack that takes it; return its number, and where in it."""
-        lane = self.lane()
+        """Append to a pack that takes it, of this thread's lane or that one; return its number, and where in it."""
+        lane = self.lane() if lane is None else lane
         container = self._pack_of(lane, is_moved=is_moved)
         while True:
             try:
@@ -201,15 +202,13 @@ class PackedChunkWriter:
         shared = piece.shared
         if shared is None:
             data = piece.data
-            place = self._stored([data], segment_alignment(data.nbytes), keep=False)
+            # One pack for all layers: each increment shares those of many before, and links and syncs every one.
+            place = self._stored([data], segment_alignment(data.nbytes), keep=False, lane=0)
             segment = Segment(*place, data.nbytes, piece.box, block_checksums([data]), layer.row_set)
         else:
             where = (self._linked(shared), shared.offset, shared.nbytes)
             segment = Segment(*where, piece.box, shared.blocks, layer.row_set)
-        start = piece.start_of_run()
-        if start is None:
-            start = piece.place.logical_start(piece.chunk)
-        return StoredChunk(segment, start, layer.size, layer.cuts)
+        return StoredChunk(segment, layer.start, layer.size, layer.cuts)
 
     def _pass_through(self, piece: ChunkPiece, *, keep: bool) -> StoredChunk:
         """Append much that is stored as it is: its checksums are made as it is written."""
