@@ -129,11 +129,11 @@ class BoxReader:
                     continue
                 if stored.part.table.row_words.size and are_layered(segments):
                     layered.append(ChunkWanted(stored, chunk, segments, box, out))
+                    segments = tuple([one for one in segments if one.row_set is None])
                 for segment, held, part in stored.meeting(chunk, segments, box):
-                    if segment.row_set is None:
-                        key = stored.object_key(chunk, segment)
-                        target = out if part == box else out[selection(part, box)]
-                        runs += byte_runs(key, segment, held, part, target, verify=self._verify)
+                    key = stored.object_key(chunk, segment)
+                    target = out if part == box else out[selection(part, box)]
+                    runs += byte_runs(key, segment, held, part, target, verify=self._verify)
         self._read_runs(runs, blocks, (partial(self._read_odd, chunk) for chunk in odd))
         if layered:
             for some_layers in in_groups(layered, verify=self._verify):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
@@ -64,39 +63,35 @@ class RowDestination:
     """Rows of an array to fill from bytes of an object that are some of its rows, in order, one behind the other.
 
     Bytes ``[start, stop)`` of the object have the first element and the last; ``strides``, in bytes, are those of the
-    rows in the object. ``present`` says of each row of the array whether the object has it, ``wanted`` whether it is to
-    be filled from there.
+    rows in the object. ``rows`` are those that the object has, ``is_wanted`` says of each whether it is to be filled
+    from there; all are where it is None.
     """
 
     array: NDArray[np.generic]
     start: int
     stop: int
     strides: tuple[int, ...]
-    present: NDArray[np.bool_]
-    wanted: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    is_wanted: NDArray[np.bool_] | None
 
     def fill(self, data: memoryview, first: int) -> None:
         """Copy what there is of the rows in the bytes of the object from ``first`` on."""
         array, start, strides = self.array, self.start, self.strides
-        whole, parts = _rows_in(self._rows.size, array, start, strides, data, first)
+        whole, parts = _rows_in(self.rows.size, array, start, strides, data, first)
         if whole.stop > whole.start:
             shape = (whole.stop - whole.start, *array.shape[1:])
             found = np.ndarray(shape, array.dtype, data, start + whole.start * strides[0] - first, strides)
-            rows = self._rows[whole.start : whole.stop]
-            is_wanted = self.wanted[rows]
+            rows = self.rows[whole.start : whole.stop]
             if array.flags.c_contiguous and found.flags.c_contiguous:
                 array, found = _as_items(array), _as_items(found)
-            if not is_wanted.all():
+            if self.is_wanted is not None:
+                is_wanted = self.is_wanted[whole.start : whole.stop]
                 found, rows = found[is_wanted], rows[is_wanted]
             array[rows] = found
         for number in parts:
-            row = self._rows[number]
-            if self.wanted[row]:
+            if self.is_wanted is None or self.is_wanted[number]:
+                row = self.rows[number]
                 _fill(self.array[row], start + number * strides[0], strides[1:], data, first)
-
-    @cached_property
-    def _rows(self) -> NDArray[np.int64]:
-        return np.flatnonzero(self.present)
 
 
 def _as_items(rows: NDArray[np.generic]) -> NDArray[np.generic]:

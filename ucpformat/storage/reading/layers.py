@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -34,8 +36,9 @@ __all__ = [
 ]
 
 MOST_LAYERS: Final = 32
-_ROWS_AT_ONCE: Final = 1 << 26
-"""Rows told apart at a time, of all layers together: two bytes for each."""
+_ROWS_AT_ONCE: Final = 1 << 24
+"""Rows told apart at a time, of all layers together: nine bytes for each."""
+_BOX: Final = attrgetter("box")
 
 
 def are_layered(segments: Sequence[Segment]) -> bool:
@@ -49,9 +52,9 @@ def row_dim(shape: tuple[int, ...]) -> int:
 
 
 class LayerRows(NamedTuple):
-    """What a layer has of a box: which of its rows, in bytes ``[first, stop)`` of the segment."""
+    """What a layer has of a box: which of its rows, in order, in bytes ``[first, stop)`` of the segment."""
 
-    present: NDArray[np.bool_]
+    rows: NDArray[np.int64]
     first: int
     stop: int
 
@@ -69,9 +72,9 @@ def rows_within(segment: Segment, wanted: Box, item_bytes: int) -> LayerRows:
     row_bytes = box.size // box.shape[dim] * item_bytes
     present = segment.present()
     low = wanted.offset[dim] - box.offset[dim]
-    before = int(np.count_nonzero(present[:low]))
-    within = present[low : low + wanted.shape[dim]]
-    return LayerRows(within, before * row_bytes, (before + int(np.count_nonzero(within))) * row_bytes)
+    before = int(np.count_nonzero(present[:low])) if low else 0
+    rows = np.flatnonzero(present[low : low + wanted.shape[dim]])
+    return LayerRows(rows, before * row_bytes, (before + rows.size) * row_bytes)
 
 
 def fill_of_rows(
@@ -80,11 +83,11 @@ def fill_of_rows(
     wanted: Box,
     target: NDArray[np.generic],
     origin: int,
-    hidden: NDArray[np.bool_] | None = None,
+    is_wanted: NDArray[np.bool_] | None = None,
 ) -> RowDestination:
     """Return what fills an array of the shape of ``wanted`` with rows of a layer, whose bytes begin at ``origin``.
 
-    Rows that are ``hidden`` are left as they are.
+    Those that are not wanted are left as they are.
 
     Raises:
         ValueError: the segment has no box.
@@ -96,8 +99,7 @@ def fill_of_rows(
     strides = tuple(stride * target.itemsize for stride in row_major_strides(box.shape))[dim:]
     inner = zip(wanted.offset[dim + 1 :], box.offset[dim + 1 :], strides[1:], strict=True)
     start = origin + found.first + sum((offset - first) * stride for offset, first, stride in inner)
-    seen = found.present if hidden is None else found.present & ~hidden
-    return RowDestination(target[(0,) * dim], start, origin + found.stop, strides, found.present, seen)
+    return RowDestination(target[(0,) * dim], start, origin + found.stop, strides, found.rows, is_wanted)
 
 
 class ChunkWanted(NamedTuple):
@@ -122,37 +124,55 @@ def in_groups(chunks: Iterable[ChunkWanted], *, verify: bool) -> Iterator[list[B
         for run, count in _runs(chunk, verify=verify):
             group.append(run)
             rows += count
-        if rows > _ROWS_AT_ONCE:
-            yield group
-            group, rows = [], 0
+            if rows > _ROWS_AT_ONCE:
+                yield group
+                group, rows = [], 0
     if group:
         yield group
 
 
 def _runs(chunk: ChunkWanted, *, verify: bool) -> Iterator[tuple[ByteRun, int]]:
-    """Yield the runs of a chunk, and how many rows are told apart for each."""
+    """Yield the runs of a chunk, and how many rows each has."""
     stored, number, segments, box, out = chunk
     origin = stored.grid.box_at(number)
-    above: dict[Box, NDArray[np.bool_]] = {}
-    for segment, held, part in reversed([*stored.meeting(number, segments, box)]):
+    for _, of_box in groupby(segments, key=_BOX):
+        layers = [*of_box]
+        for _, _, part in stored.meeting(number, layers[:1], box):
+            target = out if part == box else out[selection(part, box)]
+            yield from _of_layers(chunk, layers, part.relative_to(origin), target, verify=verify)
+
+
+def _of_layers(
+    chunk: ChunkWanted, layers: Sequence[Segment], wanted: Box, target: NDArray[np.generic], *, verify: bool
+) -> Iterator[tuple[ByteRun, int]]:
+    """Do as `_runs` for the layers of one box, which fill an array of the shape of ``wanted``."""
+    stored, number = chunk.stored, chunk.chunk
+    box = layers[0].box
+    if box is None:
+        raise ValueError("a layer has a box")
+    is_left: NDArray[np.bool_] | None = None
+    for segment in reversed(layers):
         if segment.row_set is None:
             continue
-        wanted = part.relative_to(origin)
         found = rows_within(segment, wanted, stored.dtype.item_bytes)
-        hidden = above.get(held)
-        above[held] = found.present if hidden is None else found.present | hidden
-        begin = segment.offset
-        target = out if part == box else out[selection(part, box)]
-        destination = fill_of_rows(found, segment, wanted, target, begin, hidden)
-        if not destination.wanted.any():
+        is_wanted = None
+        if is_left is None:
+            is_left = np.ones(wanted.shape[row_dim(box.shape)], np.bool_)
+        else:
+            is_wanted = is_left[found.rows]
+            if not is_wanted.any():
+                continue
+        is_left[found.rows] = False
+        begin, start, stop = segment.offset, found.first, found.stop
+        if start == stop:
             continue
-        start, stop = found.first, found.stop
         if verify:
             start = start // BLOCK_BYTES * BLOCK_BYTES
             stop = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, segment.length)
+        destination = fill_of_rows(found, segment, wanted, target, begin, is_wanted)
         key = stored.object_key(number, segment)
         run = ByteRun(key, begin + start, begin + stop, begin, segment.checksums, (), (destination,))
-        yield run, found.present.size
+        yield run, found.rows.size
 
 
 def check_layers(segments: Sequence[Segment], item_bytes: int, at: str) -> Iterator[Box]:
