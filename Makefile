@@ -22,7 +22,7 @@ PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/pytho
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo demo-run test test-browser test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
+.PHONY: help environment lint docs demo demo-run types test test-browser test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -102,12 +102,13 @@ test-newest: $(READY)  ## build the wheel, install it with the newest of everyth
 test-matrix: $(READY)  ## save under every parallelism, load under every other; a minute
 	UCP_MATRIX=full $(BIN)/python -m pytest -q tests/state_dict/test_matrix.py tests/integrations/torch_dcp
 
-lint: $(READY)  ## style, types, layers, workflows, issue forms and CITATION.cff
+lint: $(READY)  ## style, types of Python and JavaScript, layers, workflows, issue forms and CITATION.cff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	cd conformance && ../$(BIN)/mypy
 	$(BIN)/lint-imports
+	if command -v npm > /dev/null; then $(MAKE) types; else echo "npm is missing: the types of js/ are left out."; fi
 	$(BIN)/actionlint
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions conformance/action.yml
@@ -115,6 +116,16 @@ lint: $(READY)  ## style, types, layers, workflows, issue forms and CITATION.cff
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+# The compiler and the types of Node that js/package.json pins, beside the package and not in it.
+.venv-types/.ready: js/package.json
+	mkdir -p .venv-types
+	cp js/package.json .venv-types/
+	npm install --silent --no-package-lock --prefix .venv-types
+	@touch $@
+
+types: .venv-types/.ready  ## check the types of the JavaScript package and of the page; it needs npm
+	.venv-types/node_modules/.bin/tsc -p js --typeRoots .venv-types/node_modules/@types
 
 docs: $(READY)  ## type every block of the pages and compare what it prints, and check what the pages name
 	$(PYTEST) -n 2 --dist loadgroup tests/documentation tests/spec

@@ -38,6 +38,7 @@ const LENGTH_BASE = [...basesOf(3, LENGTH_EXTRA.slice(0, -1)), 258];
 const DISTANCE_EXTRA = Array.from({length: 30}, (_, i) => Math.max(0, (i >> 1) - 1));
 const DISTANCE_BASE = basesOf(1, DISTANCE_EXTRA);
 
+/** @type {(detail: string) => never} */
 const refuse = (detail) => {
   throw new Error(detail);
 };

@@ -62,12 +62,12 @@ export class HttpStore {
 
   /** The length of an object in bytes; UCP-E-MISSING if there is none. */
   lengthOf(key) {
-    if (!this.#lengths.has(key)) {
-      const {bytes, length} = this.#request(key, 0, FIRST_READ);
-      this.#lengths.set(key, length);
-      this.#keep(key, 0, bytes);
-    }
-    return this.#lengths.get(key);
+    const known = this.#lengths.get(key);
+    if (known !== undefined) return known;
+    const {bytes, length} = this.#request(key, 0, FIRST_READ);
+    this.#lengths.set(key, length);
+    this.#keep(key, 0, bytes);
+    return length;
   }
 
   /**
@@ -137,9 +137,11 @@ export class FilesStore {
     this.fetched.requests += 1;
     this.fetched.bytes += length;
     try {
-      return new Uint8Array(new FileReaderSync().readAsArrayBuffer(file.slice(offset, offset + length)));
+      // Of workers alone, which the types of pages do not have.
+      const reader = new /** @type {any} */ (globalThis).FileReaderSync();
+      return new Uint8Array(reader.readAsArrayBuffer(file.slice(offset, offset + length)));
     } catch (error) {
-      throw new UcpError('UCP-E-STORE', key, `the browser says ${error.name}`);
+      throw new UcpError('UCP-E-STORE', key, `the browser says ${/** @type {Error} */ (error).name}`);
     }
   }
 

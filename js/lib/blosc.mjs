@@ -9,6 +9,7 @@ import {unzstd} from './zstd.mjs';
 const HEADER = 16;
 const FLAGS = {shuffle: 1, memcpy: 2, bitshuffle: 4, reserved: 8, whole: 16};
 
+/** @type {(detail: string) => never} */
 const refuse = (detail) => {
   throw new Error(detail);
 };

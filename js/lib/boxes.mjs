@@ -71,7 +71,7 @@ export function copyBox(target, source, shape, size) {
     }
   }
   let run = 1;
-  if (dims.length > 0 && dims[0].to === 1 && dims[0].from === 1) run = dims.shift().extent;
+  if (dims.length > 0 && dims[0].to === 1 && dims[0].from === 1) ([{extent: run}] = dims.splice(0, 1));
   const counters = dims.map(() => 0);
   let to = target.start;
   let from = source.start;
@@ -116,6 +116,7 @@ const PRIME = (1n << 61n) - 1n;
  * @param {number[]} shape of the whole
  */
 export function tiles(boxes, shape) {
+  /** @type {Map<number, bigint>[]} */
   const values = shape.map(() => new Map());
   const random = (i, x) => {
     let value = values[i].get(x);

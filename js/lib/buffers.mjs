@@ -12,6 +12,7 @@ import {coordinatesOf, lookup} from './mesh.mjs';
 /** @typedef {import('./layout.mjs').Step} Step */
 /** @typedef {import('./layout.mjs').Place} Place */
 
+/** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
@@ -42,12 +43,12 @@ export function checkPlace(mesh, steps, place, at) {
     if (axes.includes(axis)) refuse(at, `the buffer is split over ${axis}, an axis of the place`);
   }
   for (const {kind, axis} of steps) {
-    if (kind === 'partial' && axes.includes(axis)) refuse(at, `copies along ${axis} lie alike in the buffer`);
+    if (kind === 'partial' && axis !== undefined && axes.includes(axis)) refuse(at, `copies along ${axis} lie alike in the buffer`);
   }
   for (const {name, by} of found) {
     if (by !== undefined && !axes.includes(by)) refuse(at, `${name} stands without ${by}`);
   }
-  const entries = product(found.map(({size, sizes}) => size ?? sizes.reduce((a, b) => Math.max(a, b))));
+  const entries = product(found.map(({size, sizes}) => size ?? /** @type {number[]} */ (sizes).reduce((a, b) => Math.max(a, b))));
   if (offsets.length !== entries || totals.length !== entries) refuse(at, `a place without ${entries} entries`);
 }
 

@@ -28,6 +28,11 @@ function sameStructure(a, b) {
 class Groups {
   /** @type {Piece[]} */
   pieces = [];
+  /**
+   * The group that goes on: its first index, how many it has, and the lists of the first and the last of them. `steps`
+   * are those of local elements between two of its indices, none as long as it has one.
+   * @type {{start: number, count: number, first: List, last: List, steps: number[]} | null}
+   */
   #group = null;
 
   /** Visits index `i` with the list R(i); an index without pieces belongs to no group. */
@@ -46,7 +51,7 @@ class Groups {
       }
     }
     this.#emit();
-    this.#group = {start: i, count: 1, first: list, last: list, steps: null};
+    this.#group = {start: i, count: 1, first: list, last: list, steps: []};
   }
 
   /**
@@ -56,7 +61,7 @@ class Groups {
   addRun(i, list, step, count) {
     const at = (k) => ({pieces: list.pieces, base: list.base + k * step});
     for (let k = 0; k < Math.min(count, 3); k += 1) this.add(i + k, at(k));
-    if (count > 3 && list.pieces.length > 0) {
+    if (count > 3 && this.#group && list.pieces.length > 0) {
       this.#group.count += count - 3;
       this.#group.last = at(count - 1);
     }
@@ -182,7 +187,8 @@ function placed(spans) {
  * @param {import('./layout.mjs').Kept} kept of dimensions that are not those of the view
  * @returns {{boxes: Piece[], strides: number[]}}
  */
-function boxesOf({viewed: {view, dims: digits}, dims, flat}) {
+function boxesOf({viewed: {view, dims: written}, dims, flat}) {
+  const digits = /** @type {number[][]} */ (written);
   const extents = dims.map(extentOf);
   const outer = stridesOf(extents);
   const radices = digits.map((list) => list.map((dim) => view[dim]));

@@ -29,7 +29,8 @@ export class Checkpoint {
   constructor(store) {
     this.store = store;
     try {
-      this.root = openRoot(this.store, new Problems());
+      // Where problems are not collected, the first is raised, and there is a root behind it.
+      this.root = /** @type {import('./root.mjs').Root} */ (openRoot(this.store, new Problems()));
     } catch (error) {
       this.store.close();
       throw error;
@@ -208,7 +209,7 @@ export class Checkpoint {
    * @returns {Uint8Array[]}
    */
   readImage(name) {
-    return this.images.get(name).get('files')
+    return /** @type {Map} */ (this.images).get(name).get('files')
       .map((file) => fetchReferenced(this.store, plain(file.get('object')), Infinity));
   }
 

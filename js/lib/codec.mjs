@@ -9,6 +9,12 @@ import {crc32c} from './crc32c.mjs';
 import {ZARR_CRC} from './zarr.mjs';
 import {unzstd} from './zstd.mjs';
 
+/** What a decoder says. */
+const reasonOf = (error) => {
+  const {code, message} = /** @type {Error & {code?: string}} */ (error);
+  return code ?? message;
+};
+
 /**
  * Decodes a compressed chunk; never produces more than `length` bytes (UCP-R-027).
  * @param {Map} compressor
@@ -23,7 +29,7 @@ export function decompress(compressor, stored, length, at) {
   try {
     return (name === 'zstd' ? unzstd : unblosc)(stored, length);
   } catch (error) {
-    throw new UcpError('UCP-E-CODEC', at, `does not decode with ${name}: ${error.code ?? error.message}`);
+    throw new UcpError('UCP-E-CODEC', at, `does not decode with ${name}: ${reasonOf(error)}`);
   }
 }
 
@@ -54,6 +60,7 @@ function gzipHeader(bytes) {
 
 /** Exactly one gzip member and nothing behind it: `gunzip` would take several. */
 function gunzipMember(stored, length, at) {
+  /** @type {(detail: string) => never} */
   const refuse = (detail) => {
     throw new UcpError('UCP-E-CODEC', at, detail);
   };
@@ -63,7 +70,7 @@ function gunzipMember(stored, length, at) {
   try {
     result = inflateRaw(stored.subarray(header), length);
   } catch (error) {
-    refuse(`does not decode: ${error.code ?? error.message}`);
+    refuse(`does not decode: ${reasonOf(error)}`);
   }
   const {raw, used} = result;
   if (raw.length !== length) refuse(`decodes to ${raw.length} and not ${length} bytes`);

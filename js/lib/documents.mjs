@@ -27,6 +27,7 @@ const MAX_NDIM = 32;
  * @property {import('./dtypes.mjs').DataType} dtype
  * @property {number[]} shape
  * @property {number | null} layout index into the root's layouts
+ * @property {import('./layout.mjs').Place | null} place in a flat buffer
  * @property {Map | null} compressor
  * @property {string | null} content
  * @property {Map | undefined} annotations
@@ -66,7 +67,7 @@ export function fetchReferenced(store, {key, length, digest}, limit, {recorded =
  * @returns {Map | null} null where it breaks the schema
  */
 export function fetchDocument(store, reference, schema, problems, options) {
-  const document = parse(fetchReferenced(store, reference, MAX_DOCUMENT, options), reference.key);
+  const document = /** @type {Map} */ (parse(fetchReferenced(store, reference, MAX_DOCUMENT, options), reference.key));
   return checkSchema(schema, document, reference.key, problems) ? document : null;
 }
 
@@ -125,9 +126,10 @@ function readAtom(members, at, key, root, problems) {
   for (const [slotName, slot] of sorted) {
     const slotAt = `${at}/slots${token(slotName)}`;
     seen.add(slotName, place(key, slotAt), problems); // UCP-D-031
-    slots.push(readSlot(slotName, slot, slotAt, key, root, problems));
+    const found = readSlot(slotName, slot, slotAt, key, root, problems);
+    if (found) slots.push(found);
   }
-  if (slots.includes(null)) return null;
+  if (slots.length < sorted.length) return null;
   for (const slot of slots) slot.label = `${name}, ${slot.name}`;
   return {
     name, key: members.get('key'), aliases, annotations: members.get('annotations'), slots,
@@ -138,16 +140,17 @@ function readAtom(members, at, key, root, problems) {
 /**
  * Reads the atoms of an index part.
  * @param {Map} document that satisfies its schema
- * @param {import('./root.mjs').Part} part
+ * @param {Pick<import('./root.mjs').Part, 'first' | 'last' | 'atoms'> & {index: {key: string}}} part
  * @param {string} partAt place of the part in the root
- * @param {import('./root.mjs').Root} root
+ * @param {Pick<import('./root.mjs').Root, 'layouts' | 'chunkBytes'>} root
  * @param {Problems} problems
  * @returns {Atom[] | null} null where some slot's data type or shape is refused
  */
 export function readAtoms(document, part, partAt, root, problems) {
   const {key} = part.index;
   const members = document.get('atoms');
-  const atoms = members.map((atom, i) => readAtom(atom, `/atoms/${i}`, key, root, problems));
+  /** @type {(Atom | null)[]} */
+  const read = members.map((atom, i) => readAtom(atom, `/atoms/${i}`, key, root, problems));
   const names = members.map((atom) => atom.get('name'));
   names.forEach((name, i) => {
     if (i > 0 && compareUtf8(names[i - 1], name) >= 0) {
@@ -157,7 +160,8 @@ export function readAtoms(document, part, partAt, root, problems) {
   if (names.length !== part.atoms || names[0] !== part.first || names.at(-1) !== part.last) {
     problems.add('UCP-E-NAME', partAt, 'first, last or atoms differ from the index part'); // UCP-D-026
   }
-  if (atoms.includes(null)) return null;
+  const atoms = read.filter((atom) => atom !== null);
+  if (atoms.length < read.length) return null;
   let chunk = 0;
   for (const atom of atoms) {
     for (const slot of atom.slots) {

@@ -34,7 +34,7 @@ function codesOf({
 
 const codes = new Map();
 const codesNamed = (name) => {
-  if (!codes.has(name)) codes.set(name, codesOf(SMALL.get(name)));
+  if (!codes.has(name)) codes.set(name, codesOf(/** @type {any} */ (SMALL.get(name))));
   return codes.get(name);
 };
 

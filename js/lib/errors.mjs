@@ -18,8 +18,6 @@ export const CODES = Object.freeze([
   'UCP-W-UNREFERENCED',
 ]);
 
-const ORDER = new Map(CODES.map((code, position) => [code, position]));
-
 /** A refusal: a registry code, a place (SPEC section 3, or empty) and a sentence. */
 export class UcpError extends Error {
   /**
@@ -28,7 +26,7 @@ export class UcpError extends Error {
    * @param {string} detail
    */
   constructor(code, at, detail) {
-    if (!ORDER.has(code)) throw new TypeError(`${code} is not in the registry`);
+    if (!CODES.includes(code)) throw new TypeError(`${code} is not in the registry`);
     super(`${code} at ${JSON.stringify(at)}: ${detail}`);
     this.name = 'UcpError';
     this.code = code;
@@ -87,7 +85,7 @@ export class Problems {
   raise() {
     let first;
     for (const problem of this.list) {
-      if (!first || ORDER.get(problem.code) < ORDER.get(first.code)) first = problem;
+      if (!first || CODES.indexOf(problem.code) < CODES.indexOf(first.code)) first = problem;
     }
     if (first) throw new UcpError(first.code, first.at, first.detail);
   }

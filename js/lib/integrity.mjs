@@ -34,7 +34,9 @@ function edgeIsZero(raw, grid, shape) {
 class SlotCheck {
   constructor(validation, atom, slot, table) {
     const {store, root, packs, problems} = validation;
-    Object.assign(this, {validation, slot, problems});
+    this.validation = validation;
+    this.slot = slot;
+    this.problems = problems;
     this.reader = new SlotReader({store, storage: root.storage, packs}, {atom, slot, table});
   }
 
@@ -98,6 +100,7 @@ class SlotCheck {
   run() {
     const {slot, problems, reader} = this;
     const {grid} = slot;
+    /** @type {ContentDigest | null} */
     let content = new ContentDigest();
     for (let index = 0; index < grid.total; index += 1) {
       const [first, stop] = reader.segmentsOf(index);
@@ -107,7 +110,7 @@ class SlotCheck {
       }
       const bytes = this.chunk(index);
       if (bytes === null) content = null;
-      content?.update(bytes);
+      else content?.update(bytes);
     }
     if (slot.content !== null && content && content.finish() !== slot.content) { // UCP-D-038
       problems.add('UCP-E-CONTENT', `${slot.at}/content`, `another content digest of ${slot.label}`);

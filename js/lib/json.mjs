@@ -7,7 +7,7 @@
 
 import {UcpError} from './errors.mjs';
 
-/** @typedef {null | boolean | number | string | Json[] | Map<string, Json>} Json */
+/** @typedef {null | boolean | number | string | any[] | Map<string, any>} Json arrays and members are of it again */
 
 /** Deepest nesting of a document (UCP-D-005). */
 export const MAX_DEPTH = 64;
@@ -32,6 +32,7 @@ class Parser {
     this.position = 0;
   }
 
+  /** @returns {never} */
   fail(detail, position = this.position) {
     throw new UcpError('UCP-E-JSON', this.at, `${detail} at character ${position}`);
   }
@@ -119,7 +120,7 @@ class Parser {
   number() {
     NUMBER.lastIndex = this.position;
     const match = NUMBER.exec(this.text);
-    if (!match) this.fail('no value');
+    if (!match) return this.fail('no value');
     const number = Number(match[0]);
     if (!Number.isFinite(number)) this.fail('a number overflows binary64');
     if (!Number.isSafeInteger(number) && !FRACTION_OR_EXPONENT.test(match[0])) { // UCP-D-003

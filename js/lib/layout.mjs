@@ -20,7 +20,9 @@ import {viewed} from './views.mjs';
 /** @typedef {{kind: string, axis?: string, dim?: number, rule?: string, count?: number,
  *   sizes?: number[], steps?: (Step[] | null)[], coordinates?: number[], shape?: number[],
  *   order?: number[], to?: number, multiple?: number, group?: string, reduce?: string,
- *   exponent?: number, resize?: string}} Step */
+ *   exponent?: number, resize?: string, axes?: string[],
+ *   entry?: (where: (axis: string) => [position: number, size: number]) => [offset: number, total: number]}} Step
+ *   `axes` and `entry` are of a `concat` that has its place */
 /** @typedef {{offsets: number[], totals: number[], axes?: string[]}} Place */
 
 /** Most blocks of a rule (UCP-D-059). */
@@ -28,6 +30,7 @@ export const MAX_BLOCKS = 2 ** 20;
 /** Most ranges that a coordinate keeps (UCP-D-066). */
 export const MAX_RANGES = 2 ** 20;
 
+/** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
@@ -38,10 +41,10 @@ export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad
 
 /**
  * What of a layout is defined and not implemented here, or null.
- * @param {{steps: Step[]}} layout that satisfies its schema
+ * @param {Step[]} steps that satisfy their schema
  * @returns {string | null}
  */
-export function unsupportedIn({steps}) {
+export function unsupportedIn(steps) {
   const step = steps.find(({kind}) => !KINDS.has(kind));
   return step ? `the step ${step.kind}` : null;
 }
@@ -78,7 +81,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   /** Refuses the use of an axis after one whose size it decides (UCP-D-047). */
   const checkOrder = (axis, earlier) => {
     for (const name of earlier) {
-      if (axes.get(name).by === axis) refuse(at, `the axis ${axis} is used after ${name}`);
+      if (axes.get(name)?.by === axis) refuse(at, `the axis ${axis} is used after ${name}`);
     }
   };
   const use = (axis) => {
@@ -166,7 +169,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       const axis = axes.get(step.axis);
       if (!axis) refuse(at, `there is no axis ${step.axis}`);
       use(step.axis);
-      const size = axis.size ?? axis.sizes.reduce((a, b) => Math.min(a, b));
+      const size = axis.size ?? /** @type {number[]} */ (axis.sizes).reduce((a, b) => Math.min(a, b));
       if (step.coordinates.some((position) => position >= size)) {
         refuse(at, `a coordinate lies outside the axis ${step.axis}`);
       }
@@ -193,8 +196,8 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
  */
 export function entryOf(mesh, {axes = [], offsets, totals}) {
   const sizes = axes.map((name) => {
-    const {size, sizes: ragged} = mesh.axes.find((axis) => axis.name === name);
-    return size ?? ragged.reduce((a, b) => Math.max(a, b));
+    const {size, sizes: ragged} = /** @type {import('./mesh.mjs').Axis} */ (mesh.axes.find((axis) => axis.name === name));
+    return size ?? /** @type {number[]} */ (ragged).reduce((a, b) => Math.max(a, b));
   });
   return (where) => {
     const i = axes.reduce((index, axis, k) => index * sizes[k] + where(axis)[0], 0);
@@ -202,7 +205,12 @@ export function entryOf(mesh, {axes = [], offsets, totals}) {
   };
 }
 
-/** Refuses steps that a data type does not go with (UCP-D-078, UCP-D-082). */
+/**
+ * Refuses steps that a data type does not go with (UCP-D-078, UCP-D-082).
+ * @param {Step[]} steps
+ * @param {import('./dtypes.mjs').DataType} dtype
+ * @param {string} at
+ */
 export function checkDtype(steps, dtype, at) {
   for (const {kind, reduce} of steps) {
     if (kind === 'partial' && !canReduce(dtype.name, reduce)) refuse(at, `a ${reduce} of ${dtype.name}`);
@@ -256,11 +264,12 @@ function checkCount(extents, at) {
 export function keptAt(mesh, steps, shape, coordinate, at, place = null) {
   const where = lookup(mesh, coordinate);
   if (steps.some((step) => step.kind === 'only'
-      && !step.coordinates.includes(where(step.axis)[0]))) return null;
+      && !step.coordinates?.includes(where(step.axis ?? '')[0]))) return null;
   if (steps[0]?.kind === 'local') {
     const entry = positionOf(mesh, coordinate);
     const inner = shape.slice(1);
-    const dims = [[[entry, entry + 1]], ...inner.map((extent) => (extent > 0 ? [[0, extent]] : []))];
+    /** @type {Span[][]} */
+    const dims = [[[entry, entry + 1]], ...inner.map((extent) => /** @type {Span[]} */ (extent > 0 ? [[0, extent]] : []))];
     return {viewed: viewed(shape, [], at), dims, flat: null, shape: inner};
   }
   const view = viewed(shape, steps, at);
@@ -287,6 +296,11 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
  * positions of those axes, one dimension after the other.
  * An accepted layout covers its tensor (SPEC section 12): the parts of each step together are what it
  * cuts, at every position of the axes before, and `only` leaves a position wherever there is one.
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {number[]} shape
+ * @param {string} at
+ * @param {Place | null} [place] that goes with the layout
  */
 export function checkFit(mesh, steps, shape, at, place = null) {
   if (steps.every(fits)) return;
@@ -307,8 +321,8 @@ export function checkFit(mesh, steps, shape, at, place = null) {
     const part = namedBy(list);
     for (const coordinate of coordinatesOf(part)) {
       const where = lookup(part, coordinate);
-      const holds = steps.every(({kind, axis, coordinates}) => kind !== 'only'
-        || !part.axes.some(({name}) => name === axis) || coordinates.includes(where(axis)[0]));
+      const holds = steps.every(({kind, axis = '', coordinates}) => kind !== 'only'
+        || !part.axes.some(({name}) => name === axis) || coordinates?.includes(where(axis)[0]));
       if (holds) check(where);
     }
   };

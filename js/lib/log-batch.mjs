@@ -80,7 +80,7 @@ function readHeader(store, key, length) {
   const digest = sha256(bytes);
   const stated = [...head.subarray(PREFIX - 32)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
   if (digest !== `sha256:${stated}`) throw new UcpError('UCP-E-LOG', key, 'the header has another SHA-256');
-  return {header: parse(bytes, key), digest, start};
+  return {header: /** @type {Map} */ (parse(bytes, key)), digest, start};
 }
 
 /** Values of a header are canonical (UCP-R-023). */
@@ -111,7 +111,7 @@ function readEntry(value, before, skipped, rank, epoch, report) {
     return null;
   }
   const count = value.get('count');
-  const length = entryLength({form, count}, piece.shape, DTYPES.get(tensor.dtype).size);
+  const length = entryLength({form, count}, piece.shape, /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(tensor.dtype)).size);
   return {piece: number, form, count, length};
 }
 
@@ -208,7 +208,7 @@ export function stepBytes(store, {key}, {start, length, checksum, at}) {
  * @param {string} at place of the step
  * @returns {{places: number[] | null, values: Uint8Array}} values lie one behind the other
  */
-export function placesOf({form, count}, bytes, shape, at) {
+export function placesOf({form, count = 0}, bytes, shape, at) {
   if (form === 'dense') return {places: null, values: bytes};
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const places = [];

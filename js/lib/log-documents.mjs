@@ -25,7 +25,7 @@ import {checkSchema} from './schema.mjs';
  * @property {LoggedTensor[]} tensors
  * @property {LogPiece[]} pieces
  * @property {number[][]} groups
- * @property {{type: string, profile: Record<string, string>}} optimizer
+ * @property {{type: string, profile: Map<string, string>}} optimizer
  * @property {'bitwise' | 'tolerance' | 'lossy'} exactness
  * @property {string} digest of the document
  * @property {string} key of the document
@@ -39,7 +39,7 @@ function standalone(store, key, kind) {
   const length = store.lengthOf(key);
   if (length > MAX_DOCUMENT) throw new UcpError('UCP-E-LIMIT', key, `longer than ${MAX_DOCUMENT} bytes`);
   const bytes = store.read(key, 0, length);
-  const document = parse(bytes, key);
+  const document = /** @type {Map} */ (parse(bytes, key));
   const problems = new Problems();
   checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
   problems.raise();
@@ -68,7 +68,7 @@ export function readLogDocument(store) {
   try {
     return standalone(store, LOG_KEY, 'update-log').document.get('id');
   } catch (error) {
-    if (error.code !== 'UCP-E-MISSING') throw error;
+    if (!(error instanceof UcpError && error.code === 'UCP-E-MISSING')) throw error;
     throw new UcpError('UCP-E-NOT-FOUND', LOG_KEY, 'there is no log');
   }
 }

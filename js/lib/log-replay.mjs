@@ -50,7 +50,7 @@ function* indicesOf({offset, shape}, whole) {
  * @returns {bigint}
  */
 export function boxSum(bytes, box, shape, dtype) {
-  const {size} = DTYPES.get(dtype);
+  const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
   const words = Math.max(1, size / 8);
   const width = size / words;
   let sum = 0n;
@@ -98,7 +98,8 @@ function takeTensors(epoch, checkpoint, values) {
 
 /** Makes a step of a piece, whose elements lie one behind the other. */
 function descend(elements, entry, bytes, shape, rate, at) {
-  const {places, values} = placesOf(entry, bytes, shape, at);
+  const {places: found, values} = placesOf(entry, bytes, shape, at);
+  const places = found ?? [];
   const gradients = new DataView(values.buffer, values.byteOffset, values.byteLength);
   const target = new DataView(elements.buffer, elements.byteOffset, elements.byteLength);
   // The product of two binary32 is exact in binary64, and rounding a difference twice is as rounding it once.

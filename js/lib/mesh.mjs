@@ -11,6 +11,7 @@ import {product} from './boxes.mjs';
 /** Most coordinates of a mesh (UCP-D-041). */
 export const MAX_COORDINATES = 2 ** 20;
 
+/** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
@@ -84,7 +85,10 @@ export function positionOf(mesh, coordinate) {
   return positions.get(mesh).get(coordinate.join());
 }
 
-/** What a coordinate says of an axis: its position, and how many there are. */
+/**
+ * What a coordinate says of an axis: its position, and how many there are.
+ * @returns {(axis: string) => [position: number, size: number]}
+ */
 export function lookup(mesh, coordinate) {
   return (name) => {
     const i = mesh.axes.findIndex((axis) => axis.name === name);

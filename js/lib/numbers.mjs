@@ -15,6 +15,9 @@ const FLOATS = new Map(Object.entries({
 /** The float of which a data type has one or two, or undefined. */
 const floatOf = (name) => ({complex64: 'float32', complex128: 'float64'}[name] ?? (FLOATS.has(name) ? name : undefined));
 
+/** How a float type is written. */
+const formatOf = (name) => /** @type {{size: number, exponent: number, fraction: number, nan: bigint}} */ (FLOATS.get(name));
+
 const INTEGER = /^(u?)int(8|16|32|64)$/;
 
 /** Whether a slot of this type can have `scale` in its layout (UCP-D-082). */
@@ -79,7 +82,7 @@ function scaled(bits, {exponent: width, fraction}, power) {
  */
 export function scale(bytes, dtype, power) {
   if (power === 0) return;
-  const format = FLOATS.get(floatOf(dtype.name));
+  const format = formatOf(floatOf(dtype.name));
   const view = viewOf(bytes);
   for (let at = 0; at < bytes.length; at += format.size) {
     SET[format.size](view, at, scaled(GET[format.size](view, at), format, power));
@@ -97,7 +100,7 @@ const scratch = new DataView(new ArrayBuffer(8));
 
 /** The numbers of a float type, from and to its bytes; the NaN of arithmetic is written for every NaN. */
 function codecOf(name) {
-  const {size, nan} = FLOATS.get(name);
+  const {size, nan} = formatOf(name);
   const bits = {
     float16: (x) => {
       const sign = x < 0 || Object.is(x, -0) ? 0x8000 : 0;
@@ -164,7 +167,11 @@ function reduceFloats(views, target, length, name, reduce) {
   }
 }
 
-/** a / n, rounded to the nearest integer, of two that are as near to the even one. */
+/**
+ * a / n, rounded to the nearest integer, of two that are as near to the even one.
+ * @param {bigint} a
+ * @param {bigint} n
+ */
 function meanOf(a, n) {
   let quotient = a / n;
   if (quotient * n > a) quotient -= 1n; // BigInt division goes towards zero

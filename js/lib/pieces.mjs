@@ -21,6 +21,9 @@ import {logicalPieces} from './views.mjs';
  * @property {number} local element of the local tensor at which the box begins
  * @property {number[]} strides in the local tensor, in elements
  */
+/** @typedef {import('./layout.mjs').Mesh} Mesh */
+/** @typedef {import('./layout.mjs').Step} Step */
+/** @typedef {import('./layout.mjs').Place} Place */
 /** @typedef {{coordinate: number[], shape: number[] | null, pieces: Piece[]}} Local */
 
 /** Refuses a layout that comes from a caller and not from a document, and breaks its schema. */
@@ -34,10 +37,16 @@ export function checkForm({mesh, steps, place}) {
 
 /**
  * Refuses a layout that breaks SPEC section 12 for a tensor of this shape (UCP-R-017).
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {number[]} shape
+ * @param {string} [at]
+ * @param {Place | null} [place] that goes with the layout
+ * @param {import('./dtypes.mjs').DataType | null} [dtype]
  * @throws {Unsupported} for what is defined there and not implemented
  */
 export function checkLayout(mesh, steps, shape, at = '', place = null, dtype = null) {
-  const missing = unsupportedIn({mesh, steps});
+  const missing = unsupportedIn(steps);
   if (missing) throw new Unsupported(missing);
   checkMesh(mesh, at);
   checkSteps(mesh, steps, at, shape.length);
@@ -48,6 +57,11 @@ export function checkLayout(mesh, steps, shape, at = '', place = null, dtype = n
 
 /**
  * The local tensor at a coordinate, of a layout that {@link checkLayout} accepts.
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {number[]} shape
+ * @param {number[]} coordinate
+ * @param {Place | null} [place]
  * @returns {Local}
  */
 export function lowerAt(mesh, steps, shape, coordinate, place = null) {
@@ -58,6 +72,11 @@ export function lowerAt(mesh, steps, shape, coordinate, place = null) {
 
 /**
  * The same with pieces that are boxes of the logical tensor, not canonical.
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {number[]} shape
+ * @param {number[]} coordinate
+ * @param {Place | null} [place]
  * @returns {Local}
  */
 export function lowerToLogical(mesh, steps, shape, coordinate, place = null) {
@@ -69,6 +88,10 @@ export function lowerToLogical(mesh, steps, shape, coordinate, place = null) {
 
 /**
  * The local tensors at all coordinates, in row-major order.
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {number[]} shape
+ * @param {Place | null} [place]
  * @returns {Local[]}
  */
 export function lower(mesh, steps, shape, place = null) {

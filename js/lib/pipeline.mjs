@@ -89,5 +89,5 @@ export function keepsStage(pipeline, atom, {mesh, steps}) {
   const name = pipeline.get('axis');
   return mesh.axes.some((axis) => axis.name === name && axis.size === stages.length)
     && steps.some(({kind, axis, coordinates}) => (
-      kind === 'only' && axis === name && coordinates.length === 1 && coordinates[0] === stage));
+      kind === 'only' && axis === name && coordinates?.length === 1 && coordinates[0] === stage));
 }

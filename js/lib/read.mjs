@@ -28,15 +28,17 @@ import {chunkKey} from './zarr.mjs';
 /** Reads chunks of one slot. */
 export class SlotReader {
   /**
-   * @param {Checkpoint} checkpoint
+   * @param {Pick<Checkpoint, 'store' | 'storage' | 'packs'>} checkpoint
    * @param {{atom: import('./documents.mjs').Atom, slot: import('./documents.mjs').Slot,
    *   table: import('./table.mjs').ChunkTable}} found
    */
   constructor(checkpoint, {atom, slot, table}) {
-    Object.assign(this, {
-      store: checkpoint.store, plain: checkpoint.storage === 'plain', packs: checkpoint.packs,
-      atom, slot, table,
-    });
+    this.store = checkpoint.store;
+    this.plain = checkpoint.storage === 'plain';
+    this.packs = checkpoint.packs;
+    this.atom = atom;
+    this.slot = slot;
+    this.table = table;
   }
 
   /** The object that holds a segment of a chunk. */
@@ -174,7 +176,7 @@ export class SlotReader {
     if (merged.length === 1) {
       return {source: this.blocks(index, segment, ...merged[0]), origin: (begin * BLOCK) / size};
     }
-    const end = Math.min(this.table.covered[segment], merged.at(-1)[1] * BLOCK);
+    const end = Math.min(this.table.covered[segment], merged[merged.length - 1][1] * BLOCK);
     const source = new Uint8Array(end - begin * BLOCK);
     for (const [first, stop] of merged) {
       source.set(this.blocks(index, segment, first, stop), (first - begin) * BLOCK);
@@ -189,7 +191,8 @@ export class SlotReader {
     for (const want of wants) {
       if (want.box.shape.includes(0)) continue;
       for (const index of chunksOf(this.slot.grid, want.box)) {
-        if (byChunk.has(index)) byChunk.get(index).push(want);
+        const others = byChunk.get(index);
+        if (others) others.push(want);
         else byChunk.set(index, [want]);
       }
     }
@@ -261,7 +264,7 @@ function checkEntries(stored, {mesh, steps}) {
  * @param {string} atom
  * @param {string} slot
  * @param {{mesh: import('./mesh.mjs').Mesh, steps: import('./layout.mjs').Step[],
- *   place?: import('./layout.mjs').Place}} layout
+ *   place?: import('./layout.mjs').Place | null}} layout
  * @param {number[][]} coordinates
  * @returns {Generator<{coordinate: number[], shape: number[] | null, dtype: string,
  *   bytes: Uint8Array | null}>} shape and bytes are null where a coordinate holds nothing

@@ -34,7 +34,7 @@ export const READ_FEATURES = new Set([
  * @property {'plain' | 'packed'} storage
  * @property {number} chunkBytes
  * @property {number | null} step
- * @property {Map<string, unknown> | null} log position in an update log
+ * @property {Map<string, any> | null} log position in an update log
  * @property {import('./mesh.mjs').Mesh[]} meshes
  * @property {{mesh: number, steps: import('./layout.mjs').Step[]}[]} layouts
  * @property {Reference | null} packs
@@ -49,7 +49,7 @@ function readRoot(store) {
   try {
     length = store.lengthOf(ROOT_KEY);
   } catch (error) {
-    if (error.code !== 'UCP-E-MISSING') throw error;
+    if (!(error instanceof UcpError && error.code === 'UCP-E-MISSING')) throw error;
     throw new UcpError('UCP-E-NOT-FOUND', ROOT_KEY, 'there is no root document');
   }
   if (length > MAX_ROOT) throw new UcpError('UCP-E-LIMIT', ROOT_KEY, `longer than ${MAX_ROOT} bytes`);
@@ -95,10 +95,15 @@ export class KeySet {
 
 /** @returns {Root} */
 function toRoot(document) {
-  const members = Object.fromEntries(['storage', 'meshes', 'layouts', 'packs', 'state', 'parts']
-    .map((name) => [name, plain(document.get(name)) ?? null]));
+  const member = (name) => plain(document.get(name)) ?? null;
   return {
-    ...members,
+    storage: member('storage'),
+    meshes: member('meshes'),
+    layouts: member('layouts'),
+    packs: member('packs'),
+    state: member('state'),
+    parts: member('parts'),
+    soundLayouts: [],
     document,
     readFeatures: document.get('read_features'),
     writeFeatures: document.get('write_features'),
@@ -110,6 +115,7 @@ function toRoot(document) {
 
 /** Every document that the root refers to, with its place. */
 export function referencesOf(root) {
+  /** @type {{pointer: string, reference: Reference, limit?: number}[]} */
   const references = [];
   if (root.packs) references.push({pointer: '/packs', reference: root.packs});
   if (root.state) references.push({pointer: '/state', reference: root.state});
@@ -141,7 +147,7 @@ function checkLayouts({meshes, layouts}, problems) {
     problems.add('UCP-E-LAYOUT', place(ROOT_KEY, `/layouts/${i}`), 'another of its group differs behind the concat');
   }
   return layouts.map(({mesh, steps}, i) => meshesOk[mesh] === true
-    && !unsupportedIn({mesh: meshes[mesh], steps})
+    && !unsupportedIn(steps)
     && sound(() => checkSteps(meshes[mesh], steps, place(ROOT_KEY, `/layouts/${i}`))));
 }
 
@@ -186,7 +192,7 @@ function checkContent(root, problems) {
  */
 export function openRoot(store, problems, {collect = false, structure = false} = {}) {
   const bytes = readRoot(store);
-  const document = parse(bytes, ROOT_KEY);
+  const document = /** @type {Map} */ (parse(bytes, ROOT_KEY));
   const step = new Problems();
   const ends = () => {
     if (!collect) step.raise();

@@ -33,13 +33,14 @@ function resolve(reference, base) {
   const name = file === '' ? base : file;
   const id = `${name}#${pointer}`;
   if (!compiled.has(id)) {
+    /** @type {{check: Check}} */
     const entry = {check: accept};
     compiled.set(id, entry); // before compiling: schemas refer to themselves
     let schema = SCHEMAS[name];
     for (const step of pointer.split('/').slice(1)) schema = schema[step];
     entry.check = compile(schema, name);
   }
-  const entry = compiled.get(id);
+  const entry = /** @type {{check: Check}} */ (compiled.get(id));
   return (value, pointer_, report) => entry.check(value, pointer_, report);
 }
 

@@ -135,6 +135,7 @@ export class PackUse {
   /** @param {{key: string, length: number}[]} packs */
   constructor(packs) {
     this.packs = packs;
+    /** @type {[start: number, stop: number][][]} */
     this.ranges = packs.map(() => []);
   }
 

@@ -12,11 +12,15 @@ import {ceilDiv, floorDiv} from './grid.mjs';
  */
 /** @typedef {{spans: Span[], own: boolean}} Block */
 
+/** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
 
-/** The i-th part of `extent` elements that a shard step cuts, as [start, stop). */
+/**
+ * The i-th part of `extent` elements that a shard step cuts, as [start, stop).
+ * @returns {[start: number, stop: number]}
+ */
 function partOf(step, size, i, extent, at) {
   if (step.sizes) {
     if (step.sizes.reduce((a, b) => a + b, 0) !== extent) {
@@ -38,8 +42,12 @@ function partOf(step, size, i, extent, at) {
 
 export const extentOf = (spans) => spans.reduce((sum, [start, stop]) => sum + stop - start, 0);
 
-/** Elements [start, stop) of the concatenation of spans. */
+/**
+ * Elements [start, stop) of the concatenation of spans.
+ * @returns {Span[]}
+ */
 function slice(spans, start, stop) {
+  /** @type {Span[]} */
   const kept = [];
   let before = 0;
   for (const [from, to, padding] of spans) {
@@ -85,8 +93,12 @@ function blockSizes(step, extent, at) {
   });
 }
 
-/** Sorted spans, with those that touch merged; padding touches nothing. */
+/**
+ * Sorted spans, with those that touch merged; padding touches nothing.
+ * @param {Span[]} spans
+ */
 export function merge(spans) {
+  /** @type {Span[]} */
   const merged = [];
   for (const span of spans) {
     const last = merged.at(-1);
@@ -134,7 +146,7 @@ export function keep(extent, steps, where, at) {
     } else if (step.kind === 'join') {
       blocks = [{spans: blocks.flatMap((block) => block.spans), own: false}];
     } else if (step.kind === 'concat') {
-      blocks = [{spans: surround(blocks[0].spans, step.entry(where), at), own: false}];
+      blocks = [{spans: surround(blocks[0].spans, /** @type {NonNullable<Step['entry']>} */ (step.entry)(where), at), own: false}];
     } else if (step.kind === 'pad') {
       blocks = [{spans: pad(blocks[0].spans, step, at), own: false}];
     } else {

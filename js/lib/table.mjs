@@ -113,12 +113,13 @@ export class ChunkTable {
     const count = rowsOf(shape);
     if (this.rowSets[segment] < 0) return [[0, count]];
     const bits = this.rowBytes.subarray(8 * this.rowSets[segment]);
+    /** @type {[first: number, stop: number][]} */
     const runs = [];
     for (let row = 0, open = false; row < count; row += 1) {
       if (((bits[row >> 3] >> (row & 7)) & 1) === 0) {
         open = false;
       } else if (open) {
-        runs.at(-1)[1] = row + 1;
+        runs[runs.length - 1][1] = row + 1;
       } else {
         runs.push([row, row + 1]);
         open = true;
@@ -179,7 +180,7 @@ export class ChunkTable {
           if (this.boxes[s] !== word) report(`the box of segment ${s} is out of order`);
           word += 2 * ndim;
           if (this.rowSets[s] < 0 || word > this.words.length) continue;
-          const count = rowsOf(this.box(s, ndim).shape);
+          const count = rowsOf(/** @type {import('./boxes.mjs').Box} */ (this.box(s, ndim)).shape);
           if (this.rowSets[s] !== rowWord || rowWord + Math.ceil(count / 64) > rowWords) {
             report(`the row set of segment ${s} is out of order`);
             return;

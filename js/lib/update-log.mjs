@@ -37,6 +37,10 @@ export class UpdateLog {
   /** @param {import('./stores.mjs').Store} store of the log's own directory */
   constructor(store) {
     this.store = store;
+    /** @type {number[]} of epochs */
+    this.numbers = [];
+    /** @type {Map<number, Map<number, number[]>>} first steps of batches, by epoch and rank */
+    this.there = new Map();
     try {
       /** @type {string} */
       this.id = readLogDocument(store);
@@ -49,18 +53,15 @@ export class UpdateLog {
 
   /** What lies there, by keys; others are ignored (UCP-R-038). */
   #list() {
-    this.numbers = [];
-    /** First steps of batches, by epoch and rank. */
-    this.there = new Map();
     for (const key of this.store.list()) {
       const [, number, ...batch] = KEY.exec(key) ?? [];
       if (number !== undefined && Number.isSafeInteger(Number(number))) this.numbers.push(Number(number));
       if (batch[0] === undefined || !batch.every((text) => Number.isSafeInteger(Number(text)))) continue;
       const [epoch, rank, first] = batch.map(Number);
-      if (!this.there.has(epoch)) this.there.set(epoch, new Map());
-      const ranks = this.there.get(epoch);
-      if (!ranks.has(rank)) ranks.set(rank, []);
-      ranks.get(rank).push(first);
+      const ranks = this.there.get(epoch) ?? new Map();
+      const firsts = ranks.get(rank) ?? [];
+      firsts.push(first);
+      this.there.set(epoch, ranks.set(rank, firsts));
     }
     this.numbers.sort((a, b) => a - b);
     for (const ranks of this.there.values()) for (const firsts of ranks.values()) firsts.sort((a, b) => a - b);
@@ -95,7 +96,7 @@ export class UpdateLog {
   branch() {
     const found = [];
     let stop = null;
-    for (let epoch = this.numbers.length > 0 ? this.epoch(this.numbers.at(-1)) : null; epoch; epoch = this.before(epoch)) {
+    for (let epoch = this.numbers.length > 0 ? this.epoch(this.numbers[this.numbers.length - 1]) : null; epoch; epoch = this.before(epoch)) {
       found.unshift({epoch, stop});
       stop = epoch.first_step;
     }
@@ -120,6 +121,7 @@ export class UpdateLog {
     // What ends before the state may be removed or damaged, and is of no concern.
     const firsts = there.slice(Math.max(0, there.filter((one) => one <= state).length - 1));
     const first = firsts[0] ?? epoch.first_step;
+    /** @type {Chain} */
     const chain = {first, stop: first, batches: [], fault: null, broken: false};
     let previous = first === epoch.first_step ? epoch.digest : null;
     for (const here of firsts) {
@@ -228,7 +230,7 @@ export class UpdateLog {
     const ends = this.chains(epoch, from).map(({batches}) => batches.find(({stop}) => stop === state));
     const sums = new Map();
     if (ends.includes(undefined)) return sums;
-    for (const {tensor, slot, sum} of ends.flatMap((batch) => batch.sums)) {
+    for (const {tensor, slot, sum} of ends.flatMap((batch) => batch?.sums ?? [])) {
       const of = sums.get(tensor) ?? new Map();
       sums.set(tensor, of.set(slot, BigInt.asUintN(64, (of.get(slot) ?? 0n) + sum)));
     }
@@ -315,8 +317,8 @@ function validateEpoch(log, number, problems) {
     log.before(epoch);
   } catch (error) {
     // What is wrong with the other epoch by itself is told once.
-    if (error.code === 'UCP-E-MISSING' || error.at?.startsWith(epoch.key)) problems.catch(error);
-    else if (!(error instanceof UcpError)) throw error;
+    if (!(error instanceof UcpError)) throw error;
+    if (error.code === 'UCP-E-MISSING' || error.at.startsWith(epoch.key)) problems.catch(error);
   }
   for (const [rank, firsts] of log.there.get(number) ?? []) {
     if (rank >= epoch.ranks) {

@@ -37,6 +37,12 @@ class Validation {
     this.integrity = level === 'integrity';
     this.problems = new Problems();
     this.store = store;
+    /** @type {LoadedPart[]} */
+    this.parts = [];
+    /** @type {import('./root.mjs').Reference[]} blobs that are there with their length */
+    this.blobs = [];
+    /** @type {Set<string>} objects of chunks that are there with their length, in storage plain */
+    this.soundChunks = new Set();
     /** Objects that the root document reaches (UCP-V-002). */
     this.reached = new Set([ROOT_KEY]);
     /** Objects that are reached, but must not exist (UCP-D-096), and the place of their table. */
@@ -73,7 +79,6 @@ class Validation {
     }
     this.packs = packs && readPacks(packs, root.packs.key, problems);
     this.packs?.forEach(({key}) => this.reached.add(key));
-    /** @type {LoadedPart[]} */
     this.parts = root.parts.map((part, i) => this.part(part, i, indexes[i]));
     this.names(indexes.every((index) => index !== null), state);
     this.slotLayouts();
@@ -91,7 +96,7 @@ class Validation {
       if (slot.layout === null && slot.place) {
         this.problems.add('UCP-E-LAYOUT', slot.at, 'a place without a layout');
       }
-      if (!soundLayouts[slot.layout]) continue;
+      if (slot.layout === null || !soundLayouts[slot.layout]) continue;
       const id = JSON.stringify([slot.layout, slot.shape, slot.place, slot.dtype.name]);
       const {mesh, steps} = layouts[slot.layout];
       const ok = fit.has(id) || this.guard(() => {
@@ -148,7 +153,7 @@ class Validation {
       .map((slot) => slot.compressor?.get('name'))
       .filter((name) => READ_FEATURES.has(name)));
     if (this.packs?.some(({shared}) => shared)) needed.add('incremental');
-    if (this.parts.some(({table}) => table?.rowBytes.length > 0)) needed.add('row-overwrite');
+    if (this.parts.some(({table}) => table !== null && table.rowBytes.length > 0)) needed.add('row-overwrite');
     const isNeeded = {
       'weight-versions': isInFlight(state?.get('pipeline')),
       'process-images': isImageRequired(state?.get('images')),
@@ -199,7 +204,6 @@ class Validation {
     }
     this.blobs = (state ? objectsOf(state) : []).map(({reference}) => reference)
       .filter(({key, length}) => this.object(key, length));
-    this.soundChunks = new Set();
     if (root.storage === 'plain') this.hierarchy();
     this.debris();
   }

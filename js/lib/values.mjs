@@ -60,7 +60,7 @@ export function keyIdentity(key) {
     case '$int': return `number:${BigInt(tag.content)}`;
     case '$complex': {
       const [re, im] = tag.content.map((part) => (
-        typeof part === 'number' ? part : parseFloatText(tagOf(part).content)));
+        typeof part === 'number' ? part : parseFloatText(tagOf(part)?.content)));
       if (Number.isNaN(re) || Number.isNaN(im)) return byText();
       return im === 0 ? real(re) : `complex:${realText(re)},${realText(im)}`;
     }

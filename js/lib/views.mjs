@@ -20,6 +20,7 @@ import {floorDiv} from './grid.mjs';
  *   that write its index, first the one that counts most; null where they are the same dimensions
  */
 
+/** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
@@ -88,8 +89,8 @@ export function viewed(shape, steps, at) {
   let extents = shape;
   /** @type {Digit[][]} */
   let dims = shape.map((extent, i) => (extent > 1 && !empty ? [[extent, inner[i]]] : []));
-  for (const {kind, shape: wanted, order} of moves) {
-    if (kind === 'permute') {
+  for (const {shape: wanted = [], order} of moves) {
+    if (order) {
       dims = order.map((dim) => dims[dim]);
       extents = order.map((dim) => extents[dim]);
     } else {

@@ -4,7 +4,10 @@
 
 const MAX_HUFFMAN_BITS = 11;
 
-/** Refuses bytes that are malformed. */
+/**
+ * Refuses bytes that are malformed.
+ * @type {(detail: string) => never}
+ */
 export const refuse = (detail) => {
   throw new Error(detail);
 };

@@ -51,11 +51,15 @@ const KINDS = {
   },
 };
 
+/** @typedef {import('./zstd-entropy.mjs').Fse} Fse */
+
 /** What blocks of a frame hand on to the next, and the bytes that come out. */
 class Frame {
   at = 0;
   recent = [1, 4, 8];
+  /** @type {import('./zstd-entropy.mjs').Huffman | null} */
   huffman = null;
+  /** @type {Record<'literals' | 'offsets' | 'matches', Fse | null>} */
   tables = {literals: null, offsets: null, matches: null};
   literals = new Uint8Array(MAX_BLOCK);
 
@@ -101,8 +105,9 @@ class Frame {
     let at = checked(header, count, stored);
     const stop = at + stored;
     if (kind === 2) ({table: this.huffman, at} = readHuffman(bytes, at, stop));
-    if (this.huffman === null) refuse('there is no table to go on with');
-    if (format === 0) huffmanStream(bytes, at, stop, this.huffman, this.literals, 0, count);
+    const {huffman} = this;
+    if (huffman === null) return refuse('there is no table to go on with');
+    if (format === 0) huffmanStream(bytes, at, stop, huffman, this.literals, 0, count);
     else {
       if (at + 6 > stop) refuse('literals end too early');
       const lengths = [0, 2, 4].map((i) => bytes[at + i] | (bytes[at + i + 1] << 8));
@@ -111,10 +116,10 @@ class Frame {
       let from = at + 6;
       lengths.forEach((length, i) => {
         if (from + length > stop) refuse('literals end too late');
-        huffmanStream(bytes, from, from + length, this.huffman, this.literals, i * quarter, (i + 1) * quarter);
+        huffmanStream(bytes, from, from + length, huffman, this.literals, i * quarter, (i + 1) * quarter);
         from += length;
       });
-      huffmanStream(bytes, from, stop, this.huffman, this.literals, 3 * quarter, count);
+      huffmanStream(bytes, from, stop, huffman, this.literals, 3 * quarter, count);
     }
     return {at: stop, count};
   }
@@ -172,7 +177,7 @@ class Frame {
 
   /** Carries sequences out (3.1.1.4); how many literals that took. */
   sequences(total, stream, literals, began) {
-    const {literals: L, offsets: O, matches: M} = this.tables;
+    const {literals: L, offsets: O, matches: M} = /** @type {Record<string, Fse>} */ (this.tables); // all are read by now
     const {out} = this;
     let [l, o, m] = [stream.take(L.log), stream.take(O.log), stream.take(M.log)];
     let used = 0;
@@ -250,7 +255,7 @@ function headerOf(bytes) {
   const width = [single ? 1 : 0, 2, 4, 8][descriptor >> 6];
   const size = width === 0 ? null : number(at, width) + (width === 2 ? 256 : 0);
   return {
-    at: at + width, size, hasChecksum: (descriptor & 4) !== 0, maxBlock: Math.min(MAX_BLOCK, single ? size : window),
+    at: at + width, size, hasChecksum: (descriptor & 4) !== 0, maxBlock: Math.min(MAX_BLOCK, size !== null && single ? size : window),
   };
 }
 

@@ -6,7 +6,7 @@ import * as zlib from 'node:zlib';
 import {UcpError} from '../lib/errors.mjs';
 
 /** Compressors that are written, which are fewer than those that are read: Node has Zstandard since 22.15. */
-export const WRITTEN = ['gzip', ...(zlib.zstdCompressSync ? ['zstd'] : [])];
+export const WRITTEN = ['gzip', ...('zstdCompressSync' in zlib ? ['zstd'] : [])];
 
 /** Refuses a compressor that is not written. */
 export function requireWritten(compressor, at) {

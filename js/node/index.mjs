@@ -37,5 +37,8 @@ export const openLog = (path) => new core.UpdateLog(new DirectoryStore(path));
  */
 export const validateLog = (path) => core.validateLog(new DirectoryStore(path));
 
-/** Whether an update log lies at a path. */
+/**
+ * Whether an update log lies at a path.
+ * @param {string} path
+ */
 export const isLog = (path) => core.isLog(new DirectoryStore(path));

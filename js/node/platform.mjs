@@ -32,9 +32,10 @@ export const crc32 = (bytes) => zlibCrc32(bytes);
  * @throws {Error} where the stream is malformed or too long
  */
 export function inflateRaw(bytes, length) {
-  const {buffer, engine} = inflateRawSync(bytes, {
+  // The types of Node do not know what it answers under `info`.
+  const {buffer, engine} = /** @type {{buffer: Buffer, engine: {bytesWritten: number}}} */ (/** @type {unknown} */ (inflateRawSync(bytes, {
     maxOutputLength: length, info: true, chunkSize: Math.min(Math.max(length, 64), 1 << 20),
-  });
+  })));
   return {raw: buffer, used: engine.bytesWritten};
 }
 

@@ -27,13 +27,17 @@ export function rewrite(from, path, storage) {
     }
     const copied = [...root.document.get('extensions')] // UCP-W-031, UCP-W-032
       .filter(([, extension]) => extension.get('safe_to_copy') === true);
+    const layoutOf = (slot) => {
+      const layout = source.layoutOf(slot);
+      return layout && {...layout, place: slot.place};
+    };
+    /** @returns {import('./write.mjs').SlotInput} */
     const slotInput = (atom, slot) => ({
       dtype: slot.dtype.name,
       shape: slot.shape,
-      layout: source.layoutOf(slot) && {...source.layoutOf(slot), place: slot.place},
+      layout: layoutOf(slot),
       compressor: slot.compressor,
       annotations: slot.annotations,
-      content: slot.content,
       open: () => slotSource(readerOf(source, atom.name, slot.name)),
     });
     return write({

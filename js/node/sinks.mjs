@@ -62,7 +62,10 @@ export class PlainSink {
 
 /** Chunks as segments of packs, one writer's. */
 export class PackedSink {
+  /** @typedef {{key: string, fd: number, length: number}} Pack */
+  /** @type {Pack[]} */
   #packs = [];
+  /** @type {Pack | null} the one that chunks go to */
   #open = null;
 
   /**
@@ -71,7 +74,9 @@ export class PackedSink {
    * @param {number} packBytes length after which a new pack begins
    */
   constructor(writer, attempt, packBytes) {
-    Object.assign(this, {writer, attempt, packBytes});
+    this.writer = writer;
+    this.attempt = attempt;
+    this.packBytes = packBytes;
   }
 
   putChunk(atom, slot, index, box, bytes) {
@@ -97,7 +102,7 @@ export class PackedSink {
   }
 
   #close() {
-    const {key, fd} = this.#open;
+    const {key, fd} = /** @type {Pack} */ (this.#open);
     this.#open = null;
     this.writer.finish(key, fd);
   }

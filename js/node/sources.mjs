@@ -8,7 +8,7 @@
  */
 /**
  * @typedef {object} Source
- * @property {(request: ChunkRequest) => Buffer | null} chunk null where all bytes are zero
+ * @property {(request: ChunkRequest) => Uint8Array | null} chunk null where all bytes are zero
  * @property {() => void} [close]
  */
 
@@ -19,6 +19,7 @@ import {hasCoordinate} from '../lib/mesh.mjs';
 import {reduced, scale} from '../lib/numbers.mjs';
 import {lowerToLogical} from '../lib/pieces.mjs';
 
+/** @type {(detail: string) => never} */
 const mismatch = (detail) => {
   throw new UcpError('UCP-E-MISMATCH', '', detail);
 };
@@ -66,7 +67,7 @@ export function fileSource(path, length) {
  * Local tensors of a layout. Every element has to be held by one of them, of each contribution where
  * the layout has `partial`; of replicas, one serves.
  * @param {{mesh: import('../lib/mesh.mjs').Mesh, steps: import('../lib/layout.mjs').Step[],
- *   place?: import('../lib/layout.mjs').Place}} layout checked
+ *   place?: import('../lib/layout.mjs').Place | null}} layout checked
  * @param {number[]} shape
  * @param {import('../lib/dtypes.mjs').DataType} dtype that goes with the layout
  * @param {{coordinate: number[], bytes: Uint8Array}[]} locals
@@ -74,9 +75,10 @@ export function fileSource(path, length) {
  */
 export function localsSource({mesh, steps, place = null}, shape, dtype, locals) {
   const partial = steps.filter(({kind}) => kind === 'partial').map(({axis}) => axis);
-  const summed = mesh.axes.map(({name, size}, i) => ({i, size, name})).filter(({name}) => partial.includes(name));
+  // Axes of reductions have a size (UCP-D-076).
+  const summed = mesh.axes.map(({name, size = 1}, i) => ({i, size, name})).filter(({name}) => partial.includes(name));
   /** What is held of each contribution, in order of positions on the axes of reductions. */
-  const held = Array.from({length: product(summed.map(({size}) => size))}, () => []);
+  const held = Array.from({length: product(summed.map(({size}) => size))}, () => /** @type {Held[]} */ ([]));
   for (const {coordinate, bytes} of locals) {
     if (!hasCoordinate(mesh, coordinate)) mismatch(`the mesh has no coordinate [${coordinate}]`);
     const local = lowerToLogical(mesh, steps, shape, coordinate, place);
@@ -92,7 +94,7 @@ export function localsSource({mesh, steps, place = null}, shape, dtype, locals) 
   return {
     chunk(request) {
       const contributions = held.map((pieces) => gathered(pieces, request, dtype.size));
-      const bytes = reduce ? reduced(contributions, dtype, reduce) : contributions[0];
+      const bytes = reduce ? reduced(contributions, dtype, /** @type {'sum' | 'mean' | 'max'} */ (reduce)) : contributions[0];
       scale(bytes, dtype, -exponent);
       return bytes;
     },
@@ -100,6 +102,8 @@ export function localsSource({mesh, steps, place = null}, shape, dtype, locals) 
 }
 
 const ONE = Buffer.from([1]);
+
+/** @typedef {{piece: import('../lib/pieces.mjs').Piece, bytes: Uint8Array}} Held a piece of a local tensor */
 
 /** The bytes of a chunk out of pieces of local tensors. */
 function gathered(pieces, {box, length}, itemSize) {

@@ -18,9 +18,9 @@ function attempt(key, codes, call) {
   try {
     return call();
   } catch (error) {
-    if (typeof error?.code !== 'string' || error instanceof UcpError) throw error;
-    const code = codes[error.code] ?? 'UCP-E-STORE';
-    throw new UcpError(code, key, `the file system says ${error.code}`);
+    const {code: said} = /** @type {NodeJS.ErrnoException} */ (error);
+    if (typeof said !== 'string' || error instanceof UcpError) throw error;
+    throw new UcpError(codes[said] ?? 'UCP-E-STORE', key, `the file system says ${said}`);
   }
 }
 
@@ -74,7 +74,7 @@ export class DirectoryStore {
       }
       file = {fd, length: status.size};
       if (this.#files.size >= OPEN_FILES) {
-        const [oldest, {fd: old}] = this.#files.entries().next().value;
+        const [[oldest, {fd: old}]] = this.#files;
         this.#files.delete(oldest);
         closeSync(old);
       }
@@ -147,6 +147,7 @@ export class DirectoryWriter {
   /** @param {string} path */
   constructor(path) {
     this.path = path;
+    this.draft = `.${ROOT_KEY}.${randomBytes(8).toString('hex')}`;
     const create = () => mkdirSync(path, {recursive: true});
     const created = attempt('', {EEXIST: 'UCP-E-EXISTS', ENOTDIR: 'UCP-E-EXISTS'}, create);
     if (attempt(ROOT_KEY, {}, () => lstatSync(join(path, ROOT_KEY), {throwIfNoEntry: false}))) {
@@ -159,7 +160,6 @@ export class DirectoryWriter {
 
   /** Makes the draft, the attempt's right to commit, and finds nothing beside it (UCP-W-011, UCP-W-007). */
   #begin() {
-    this.draft = `.${ROOT_KEY}.${randomBytes(8).toString('hex')}`;
     this.opened = attempt('', {}, () => statSync(this.path, {bigint: true}).ino);
     const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
     this.draftFile = attempt(this.draft, {}, () => openSync(join(this.path, this.draft), flags, 0o666));
@@ -191,7 +191,7 @@ export class DirectoryWriter {
         try {
           mkdirSync(path);
         } catch (error) {
-          if (error.code !== 'EEXIST') throw error;
+          if (/** @type {NodeJS.ErrnoException} */ (error).code !== 'EEXIST') throw error;
         }
       });
       if (!lstatSync(path).isDirectory()) {

@@ -37,7 +37,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {string} dtype
  * @property {number[]} shape
  * @property {(slot: import('../lib/documents.mjs').Slot) => import('./sources.mjs').Source} open
- * @property {{mesh: Mesh, steps: Step[], place?: import('../lib/layout.mjs').Place} | null} [layout] to be recorded
+ * @property {{mesh: Mesh, steps: Step[], place?: import('../lib/layout.mjs').Place | null} | null} [layout] to be recorded
  * @property {Map | null} [compressor]
  * @property {Map} [annotations]
  */
@@ -55,7 +55,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {'plain' | 'packed'} storage
  * @property {number} chunkBytes
  * @property {number | null} [step]
- * @property {Map<string, unknown> | null} [log] position in an update log, as the root document has it
+ * @property {Map<string, any> | null} [log] position in an update log, as the root document has it
  * @property {AtomInput[]} atoms
  * @property {Map} [values] tagged values
  * @property {Map} [optimizers] as in the state document
@@ -155,7 +155,7 @@ function prepare(input) {
     const part = {
       first: inputs[0].name, last: inputs.at(-1).name, atoms: inputs.length, index: {key: ''},
     };
-    const atoms = readAtoms(document, part, '', root, problems);
+    const atoms = readAtoms(document, part, '', root, problems) ?? [];
     problems.raise();
     names.add(atoms, problems);
     problems.raise();
@@ -170,7 +170,10 @@ function prepare(input) {
   return {parts, layouts};
 }
 
-/** The progress of a root document; undefined where there is none. */
+/**
+ * The progress of a root document; undefined where there is none.
+ * @param {CheckpointInput} input
+ */
 function progressOf({step, log}) {
   if (!Number.isInteger(step) && !log) return undefined;
   return object({step: Number.isInteger(step) ? step : undefined, log: log ?? undefined});
@@ -188,19 +191,19 @@ function stateDocument(input, attempt) {
   const references = [...blobs].map(([name, {mediaType, bytes}]) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
     n += 1;
-    return [name, fromPlain({media_type: mediaType, object: reference})];
+    return /** @type {[string, Map]} */ ([name, fromPlain({media_type: mediaType, object: reference})]);
   });
   const imageFile = (file, bytes) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
     n += 1;
     return new Map([...file, ['object', fromPlain(reference)]]);
   };
-  const named = [...images].map(([name, {image, contents}]) => [
+  const named = new Map([...images].map(([name, {image, contents}]) => [
     name, new Map([...image, ['files', image.get('files').map((file, i) => imageFile(file, contents[i]))]]),
-  ]);
+  ]));
   const document = object({
     values, optimizers, blobs: new Map(references), pipeline, annotations: stateAnnotations,
-    images: named.length > 0 ? new Map(named) : undefined,
+    images: named.size > 0 ? named : undefined,
   });
   const problems = new Problems();
   if (checkSchema('state', document, '', problems)) {

@@ -21,7 +21,7 @@ export class Client {
   /** What the worker has fetched, and what others have that ended. */
   #fetched = {requests: 0, bytes: 0};
   #before = {requests: 0, bytes: 0};
-  /** Called with what was fetched so far, after each answer. */
+  /** @type {(fetched: {requests: number, bytes: number}) => void} called with what was fetched so far, after each answer */
   onfetched = () => {};
 
   /** @param {() => Worker} makeWorker */

@@ -8,7 +8,7 @@ const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028
 
 /** A text with every mark that cannot be seen as `\u{...}`. */
 export const visible = (text) => String(text)
-  .replace(UNSEEN, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
+  .replace(UNSEEN, (mark) => `\\u{${mark.codePointAt(0)?.toString(16)}}`);
 
 /** At most so many characters of a text, with its middle left out. */
 export function shortened(text, most) {

@@ -52,10 +52,10 @@ export class VirtualList {
     for (let i = first; i < stop; i += 1) {
       const element = this.actions.make(this.#rows[i], i);
       element.id = `row-${i}`;
-      element.setAttribute('aria-setsize', this.#rows.length);
-      element.setAttribute('aria-posinset', i + 1);
+      element.setAttribute('aria-setsize', String(this.#rows.length));
+      element.setAttribute('aria-posinset', String(i + 1));
       element.classList.toggle('chosen', i === this.#chosen);
-      element.setAttribute('aria-selected', i === this.#chosen);
+      element.setAttribute('aria-selected', String(i === this.#chosen));
       element.addEventListener('click', () => this.#press(i));
       elements.push(element);
     }

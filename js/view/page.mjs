@@ -16,16 +16,30 @@ import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
 
 const MAX_LABEL = 160;
 const MAX_PROBLEMS = 1000;
-const $ = (id) => document.getElementById(id);
+/** An element of page.html, which has all that are asked for. */
+const $ = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
+/** The same of those that are filled in. */
+const field = (id) => /** @type {HTMLInputElement} */ (document.getElementById(id));
+/** The button of a view. */
+const tab = (name) => /** @type {HTMLButtonElement} */ (document.querySelector(`[data-view="${name}"]`));
+/** @returns {NodeListOf<HTMLButtonElement>} */
+const tabs = () => document.querySelectorAll('nav button');
+const said = (error) => /** @type {Error} */ (error).message;
 
+/** @typedef {import('./session.mjs').AtomRow} Row */
+/** @typedef {import('./tree.mjs').Module} Module */
 /** @typedef {{label: string, source: object, statistics?: Record<string, Record<string, object>>}} Choice */
 
 class Page {
-  /** @type {Map<string, object>} atoms by name, of the side that is shown and of the one it is compared with */
+  /** @type {{a: Map<string, Row>, b: Map<string, Row> | null}} atoms by name, of the side that is shown and of the one it is compared with */
   atoms = {a: new Map(), b: null};
+  /** @type {Set<string>} names of modules */
   open = new Set();
+  /** @type {Row[]} */
   chosenAtoms = [];
+  /** @type {Module | null} */
   madeTree = null;
+  /** @type {Parameters<typeof planView>[0] | null} */
   plan = null;
   /** What the update log of the run has, or null. */
   log = null;
@@ -35,7 +49,7 @@ class Page {
     this.client = new Client(makeWorker);
     this.client.onfetched = ({requests, bytes}) => {
       $('fetched').textContent = `${requests.toLocaleString('en')} reads, ${human(bytes)}`;
-      $('fetched').dataset.bytes = bytes;
+      $('fetched').dataset.bytes = String(bytes);
     };
     this.choices = choices;
     this.list = new VirtualList($('list'), {
@@ -45,12 +59,12 @@ class Page {
     });
     for (const id of ['search', 'changed']) $(id).addEventListener('input', () => this.choose());
     for (const id of ['flat', 'by-size']) $(id).addEventListener('input', () => this.relist());
-    for (const button of document.querySelectorAll('nav button')) button.addEventListener('click', () => this.view(button.dataset.view));
+    for (const button of tabs()) button.addEventListener('click', () => this.view(button.dataset.view));
     $('side-a').addEventListener('change', () => this.start());
     $('side-b').addEventListener('change', () => this.start());
-    $('directory').addEventListener('change', () => this.add(chosenFiles($('directory'))));
+    $('directory').addEventListener('change', () => this.add(chosenFiles(field('directory'))));
     document.addEventListener('keydown', (event) => {
-      if (event.key !== '/' || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
+      if (event.key !== '/' || /^(INPUT|SELECT)$/.test(/** @type {Element} */ (event.target).tagName)) return;
       event.preventDefault();
       $('search').focus();
     });
@@ -88,7 +102,7 @@ class Page {
     $('side-a').replaceChildren(...options(a));
     $('side-b').replaceChildren(h('option', {value: ''}, 'nothing'), ...options(b));
     $('choice').hidden = this.choices.length < 2;
-    document.querySelector('[data-view="run"]').hidden = this.choices.length < 2 && this.log === null;
+    tab('run').hidden = this.choices.length < 2 && this.log === null;
   }
 
   refuse(text) {
@@ -99,8 +113,8 @@ class Page {
   /** Opens the sides that are chosen. */
   async start() {
     this.refuse('');
-    const a = this.choices[Number($('side-a').value)];
-    const b = $('side-b').value === '' ? null : this.choices[Number($('side-b').value)];
+    const a = this.choices[Number(field('side-a').value)];
+    const b = field('side-b').value === '' ? null : this.choices[Number(field('side-b').value)];
     if (!a) {
       $('facts').textContent = 'Drop the directory of a checkpoint on this page, or open it.';
       return;
@@ -120,7 +134,7 @@ class Page {
         await this.read('b', b.source, parts, true);
       }
     } catch (error) {
-      if (this.atoms === mine) this.refuse(error.message);
+      if (this.atoms === mine) this.refuse(said(error));
     }
     if (this.atoms !== mine) return; // others have been chosen meanwhile
     $('changed-only').hidden = !this.atoms.b;
@@ -161,11 +175,11 @@ class Page {
 
   /** Opens modules from the top while the rows fit on a screen. */
   openTop() {
-    for (let more = true; more;) {
+    for (;;) {
       const rows = rowsOf(this.tree, this.open, bySize);
       const next = rows.find((row) => row.open === false && rows.length + row.module.children.size <= 24);
-      more = next !== undefined;
-      if (more) this.open.add(next.module.name);
+      if (!next) return;
+      this.open.add(next.module.name);
     }
   }
 
@@ -175,10 +189,10 @@ class Page {
 
   /** Atoms that the search and the comparison leave. */
   #chosen() {
-    const test = globTest($('search').value);
+    const test = globTest(field('search').value);
     const all = this.atoms.b ? new Map([...this.atoms.b, ...this.atoms.a]) : this.atoms.a;
     const chosen = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
-    return $('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name) !== 'same') : chosen;
+    return field('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name) !== 'same') : chosen;
   }
 
   /** The tree of the atoms that are chosen, made when it is wanted. */
@@ -205,9 +219,9 @@ class Page {
   /** Lists the chosen atoms, as a tree or flat. */
   relist() {
     const atoms = this.chosen;
-    const order = $('by-size').checked ? bySize : byName;
+    const order = field('by-size').checked ? bySize : byName;
     const total = atoms.reduce((sum, {bytes}) => sum + bytes, 0);
-    if ($('flat').checked || $('search').value !== '') {
+    if (field('flat').checked || field('search').value !== '') {
       const rows = atoms.map((atom) => ({
         level: 0, label: atom.name, open: null, share: total > 0 ? atom.bytes / total : 0, module: {atom, bytes: atom.bytes, label: atom.name, name: atom.name},
       }));
@@ -260,10 +274,10 @@ class Page {
 
   /** Shows one of the views beside the tensor. */
   view(name) {
-    for (const button of document.querySelectorAll('nav button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
+    for (const button of tabs()) button.setAttribute('aria-pressed', String(button.dataset.view === name));
     for (const id of ['tensors', 'map', 'plan', 'run', 'state', 'problems']) $(id).hidden = id !== name;
     if (name === 'map') this.map([this.tree]);
-    if (name === 'plan') $('plan').replaceChildren(planView(this.plan));
+    if (name === 'plan' && this.plan) $('plan').replaceChildren(planView(this.plan));
     if (name === 'run') this.run();
     if (name === 'state') this.state();
     if (name === 'problems') this.problems('semantics');
@@ -273,7 +287,7 @@ class Page {
   map(path) {
     const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
     const into = (module) => (module.atom ? this.show(module.atom) : this.map([...path, module]));
-    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(path.at(-1).bytes)), bytesMap(path.at(-1), into));
+    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(path[path.length - 1].bytes)), bytesMap(path[path.length - 1], into));
   }
 
   /** What there is to show, by step. */
@@ -286,12 +300,12 @@ class Page {
         found.push({index, label, ...await this.client.ask('summary', {side: 'run'})});
       } catch (error) {
         found.push({
-          index, label, step: null, bytes: null, shared: null, packs: [], metrics: [], cadence: null, log: null, hasRows: false, refusal: error.message,
+          index, label, step: null, bytes: null, shared: null, packs: [], metrics: [], cadence: null, log: null, hasRows: false, refusal: said(error),
         });
       }
     }
     const choose = (index) => {
-      $('side-a').value = index;
+      field('side-a').value = String(index);
       this.view('tensors');
       this.start();
     };
@@ -311,7 +325,7 @@ class Page {
         h('h2', {}, 'blobs'), table(blobs.map(({name, mediaType, length}) => [name, `${mediaType}, ${human(length)}`])),
         h('h2', {}, 'process images'), table(images.map((name) => [name, ''])));
     } catch (error) {
-      $('state').replaceChildren(h('p', {class: 'error', role: 'alert'}, error.message));
+      $('state').replaceChildren(h('p', {class: 'error', role: 'alert'}, said(error)));
     }
   }
 
@@ -337,7 +351,7 @@ class Page {
         found.length === 0 ? null : h('div', {class: 'scroll'}, table),
         found.length > MAX_PROBLEMS ? h('p', {class: 'quiet'}, `The first ${MAX_PROBLEMS} are listed.`) : null));
     } catch (error) {
-      $('problems').replaceChildren(h('p', {class: 'error', role: 'alert'}, error.message));
+      $('problems').replaceChildren(h('p', {class: 'error', role: 'alert'}, said(error)));
     }
   }
 }
@@ -369,10 +383,10 @@ async function main() {
     page.choices = checkpoints;
     page.plan = plan;
     page.log = log;
-    document.querySelector('[data-view="plan"]').hidden = plan === null;
+    tab('plan').hidden = plan === null;
     page.fillChoices(0, compared);
   } catch (error) {
-    page.refuse(`What to show cannot be read: ${error.message}`);
+    page.refuse(`What to show cannot be read: ${said(error)}`);
   }
   await page.start();
 }

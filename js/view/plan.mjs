@@ -15,8 +15,9 @@ export function planView({
   from, to, slots, bytes, unplanned, ranks, moved,
 }) {
   const places = new Map(ranks.map((rank, i) => [rank, i]));
+  const placeOf = (rank) => places.get(rank) ?? 0;
   const cells = ranks.map(() => new Float64Array(ranks.length));
-  for (const [source, target, count] of moved) cells[places.get(source)][places.get(target)] = count;
+  for (const [source, target, count] of moved) cells[placeOf(source)][placeOf(target)] = count;
   const sent = cells.map((row, i) => row.reduce((sum, count, j) => sum + (i === j ? 0 : count), 0));
   const received = ranks.map((_, j) => cells.reduce((sum, row, i) => sum + (i === j ? 0 : row[j]), 0));
   const kept = ranks.reduce((sum, _, i) => sum + cells[i][i], 0);

@@ -98,11 +98,11 @@ export function runView(found, log, choose) {
     ...(one.refusal ? [h('td', {class: 'text error', colspan: 4 + extra.length + names.length}, one.refusal)] : cells(one, i))));
   const lines = names.map((name) => [name, sorted.filter(({step}) => step !== null)
     .map(({step, metrics}) => [step, new Map(metrics).get(name)]).filter(([, value]) => value !== undefined)]);
-  const pace = sorted.filter(({cadence}) => cadence).at(-1);
+  const paces = sorted.flatMap(({step, cadence}) => (cadence ? [{step, ...cadence}] : []));
   return h('div', {}, h('div', {class: 'scroll'}, h('table', {}, h('thead', {}, h('tr', {},
     ['checkpoint', 'step', 'in packs', 'shared', 'shared most with', 'own and shared', ...extra, ...names].map((name, i) => (
       h('th', {scope: 'col', class: i === 0 || i === 4 ? 'text' : null}, name))))), h('tbody', {}, rows))),
-  ...(pace ? [h('p', {class: 'quiet'}, `At step ${pace.step ?? '–'} a checkpoint was due every ${pace.cadence.every} steps: ${pace.cadence.reason}`)] : []),
+  ...paces.slice(-1).map(({step, every, reason}) => h('p', {class: 'quiet'}, `At step ${step ?? '–'} a checkpoint was due every ${every} steps: ${reason}`)),
   ...lines.filter(([, points]) => points.length > 1).map(([name, points]) => line(name, points)),
   ...(log ? [logView(log)] : []));
 }

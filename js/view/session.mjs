@@ -30,7 +30,13 @@ const CADENCE = 'org.ucpformat.cadence';
 
 const jsonOf = (value) => (value === undefined || value === null ? null : stringify(value));
 
-/** An atom with its slots as the page lists it. */
+/**
+ * An atom as the page lists it; a slot has its content digest where that is compared.
+ * @typedef {{name: string, dtype: string, shape: number[], layout: number | null, bytes: number, content?: string | null}} SlotRow
+ * @typedef {{name: string, aliases: string[], slots: SlotRow[], bytes: number}} AtomRow
+ */
+
+/** @returns {AtomRow} */
 function atomRow({name, aliases, slots}, hasContents) {
   const rows = slots.map((slot) => ({
     name: slot.name,
@@ -75,7 +81,7 @@ function boxOfRows(shape, {columns}, row, most) {
     rest = Math.floor(rest / extent);
   }
   // Rows that follow each other in the dimension before the last are one box.
-  const taken = Math.min(most, shape.at(-2) - index.at(-1));
+  const taken = Math.min(most, shape[shape.length - 2] - index[index.length - 1]);
   return {box: {offset: [...index, 0], shape: [...index.slice(0, -1).map(() => 1), taken, columns]}, taken};
 }
 
@@ -142,10 +148,11 @@ function realNumbers(bytes, dtype) {
 
 /** One open checkpoint and the answers to questions about it. */
 export class Session {
+  /** @type {Map<string, string> | null} names of atoms by the labels of their slots */
   #byLabel = null;
 
   /**
-   * @param {import('../lib/stores.mjs').Store} store
+   * @param {import('../lib/stores.mjs').Store & {fetched: {requests: number, bytes: number}}} store
    * @param {Record<string, Record<string, object>>} [previews] by atom and slot, of a page that carries no tensors
    */
   constructor(store, previews = {}) {
@@ -277,6 +284,7 @@ export class Session {
   /**
    * What changed against another checkpoint: a heat map of absolute differences, and how many elements of those that
    * were read are different.
+   * @param {{atom: string, slot: string, whole?: boolean}} what
    * @param {Session} other
    */
   difference({atom, slot, whole = false}, other) {
@@ -369,7 +377,7 @@ export class Session {
     }
   }
 
-  /** Names of atoms by the labels of their slots. */
+  /** The same, made when they are wanted. */
   get #labels() {
     this.#byLabel ??= new Map(this.checkpoint.atoms.flatMap(({name, slots}) => slots.map(({label}) => [label, name])));
     return this.#byLabel;

@@ -2,11 +2,13 @@
  * The tree of a model by bytes, and its rows; no part of a page.
  */
 
-/** @typedef {{name: string, label: string, bytes: number, atom: object | null, children: Map<string, Module>}} Module */
+/** @typedef {import('./session.mjs').AtomRow} AtomRow */
+/** @typedef {{name: string, label: string, bytes: number, atom: AtomRow | null, children: Map<string, Module>}} Module */
 
-/** What leaves have in common: no children. */
+/** @type {Map<string, Module>} what leaves have in common: no children */
 const NONE = new Map();
 
+/** @returns {Module} */
 const newModule = (name, label, children) => ({
   name, label, bytes: 0, atom: null, children,
 });
@@ -30,7 +32,7 @@ function endOfPart(name, start) {
 
 /**
  * The tree of atoms.
- * @param {Iterable<{name: string, bytes: number}>} atoms
+ * @param {Iterable<AtomRow>} atoms
  * @returns {Module}
  */
 export function treeOf(atoms) {
@@ -41,8 +43,8 @@ export function treeOf(atoms) {
   for (const atom of atoms) {
     const {name} = atom;
     const common = commonLength(before, name);
-    while (path.at(-1).name.length > common) path.pop();
-    let module = path.at(-1);
+    while (path[path.length - 1].name.length > common) path.pop();
+    let module = path[path.length - 1];
     let start = module.name.length;
     for (let end = endOfPart(name, start); end < name.length; end = endOfPart(name, start)) {
       const part = name.slice(start, end);
@@ -132,23 +134,24 @@ export function globTest(glob) {
 
 /**
  * What became of slots between two checkpoints, by their content digests.
- * @param {{slots: {name: string, content: string | null}[]} | undefined} mine
- * @param {{slots: {name: string, content: string | null}[]} | undefined} other
+ * @param {Pick<AtomRow, 'slots'> | undefined} mine
+ * @param {Pick<AtomRow, 'slots'> | undefined} other
  * @returns {'same' | 'changed' | 'added' | 'removed' | 'unknown'}
  */
 export function change(mine, other) {
   if (!mine) return 'removed';
   if (!other) return 'added';
-  const contents = new Map(other.slots.map(({name, content, dtype, shape}) => [name, [content, dtype, shape.join()]]));
+  const others = new Map(other.slots.map((slot) => [slot.name, slot]));
   if (mine.slots.length !== other.slots.length) return 'changed';
+  /** @type {'same' | 'unknown'} */
   let result = 'same';
   for (const {
     name, content, dtype, shape,
   } of mine.slots) {
-    const found = contents.get(name);
-    if (!found || found[1] !== dtype || found[2] !== shape.join()) return 'changed';
-    if (content === null || found[0] === null) result = 'unknown';
-    else if (content !== found[0]) return 'changed';
+    const found = others.get(name);
+    if (!found || found.dtype !== dtype || found.shape.join() !== shape.join()) return 'changed';
+    if (content === null || found.content === null) result = 'unknown';
+    else if (content !== found.content) return 'changed';
   }
   return result;
 }

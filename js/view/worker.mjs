@@ -54,8 +54,8 @@ self.onmessage = ({data: {id, method, params}}) => {
   try {
     answer.result = METHODS[method](params);
   } catch (error) {
-    const {code = null, at = '', detail = String(error?.message ?? error)} = error ?? {};
-    answer.error = {code: typeof code === 'string' ? code : null, at, detail};
+    const {code, at = '', detail, message} = /** @type {Error & Partial<UcpError>} */ (error);
+    answer.error = {code: typeof code === 'string' ? code : null, at, detail: detail ?? message};
   }
   answer.fetched = {...fetched};
   for (const {store} of sessions.values()) {
