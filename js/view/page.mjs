@@ -9,7 +9,7 @@ import {
 } from './dom.mjs';
 import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
-import {planView} from './plan.mjs';
+import {planForm, planView} from './plan.mjs';
 import {runView} from './run.mjs';
 import {showTensor} from './tensor.mjs';
 import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
@@ -127,6 +127,7 @@ class Page {
     try {
       this.root = await this.client.ask('open', {side: 'a', source: a.source});
       this.facts(a.label);
+      tab('plan').hidden = this.plan === null && this.root.meshes.length === 0;
       await this.read('a', a.source, this.root.parts, b !== null);
       if (b && this.atoms === mine) {
         mine.b = new Map();
@@ -269,7 +270,9 @@ class Page {
       return;
     }
     const carried = own(this.shown.source.previews, atom.name) ?? {};
-    showTensor($('tensor'), this.client, atom, 'value', {known, carried, other: this.atoms.b?.get(atom.name) ?? null});
+    showTensor($('tensor'), this.client, atom, 'value', {
+      known, carried, other: this.atoms.b?.get(atom.name) ?? null, layouts: this.root.layouts.map(({mesh, steps}) => ({mesh: this.root.meshes[mesh], steps})),
+    });
   }
 
   /** Shows one of the views beside the tensor. */
@@ -277,10 +280,17 @@ class Page {
     for (const button of tabs()) button.setAttribute('aria-pressed', String(button.dataset.view === name));
     for (const id of ['tensors', 'map', 'plan', 'run', 'state', 'problems']) $(id).hidden = id !== name;
     if (name === 'map') this.map([this.tree]);
-    if (name === 'plan' && this.plan) $('plan').replaceChildren(planView(this.plan));
+    if (name === 'plan') this.planned();
     if (name === 'run') this.run();
     if (name === 'state') this.state();
     if (name === 'problems') this.problems('semantics');
+  }
+
+  /** The plan that came with the page, and those that it makes itself. */
+  planned() {
+    const {meshes} = this.root;
+    $('plan').replaceChildren(...(this.plan ? [planView(this.plan)] : []),
+      ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}))] : []));
   }
 
   /** @param {object[]} path modules from the top to the one that is shown */
@@ -383,7 +393,6 @@ async function main() {
     page.choices = checkpoints;
     page.plan = plan;
     page.log = log;
-    tab('plan').hidden = plan === null;
     page.fillChoices(0, compared);
   } catch (error) {
     page.refuse(`What to show cannot be read: ${said(error)}`);

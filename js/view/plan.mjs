@@ -4,15 +4,19 @@
 
 import {h, human} from './dom.mjs';
 
+/** Digits of a size that can be entered. */
+const MAX_SIZE = 4096;
+
 /** Ranks up to which cells have their bytes as text. */
 const MAX_TEXTS = 16;
 
 /**
- * @param {{from: string, to: string, slots: number, bytes: number, unplanned: number, ranks: number[],
- *   moved: [number, number, number][]}} plan
+ * @param {{from: string, to: string, slots: number, bytes: number, unplanned?: number, ranks: number[],
+ *   moved: [number, number, number][], left?: [why: string, slots: number][]}} plan `left` says why of slots that are in
+ *   no plan, `unplanned` how many there are of which that is not known
  */
 export function planView({
-  from, to, slots, bytes, unplanned, ranks, moved,
+  from, to, slots, bytes, unplanned = 0, ranks, moved, left = [],
 }) {
   const places = new Map(ranks.map((rank, i) => [rank, i]));
   const placeOf = (rank) => places.get(rank) ?? 0;
@@ -35,9 +39,57 @@ export function planView({
     h('p', {}, `From ${from} to ${to}: ${slots === 1 ? '1 slot' : `${slots.toLocaleString('en')} slots`}, ${human(bytes)}; `
       + `${human(kept)} stay in place, ${human(sent.reduce((a, b) => a + b, 0))} are sent.`
       + `${unplanned > 0 ? ` Of ${unplanned.toLocaleString('en')} slots nothing is known: they have no layout, or are missing.` : ''}`),
+    left.map(([why, count]) => h('p', {class: 'quiet'}, `${count === 1 ? '1 slot is' : `${count.toLocaleString('en')} slots are`} left out: ${why}`)),
     h('p', {class: 'quiet'}, 'Rows send, columns receive; what stays in place is framed.'),
     h('div', {class: 'scroll'}, h('table', {class: hasTexts ? 'matrix' : 'matrix dense'},
       h('thead', {}, h('tr', {}, h('th', {scope: 'col'}, 'rank'), ranks.map((rank) => h('th', {scope: 'col'}, rank)), h('th', {scope: 'col'}, 'sends'))),
       h('tbody', {}, cells.map((row, i) => h('tr', {}, h('th', {scope: 'row'}, ranks[i]), [...row].map((count, j) => cell(count, i, j)), sum(sent[i]))),
         h('tr', {}, h('th', {scope: 'row'}, 'receives'), received.map(sum), h('td', {class: 'sum'}, ''))))));
+}
+
+/** What a button asks for, below it: a plan, or why there is none. */
+function answered(ask) {
+  const body = h('div', {role: 'status'});
+  const run = async () => {
+    body.replaceChildren(h('p', {class: 'quiet'}, 'planning…'));
+    try {
+      body.replaceChildren(planView(await ask()));
+    } catch (error) {
+      body.replaceChildren(h('p', {class: 'error', role: 'alert'}, /** @type {Error} */ (error).message));
+    }
+  };
+  return {body, run};
+}
+
+/**
+ * Sizes of meshes to fill in, and the plan to them.
+ * @param {import('../lib/mesh.mjs').Mesh[]} meshes of the checkpoint
+ * @param {(sizes: (number | null)[][]) => Promise<Parameters<typeof planView>[0]>} ask
+ */
+export function planForm(meshes, ask) {
+  const inputs = meshes.map(({axes}, i) => axes.map(({name, size}) => (size === undefined ? null : h('input', {
+    type: 'number', min: 1, max: MAX_SIZE, value: size, required: true, 'aria-label': `size of ${name} in mesh ${i}`,
+  }))));
+  const {body, run} = answered(() => ask(inputs.map((row) => row.map((input) => input && Math.max(1, Math.floor(Number(input.value)) || 1)))));
+  const submit = (event) => {
+    event.preventDefault();
+    run();
+  };
+  return h('div', {}, h('form', {onsubmit: submit},
+    h('p', {class: 'quiet'}, 'To the same layouts over meshes of other sizes:'),
+    meshes.map(({axes}, i) => h('p', {}, meshes.length > 1 ? `mesh ${i}: ` : '', axes.map(({name, sizes}, k) => h('label', {},
+      `${name} `, inputs[i][k] ?? sizes?.join('+') ?? '', ' ')))),
+    h('button', {type: 'submit'}, 'plan')), body);
+}
+
+/**
+ * A layout to fill in, and the plan of one slot to it.
+ * @param {{mesh: object, steps: object[]}} layout of the slot
+ * @param {(text: string) => Promise<Parameters<typeof planView>[0]>} ask
+ */
+export function slotPlanForm(layout, ask) {
+  const text = h('textarea', {rows: 6, spellcheck: 'false', 'aria-label': 'layout to plan to, as JSON'}, JSON.stringify(layout));
+  const {body, run} = answered(() => ask(text.value));
+  return h('div', {}, h('p', {class: 'quiet'}, 'To this layout: change its sizes or its steps.'), text,
+    h('p', {}, h('button', {type: 'button', onclick: run}, 'plan')), body);
 }

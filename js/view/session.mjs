@@ -14,6 +14,7 @@ import {UcpError} from '../lib/errors.mjs';
 import {plain, stringify} from '../lib/json.mjs';
 import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
+import {planOfAll, planOfSlot} from './planning.mjs';
 import {Summary} from './summary.mjs';
 
 /** Bytes that a heat map reads unless all of the tensor is asked for. */
@@ -334,6 +335,16 @@ export class Session {
     return {
       axes: mesh.axes, steps: steps.map(stepText), shape: found.shape, count, holders,
     };
+  }
+
+  /** What ranks send if a slot goes to the layout of a JSON text. */
+  plan({atom, slot, layout}) {
+    return planOfSlot(this.checkpoint, this.checkpoint.slot(atom, slot).slot, layout);
+  }
+
+  /** What ranks send if all slots keep their layouts over meshes of other sizes. */
+  wholePlan({sizes}) {
+    return planOfAll(this.checkpoint, sizes);
   }
 
   /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments. */

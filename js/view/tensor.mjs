@@ -6,6 +6,7 @@ import {heatMap, histogram, layoutDrawing} from './charts.mjs';
 import {
   extents, h, human, own, short,
 } from './dom.mjs';
+import {slotPlanForm} from './plan.mjs';
 
 const WINDOW = [8, 6];
 
@@ -114,11 +115,12 @@ function placesView({
  * @param {{ask: (method: string, params: object) => Promise<any>}} client
  * @param {object} atom
  * @param {string} [slotName]
- * @param {{known?: Record<string, object>, carried?: Record<string, object>, other?: object | null}} [beside]
- *   statistics and previews that came with the page, by slot; the same atom of the checkpoint with which this one is compared
+ * @param {{known?: Record<string, object>, carried?: Record<string, object>, other?: object | null,
+ *   layouts?: {mesh: object, steps: object[]}[]}} [beside] statistics and previews that came with the page, by slot; the
+ *   same atom of the checkpoint with which this one is compared; layouts of the checkpoint
  */
 export function showTensor(section, client, atom, slotName = 'value', beside = {}) {
-  const {known = {}, carried = {}, other = null} = beside;
+  const {known = {}, carried = {}, other = null, layouts = []} = beside;
   const slot = atom.slots.find(({name}) => name === slotName) ?? atom.slots[0];
   const again = (name) => showTensor(section, client, atom, name, beside);
   const tabs = atom.slots.map(({name}) => h('button', {
@@ -155,5 +157,7 @@ export function showTensor(section, client, atom, slotName = 'value', beside = {
       {now: own(known, slot.name) !== undefined, label: `show, reads ${human(slot.bytes)}`}),
     panel('layout', () => ask('layout'), (found) => (
       found ? layoutDrawing(found) : h('p', {class: 'quiet'}, 'Nothing says who held it.')), {now: slot.layout !== null}),
+    ...(slot.layout === null ? [] : [h('section', {'data-panel': 'plan'}, h('h2', {}, 'plan'),
+      slotPlanForm(layouts[slot.layout], (layout) => ask('plan', {layout})))]),
     panel('places', () => ask('places'), placesView));
 }

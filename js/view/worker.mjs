@@ -45,7 +45,7 @@ const METHODS = {
     return sessionOf(params.side).difference(params, sessionOf(params.other));
   },
 };
-for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'places', 'problems']) {
+for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'plan', 'wholePlan', 'places', 'problems']) {
   METHODS[method] = (params) => sessionOf(params.side)[method](params);
 }
 

@@ -116,7 +116,17 @@ def _views(page: Chromium) -> Iterator[str]:
     page.click("[data-view=map]")
     yield "map-and-layout"
     page.click("[data-view=plan]")
-    page.value("document.querySelector('[data-panel=\"heat map\"]').scrollIntoView()")
+    change(page, "#plan label + label input", 2)
+    page.click("#plan button")
+    page.wait("document.querySelectorAll('#plan table').length === 2")
+    page.value("document.querySelector('#plan form').scrollIntoView()")
+    page.value(
+        "(() => { const text = document.querySelector('[data-panel=plan] textarea');"
+        " text.value = text.value.replace('\"size\":2', '\"size\":1').replace('\"dim\":0', '\"dim\":1'); })()"
+    )
+    page.click("[data-panel=plan] button")
+    page.wait("document.querySelector('[data-panel=plan] table')")
+    page.value("document.querySelector('[data-panel=plan]').scrollIntoView()")
     yield "plan"
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.click("[data-view=run]")

@@ -11,7 +11,7 @@ import ucpformat as ucp
 from tests.builders import Tensor, save
 from tests.update_log.logs import LogMaker
 from tests.viewing.chromium import Chromium
-from tests.viewing.looking import MARKS, open_tensor, rows, shown
+from tests.viewing.looking import MARKS, change, open_tensor, rows, shown
 from tests.viewing.screenshots import PICTURES, WORDS, pictures
 from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.jsonio import JsonValue
@@ -90,8 +90,50 @@ def test_a_plan_is_a_matrix_of_ranks(chromium: Chromium, tmp_path: Path) -> None
         assert page.value("[...document.querySelectorAll('#plan td.sum')].map((cell) => cell.textContent)") == [
             "192 B", "192 B", "–", "–", "64 B", "64 B", "128 B", "128 B", "",
         ]  # fmt: skip
-    with shown(chromium, tmp_path / "a.ucp") as page:
+    ucp.save(tmp_path / "c.ucp", {"w": np.arange(3.0)})
+    with shown(chromium, tmp_path / "c.ucp") as page:
         assert page.value("document.querySelector('[data-view=plan]').hidden") is True
+
+
+def test_the_page_plans_to_other_sizes_and_to_a_layout_that_is_entered(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    tensors = {
+        ("w", "value"): Tensor(np.zeros((8, 8)), "float64", layout=TP2),
+        ("b", "value"): Tensor(np.zeros(8), "float64"),
+    }
+    save(tmp_path / "a.ucp", tensors)
+    sums = "[...document.querySelectorAll('%s td.sum')].map((cell) => cell.textContent)"
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.click("[data-view=plan]")
+        change(page, "#plan input", 4)
+        page.click("#plan button")
+        page.wait("document.querySelector('#plan table')")
+        told = page.value("document.getElementById('plan').innerText")
+        assert "From tp 2 to tp 4: 1 slot, 512 B; 128 B stay in place, 384 B are sent." in told
+        assert "1 slot is left out: no layout" in told
+        assert page.value(sums % "#plan") == [
+            "128 B", "256 B", "–", "–", "–", "128 B", "128 B", "128 B", "",
+        ]  # fmt: skip
+        change(page, "#plan input", 3)
+        page.click("#plan button")
+        page.wait("document.getElementById('plan').innerText.includes('8 is not divisible by 3')")
+        change(page, "#plan input", 500)
+        page.click("#plan button")
+        page.wait("document.querySelector('#plan .error')?.textContent.includes('500 ranks are too many')")
+        page.click("[data-view=tensors]")
+        open_tensor(page, "w")
+        text = page.value("document.querySelector('[data-panel=plan] textarea').value")
+        assert '"axis":"tp"' in text
+        columns = json.dumps(text.replace('"dim":0', '"dim":1'))
+        page.value(f"document.querySelector('[data-panel=plan] textarea').value = {columns}")
+        page.click("[data-panel=plan] button")
+        page.wait("document.querySelector('[data-panel=plan] table')")
+        assert page.value(sums % "[data-panel=plan]") == ["128 B", "128 B", "128 B", "128 B", ""]
+        for wrong, code in (("{", "UCP-E-JSON"), ('{"mesh":{"axes":[]},"steps":[{}]}', "UCP-E-LAYOUT")):
+            page.value(f"document.querySelector('[data-panel=plan] textarea').value = {json.dumps(wrong)}")
+            page.click("[data-panel=plan] button")
+            page.wait(f"document.querySelector('[data-panel=plan] .error')?.textContent.includes('{code}')")
 
 
 def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromium, tmp_path: Path) -> None:
