@@ -29,6 +29,7 @@ _LATER: Final = {
     "growth": "benchmarks.growth.command",
     "increments": "benchmarks.increments",
     "open": "benchmarks.opening",
+    "replica": "benchmarks.replica",
     "replicas": "benchmarks.replicas",
     "revisions": "benchmarks.revisions",
     "objects": "benchmarks.objects",

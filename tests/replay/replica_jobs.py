@@ -22,18 +22,23 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._is_over = False
 
     def wait(self, timeout: float) -> int:
         limit = time.monotonic() + timeout
         while time.monotonic() < limit:
-            if os.waitpid(self.pid, os.WNOHANG)[0]:
+            self._is_over = self._is_over or bool(os.waitpid(self.pid, os.WNOHANG)[0])
+            if self._is_over:
                 return 0
             time.sleep(0.005)
         raise AssertionError("the replica does not end")
 
 
-def fork_replicas(note: Path) -> None:
-    """Have replicas of this process, and of its forks, be forks; ``note`` has the number of the last one."""
+def fork_replicas(note: Path, begin: Callable[[], None] = lambda: None) -> None:
+    """Have replicas of this process, and of its forks, be forks; ``note`` has the number of the last one.
+
+    Each calls ``begin`` first.
+    """
 
     def started(channel: Any, stream: Any, memory: int) -> Forked:
         trainer = os.getpid()
@@ -45,6 +50,7 @@ def fork_replicas(note: Path) -> None:
                 with suppress(OSError):
                     os.close(number)
             try:
+                begin()
                 main(channel.detach(), stream.detach(), memory, trainer)
             finally:
                 os._exit(0)

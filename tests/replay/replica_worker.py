@@ -1,8 +1,9 @@
-"""Jobs with a replica, killed anywhere in a step, that go on from the replica's memory until they are through.
+"""Jobs with a replica, of which trainer, replica or both are killed anywhere in a step, and that go on until they end.
 
 Arguments: a directory, the first number of a run, and the one behind the last. Each start of a job, before it goes on,
-looks whether it has lost more than the step in flight, and whether its state is that of a job that was never stopped;
-where the replica was killed as well, whether it has come to a checkpoint. The status is 1 where one has not.
+looks whether its state is that of a job that was never stopped at that step; where the replica lives, whether it has
+lost more than the step in flight, and whether it was the replica that gave the state. ``deaths-FIRST`` in the directory
+has how often the trainer was killed, both, and the replica alone. The status is 1 where a job has gone wrong.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ from tests.processes import die_at
 from tests.replay.jobs import STEPS, Job, Net
 from tests.replay.replica_jobs import end_replica, fork_replicas, forked, reached
 from ucpformat.replay.capture import Capture
-from ucpformat.replay.replica import feed
+from ucpformat.replay.replica import feed, process
+from ucpformat.replay.replica.held_state import HeldState
 
-CALLS = (
+TRAINER_CALLS = (
     (feed.ReplicaFeed, ("copied", "put", "_taken", "_placed", "_heard")),
     (feed, ("send", "receive", "encoded")),
     (Capture, ("step", "buffers", "before_step")),
     (Net, ("forward",)),
 )
+REPLICA_CALLS = (
+    (HeldState, ("step_of", "content", "give")),
+    (process, ("send", "receive", "send_document")),
+    (os, ("open", "write", "pwrite", "pwritev", "fsync", "link", "mkdir", "rename")),
+)
+REPLICA_GONE = 3
+"""The status of a trainer whose replica was killed, and that has said so."""
 
 
 def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int | None) -> None:
-    """Recover, look, and go on until the end, or the call that kills."""
+    """Recover, look, and go on until the end, or the call that kills, or until the replica was killed."""
     torch.manual_seed(2)
     state = torch.get_rng_state()
     job = Job()
@@ -40,65 +49,72 @@ def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int |
     if recovery.step == 0:
         torch.set_rng_state(state)
     said = run.with_suffix(".steps")
-    given = int(said.read_text()) if said.exists() else 0
+    given, durable = map(int, said.read_text().split()) if said.exists() else (0, 0)
     if from_replica is not None:
         assert recovery.from_replica == from_replica, (given, recovery)
-    if recovery.from_replica:
-        assert given <= recovery.step <= given + 1, (given, recovery)
+    least = given if recovery.from_replica else durable
+    assert least <= recovery.step <= given + 1, (given, durable, recovery)
     assert recovery.exactness == "bitwise"
     job.require_equal(reached(recovery.step))
     descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.pwrite(descriptor, b"%d" % recovery.step, 0)
+    os.pwrite(descriptor, b"%4d %4d" % (recovery.step, recovery.checkpoint_step or 0), 0)
 
     class Telling:
         """Writes down which steps are done, schedule and all: those before the forward pass that was made."""
 
         def step(self, scaler: object) -> None:
-            os.pwrite(descriptor, b"%d" % log.steps, 0)
+            os.pwrite(descriptor, b"%4d %4d" % (log.steps, log.durable_step), 0)
             log.step(scaler)
 
-    with ucp.UpdateLog(
-        run,
-        job.model,
-        job.optimizer,
-        state=job.objects,
-        after=recovery,
-        replica=ucp.Replica(linger=30),
-        full_every=full_every,
-        check_every=3,
-        pending_bytes=1,
-    ) as log:
-        run.with_suffix(".begun").touch()
-        die_at(point, CALLS)
-        job.train(Telling(), recovery.step, STEPS)
+    try:
+        with ucp.UpdateLog(
+            run,
+            job.model,
+            job.optimizer,
+            state=job.objects,
+            after=recovery,
+            replica=ucp.Replica(linger=30),
+            full_every=full_every,
+            check_every=3,
+            pending_bytes=1,
+        ) as log:
+            die_at(point, TRAINER_CALLS)
+            job.train(Telling(), recovery.step, STEPS)
+    except ucp.UcpError as problem:
+        if problem.code != "UCP-E-RANK":
+            raise
+        os._exit(REPLICA_GONE)
 
 
 def main(directory: str, first: str, stop: str) -> None:
     torch.set_num_threads(1)
-    deaths = {"trainer": 0, "both": 0}
+    deaths = {"trainer": 0, "both": 0, "replica": 0}
     for number in range(int(first), int(stop)):
         chance = random.Random(number)
         run, note = Path(directory) / f"run-{number}", Path(directory) / f"replica-{number}"
-        fork_replicas(note)
         from_replica: bool | None = False
         full_every = chance.choice([None, 3, 7])
         for start in range(40):
             point = chance.randint(1, 240) if start < 6 else 1 << 30
-
-            act = partial(begin, run, point, from_replica=from_replica, full_every=full_every)
-            status = forked(act)
-            if status != -signal.SIGKILL:
-                assert status == 0, f"run {number}, start {start}, point {point}: {status}"
+            is_mortal = start < 6 and chance.random() < 0.4
+            its = chance.randint(1, 80) if is_mortal else 1 << 30
+            fork_replicas(note, partial(die_at, its, REPLICA_CALLS))
+            status = forked(partial(begin, run, point, from_replica=from_replica, full_every=full_every))
+            if status == 0:
                 break
-            from_replica = chance.random() < 0.75
-            deaths["trainer" if from_replica else "both"] += 1
-            if not from_replica:
+            at = f"run {number}, start {start}, points {point} and {its}"
+            assert status == -signal.SIGKILL or (is_mortal and status == REPLICA_GONE), f"{at}: {status}"
+            is_both = status == -signal.SIGKILL and chance.random() < 0.25
+            deaths["replica" if status == REPLICA_GONE else "both" if is_both else "trainer"] += 1
+            if is_both:
                 end_replica(note)
+            # One that is mortal still may die when it is asked for the state.
+            from_replica = None if is_mortal and not is_both else not is_both
         job = Job()
         found = ucp.recover(run, job.model, job.optimizer, state=job.objects)
         assert (found.step, found.from_replica) == (STEPS, False), found
         job.require_equal(reached(STEPS))
-    (Path(directory) / f"deaths-{first}").write_text(f"{deaths['trainer']} {deaths['both']}")
+    (Path(directory) / f"deaths-{first}").write_text(" ".join(map(str, deaths.values())))
 
 
 if __name__ == "__main__":

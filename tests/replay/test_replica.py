@@ -13,11 +13,12 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 
 
 def test_a_job_that_is_killed_loses_at_most_the_step_in_flight(tmp_path: Path) -> None:
-    """``python -m tests.replay.replica_worker DIRECTORY 0 40`` is the campaign."""
+    """``python -m tests.campaigns.update_log`` has more of them."""
     launch("tests.replay.replica_worker", [str(tmp_path), "0", "2"], 1)
-    trainer, both = map(int, (tmp_path / "deaths-0").read_text().split())
+    trainer, both, replica = map(int, (tmp_path / "deaths-0").read_text().split())
     assert trainer > 2
     assert both > 0
+    assert replica > 0
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,8 +1,9 @@
-"""`python -m tests.campaigns.update_log [--steps N] [--jobs N] [--seed N]`: replay of long logs, and kills.
+"""`python -m tests.campaigns.update_log [--steps N] [--jobs N] [--replicas N] [--seed N]`: long logs, and kills.
 
 First jobs of each optimizer log so many steps, and what a recovery makes of step 0 has to equal, bit for bit, a job
 that was never logged. Then so many jobs are killed when they are about to make one of the calls that touch a file, up
-to twelve times each, and have to go on from what was durable. The exit code is 1 where one was wrong.
+to twelve times each, and have to go on from what was durable. Of jobs with a replica, trainer, replica or both are
+killed at a call of their own, up to six times each. The exit code is 1 where one was wrong.
 """
 
 from __future__ import annotations
@@ -50,16 +51,35 @@ def kills(directory: Path, first: int, stop: int) -> int:
     return int(status != 0)
 
 
+def kills_with_replicas(directory: Path, first: int, stop: int) -> int:
+    """Kill jobs that have a replica, or that, or both; return 1 where one went on from a wrong state, else 0."""
+    command = [sys.executable, "-m", "tests.replay.replica_worker", str(directory), str(first), str(stop)]
+    status = subprocess.run(command, check=False).returncode
+    told = directory / f"deaths-{first}"
+    trainer, both, replica = told.read_text().split() if told.exists() else ("?", "?", "?")
+    print(
+        f"{trainer} kills of the trainer, {both} of trainer and replica, {replica} of the replica, "
+        f"of {stop - first} jobs, {'none wrong' if status == 0 else 'wrong'}",
+        flush=True,
+    )
+    return int(status != 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.update_log")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--replicas", type=int, default=50, help="jobs with a replica")
     parser.add_argument("--seed", type=int, default=0, help="the number of the first job that is killed")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    first = options.seed
     with tempfile.TemporaryDirectory() as folder:
         wrong = long_replays(Path(folder), options.steps) if options.steps else 0
-        wrong += kills(Path(folder), options.seed, options.seed + options.jobs) if options.jobs else 0
+        wrong += kills(Path(folder), first, first + options.jobs) if options.jobs else 0
+    with tempfile.TemporaryDirectory() as folder:
+        count = options.replicas
+        wrong += kills_with_replicas(Path(folder), first, first + count) if count else 0
     sys.exit(1 if wrong else 0)
 
 
