@@ -40,11 +40,12 @@ def fork_replicas(note: Path, begin: Callable[[], None] = lambda: None) -> None:
     Each calls ``begin`` first.
     """
 
-    def started(channel: Any, stream: Any, memory: int) -> Forked:
+    def started(channel: Any, stream: Any, memory: int, listener: Any) -> Forked:
         trainer = os.getpid()
         child = os.fork()
         if child == 0:
             os.setsid()
+            del listener  # that of one process is alone
             kept = {0, 1, 2, channel.fileno(), stream.fileno(), memory}
             for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
                 with suppress(OSError):

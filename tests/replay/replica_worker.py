@@ -32,7 +32,7 @@ TRAINER_CALLS = (
     (Net, ("forward",)),
 )
 REPLICA_CALLS = (
-    (HeldState, ("step_of", "content", "give")),
+    (HeldState, ("hold", "make", "content", "give")),
     (process, ("send", "receive", "send_document")),
     (os, ("open", "write", "pwrite", "pwritev", "fsync", "link", "mkdir", "rename")),
 )
@@ -95,9 +95,10 @@ def main(directory: str, first: str, stop: str) -> None:
         from_replica: bool | None = False
         full_every = chance.choice([None, 3, 7])
         for start in range(40):
-            point = chance.randint(1, 240) if start < 6 else 1 << 30
-            is_mortal = start < 6 and chance.random() < 0.4
-            its = chance.randint(1, 80) if is_mortal else 1 << 30
+            dies = chance.choices(("trainer", "replica", "either"), (6, 3, 2))[0] if start < 6 else ""
+            is_mortal = dies in ("replica", "either")
+            point = chance.randint(1, 240) if dies in ("trainer", "either") else 1 << 30
+            its = chance.randint(1, 120 if dies == "replica" else 40) if is_mortal else 1 << 30
             fork_replicas(note, partial(die_at, its, REPLICA_CALLS))
             status = forked(partial(begin, run, point, from_replica=from_replica, full_every=full_every))
             if status == 0:

@@ -31,7 +31,8 @@ Owned = dict[tuple[int, tuple[int, ...], tuple[int, ...]], int]
 class Capture:
     """Copies the gradients of a step, as the hook of an optimizer, while it is on; ``draft`` has what was copied.
 
-    ``copied`` makes the copies of whole pieces, which stay as they are until the draft was written.
+    ``copied`` makes the copies of whole pieces, which stay as they are until the draft was written. Without
+    ``is_shared`` it copies all that this rank holds, also what other ranks log.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Capture:
         rank: int,
         compressor: GradientCompressor | None,
         copied: Callable[[NDArray[np.generic]], NDArray[np.generic]] | None = None,
+        *,
+        is_shared: bool = True,
     ) -> None:
         self._state = state
         self._compressor = compressor
@@ -49,7 +52,7 @@ class Capture:
         self.owned: Owned = {
             (piece.tensor, piece.offset, piece.shape): number
             for number, piece in enumerate(epoch.pieces)
-            if piece.rank == rank
+            if piece.rank == rank or not is_shared
         }
         self._seen: dict[int, bytes] = {}
         self.is_on = False
@@ -92,6 +95,9 @@ class Capture:
             if gradient.is_sparse and not gradient.is_coalesced():
                 # What the optimizer gets is what is logged: rows that occur twice are added once and for all.
                 gradient = one.tensor.grad = gradient.coalesce()
+            if not one.pieces:
+                draft.elsewhere.append(number)
+                continue
             local = local_of(gradient)
             places = None
             if self._compressor is not None and not local.is_sparse:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch
     from ucpformat.update_log.steps import LoggedEntry
 
-__all__ = ["Receiver"]
+__all__ = ["Receiver", "like"]
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Receiver:
             return self._rows(found[0][1])
         if self.borrows and len(found) == 1 and found[0][0].is_all and found[0][1].entry.form == "dense":
             values = values_of(found[0][1].entry, found[0][1].data, found[0][0].box.shape, self.native)
-            return to_torch(values, self.one.dtype)
+            return like(to_torch(values, self.one.dtype), self.one.tensor)
         memory = self._cleared(len(found) == 1 and found[0][0].is_all, found[0][1].entry)
         for part, logged in found:
             self._fill(memory, part, logged)
@@ -111,7 +111,7 @@ class Receiver:
         local = local_of(self.one.tensor)
         self.memory = np.zeros(local.numel(), self.native)
         made = to_torch(self.memory.reshape(tuple(local.shape)), self.one.dtype).to(local.device)
-        self.gradient = _like(made, self.one.tensor)
+        self.gradient = like(made, self.one.tensor)
         return self.memory
 
     def _cleared(self, is_all: bool, entry: Entry) -> NDArray[np.generic]:
@@ -167,7 +167,7 @@ class Receiver:
                 self.one.tensor.copy_(to_torch(values.copy(), self.one.dtype))
 
 
-def _like(local: torch.Tensor, tensor: Any) -> Any:
+def like(local: torch.Tensor, tensor: Any) -> Any:
     """Return a local tensor as the gradient of a tensor: a DTensor where that is one."""
     if not hasattr(tensor, "device_mesh"):
         return local

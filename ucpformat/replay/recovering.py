@@ -16,7 +16,7 @@ from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.own_values import encoded_values, give_back
 from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
 from ucpformat.replay.replaying import LiveJob, Replay, Replayed, SumsDifferError, own_values_differ
-from ucpformat.replay.replica.finding import found_replica
+from ucpformat.replay.replica.taking import Taken, taken
 from ucpformat.replay.tracked import RESIDUALS, tracked_state
 from ucpformat.state_dict.save_load import load
 from ucpformat.state_dict.torch_group import group_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ucpformat.distributed.group import Group
     from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.plan import Candidate
-    from ucpformat.replay.replica.finding import Found
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.state_dict.reading import LoadReport
     from ucpformat.update_log.documents import Exactness
@@ -121,17 +120,29 @@ def recover(
     require_replayable(optimizer)
     together = group_of(group)
     url = log_url(run)
-    if len(together.ranks) == 1 and (replica := found_replica(url)) is not None:
-        taken = _taken(replica, model, optimizer, dict(state or {}), rng=rng)
-        if taken is not None:
-            return taken
+    held = taken(url, model, optimizer, together)
+    if isinstance(held, Taken):
+        return Recovery(
+            held.step,
+            held.step if held.is_saved else None,
+            held.exactness,
+            held.exactness,
+            held.checked,
+            (),
+            give_back(held.values, dict(state or {}), rng=rng),
+            held.log,
+            held.epoch,
+            held.digest,
+            held.epoch + 1,
+            from_replica=True,
+        )
     found = decided(together, lambda: _plan(run, allow_loss, keep_residuals))
     plan = RecoveryPlan.from_bytes(found)
     if not plan.candidates:
         return _without_checkpoint(url, together)
     job = _Job(url, model, optimizer, dict(state or {}), rng, together, residuals_of(compressor))
     job.require_same(plan.candidates[0].step)
-    faults = plan.faults
+    faults = [*plan.faults, *([] if held is None else [held])]
     for candidate in plan.candidates:
         stop = candidate.stop_step
         while True:
@@ -155,28 +166,6 @@ def recover(
 
 def _plan(run: str | os.PathLike[str], allow_loss: bool, keep_residuals: bool) -> bytes:
     return plan_recovery(run, allow_loss=allow_loss, keep_residuals=keep_residuals).to_bytes()
-
-
-def _taken(
-    replica: Found, model: Module, optimizer: Optimizer, state: dict[str, Any], *, rng: bool
-) -> Recovery | None:
-    """Take the state of a replica, None where it ended while it gave it."""
-    if not replica.fill(model, optimizer):
-        return None
-    return Recovery(
-        replica.step,
-        replica.step if replica.is_saved() else None,
-        replica.exactness,
-        replica.exactness,
-        replica.checked,
-        (),
-        give_back(replica.values, state, rng=rng),
-        replica.log,
-        replica.epoch,
-        replica.digest,
-        replica.epoch + 1,
-        from_replica=True,
-    )
 
 
 def _without_checkpoint(url: str, group: Group) -> Recovery:
@@ -296,7 +285,11 @@ class _Job:
                 self._optimizer.state.pop(one.tensor, None)
         # A job without error feedback needs no residuals.
         needless = ("optim.param_groups.", f"{RESIDUALS}.")
-        unexpected = {name for name in report.unexpected if not name.startswith(needless)}
+        # Under FSDP2 a state without entries is saved as such.
+        empty = {f"optim.state.{name}" for name in stateless}
+        unexpected = {
+            name for name in report.unexpected if not name.startswith(needless) and name not in empty
+        }
         for name in sorted({*missing, *unexpected}):
             what = (
                 "has no such entry" if name in missing else "has an entry that model and optimizer have not"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch, Exactness
     from ucpformat.update_log.reading import StoredLog
 
-__all__ = ["LiveJob", "Replay", "Replayed", "SumsDifferError", "own_values_differ"]
+__all__ = ["LiveJob", "Replay", "Replayed", "SumsDifferError", "own_values_differ", "worse"]
 
 _MODULUS: Final = 1 << 64
 _AHEAD_BYTES: Final = 1 << 26
@@ -92,7 +92,7 @@ class Replay:
             if stop <= self._step:
                 continue
             epoch = stored.epoch
-            exactness = _worse(exactness, self._exactness(epoch))
+            exactness = worse(exactness, self._exactness(epoch))
             self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
         for one in self._job.tracked.tensors:
             one.tensor.grad = None
@@ -181,7 +181,8 @@ class Replay:
         self._checked += len(logged)
 
 
-def _worse(first: Exactness, second: Exactness) -> Exactness:
+def worse(first: Exactness, second: Exactness) -> Exactness:
+    """Return the less exact of two."""
     order: tuple[Exactness, ...] = ("bitwise", "tolerance", "lossy")
     return max(first, second, key=order.index)
 

@@ -127,7 +127,7 @@ class UpdateLog:
             require_of_replica(batch, residuals)
         self._group = own_group(group)
         if replica:
-            require_local(len(self._group.ranks), optimizer)
+            require_local(self._group, optimizer)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer
@@ -186,7 +186,7 @@ class UpdateLog:
             self._batch = 1
             self._writer = ReplicaFeed(
                 replica if isinstance(replica, Replica) else Replica(),
-                Setting(os.fspath(run), self._url, self._epoch, digest, full_every, keep_full),
+                Setting(os.fspath(run), self._url, self._epoch, digest, full_every, keep_full, self._group),
                 model,
                 optimizer,
                 encoded_values(self._values_now()),
@@ -195,7 +195,9 @@ class UpdateLog:
         else:
             self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
         copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
-        self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
+        self._capture = Capture(
+            self._tracked, self._epoch, self._rank, compressor, copied, is_shared=copied is None
+        )
         self._hooks = [
             optimizer.register_step_pre_hook(self._capture.before_step),
             # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
@@ -399,6 +401,9 @@ class UpdateLog:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and isinstance(self._writer, ReplicaFeed) and len(self._group.ranks) > 1:
+            # Other ranks may never come to the end, and a checkpoint takes them all: go as if killed.
+            self._writer.leave()
         try:
             self.close()
         except Exception:

@@ -50,6 +50,8 @@ class StepDraft:
     captured: list[Captured] = field(default_factory=list)
     options: Options | None = None
     skipped: bool = False
+    elsewhere: list[int] = field(default_factory=list)
+    """Tensors that have a gradient, of which other ranks have all elements."""
 
     @property
     def nbytes(self) -> int:

@@ -1,10 +1,14 @@
 """The process of a replica, as `feed` starts it: ``python -m ucpformat.replay.replica CHANNEL STREAM MEMORY TRAINER``.
 
-The arguments are file descriptors, and the process identifier of the trainer.
+The arguments are file descriptors, and the process identifier of the trainer. That of the first of several ranks has
+another descriptor behind them, of the socket on which it serves the others.
 """
 
+import os
 import sys
 
 from ucpformat.replay.replica.process import main
 
 main(*map(int, sys.argv[1:]))
+# Threads of gloo that let go of tensors during the teardown of an interpreter abort it.
+os._exit(0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,8 +17,10 @@ import numpy as np
 
 from ucpformat import jsonio
 from ucpformat.distributed.arena import Arena, extent
+from ucpformat.distributed.group import decided
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
+from ucpformat.replay.replica.company import opened
 from ucpformat.replay.replica.image import image_of, require_known, send_tensors
 from ucpformat.replay.replica.wire import PATIENCE, Message, receive, send, send_document
 from ucpformat.update_log.batch import BatchHeader, StepRecord
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+    from ucpformat.distributed.group import Group
     from ucpformat.jsonio import JsonValue
     from ucpformat.replay.replica.options import Replica
     from ucpformat.update_log.batch import Entry
@@ -40,7 +44,7 @@ _HEADER_BYTES: Final = 1 << 20
 """What is left in the ring for the header of a step, with options and values."""
 
 
-def require_local(ranks: int, optimizer: Optimizer) -> None:
+def require_local(group: Group, optimizer: Optimizer) -> None:
     """Refuse a job that can have no replica.
 
     Raises:
@@ -49,10 +53,16 @@ def require_local(ranks: int, optimizer: Optimizer) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         message = "a replica needs memory files and handles of processes, which Linux has; log without one"
         raise error("UCP-E-MISMATCH", message, at="replica")
-    if ranks > 1:
-        message = "a replica is of a job of one process so far; log without one"
+    if len(group.ranks) > 1 and list(group.ranks) != list(range(_world())):
+        message = "replicas are of all ranks of a job, and not of a group of some; log without them"
         raise error("UCP-E-MISMATCH", message, at="replica")
     require_known(optimizer)
+
+
+def _world() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 class Setting(NamedTuple):
@@ -64,6 +74,7 @@ class Setting(NamedTuple):
     digest: str
     full_every: int | str | None
     keep_full: int
+    group: Group
 
 
 class ReplicaFeed:
@@ -97,20 +108,31 @@ class ReplicaFeed:
         self._used = 0
         self._is_ended = False
         self._step_bytes = _step_bytes(epoch)
-        nbytes = max(most_bytes, extent([self._step_bytes, _HEADER_BYTES]) + mmap.PAGESIZE)
+        group = setting.group
+        self._ranks = len(group.ranks)
+        # Replicas of several ranks hold a step back until the next has come.
+        held = min(self._ranks, 2) * [self._step_bytes, _HEADER_BYTES]
+        nbytes = max(most_bytes, extent(held) + mmap.PAGESIZE)
         image, tensors = image_of(model, optimizer)
         self._memory = os.memfd_create("ucp-replica", os.MFD_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stream, their_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = ours
-        try:
+        with ExitStack() as stack:
+            stack.callback(os.close, self._memory)
+            stack.enter_context(theirs)
+            stack.enter_context(their_stream)
             self._ring = Arena(allocate=self._allocated)
             self._ring.prepare(nbytes)
-            self._process = _started(theirs, their_stream, self._memory)
-        finally:
-            theirs.close()
-            their_stream.close()
-            os.close(self._memory)
+            listener: socket.socket | None = None
+
+            def open_meeting() -> bytes:
+                nonlocal listener
+                meeting, listener = stack.enter_context(opened())
+                return json.dumps(meeting).encode()
+
+            place = json.loads(decided(group, open_meeting)) if self._ranks > 1 else None
+            self._process = _started(theirs, their_stream, self._memory, listener)
         with stream:
             stream.settimeout(PATIENCE)
             hello: dict[str, JsonValue] = {
@@ -126,6 +148,9 @@ class ReplicaFeed:
                 "linger": float(replica.linger).hex(),
                 "incremental": replica.incremental,
                 "threads": replica.threads,
+                "rank": list(group.ranks).index(group.rank),
+                "ranks": self._ranks,
+                "meeting": place,
             }
             try:
                 send_document(stream, hello)
@@ -178,7 +203,12 @@ class ReplicaFeed:
             tuple(batch.sums),
             batch.options,
         )
-        text = jsonio.dumps_canonical({"batch": header.to_json(), "offsets": offsets})
+        # Any piece of a tensor stands for the gradient that others have.
+        elsewhere: list[JsonValue] = [
+            next(number for number, piece in enumerate(self._epoch.pieces) if piece.tensor == one)
+            for one in step.elsewhere
+        ]
+        text = jsonio.dumps_canonical({"batch": header.to_json(), "offsets": offsets, "elsewhere": elsewhere})
         start = self._taken(len(text))
         self._ring.memory[start : start + len(text)] = np.frombuffer(text, np.uint8)
         self._regions[batch.first_step], self._pending_regions = self._pending_regions, 0
@@ -228,6 +258,11 @@ class ReplicaFeed:
         finally:
             self._end()
 
+    def leave(self) -> None:
+        """Let the replica go on without this process, which fails: whoever recovers gets the state from it."""
+        self._is_ended = True
+        self._channel.close()
+
     def _end(self) -> None:
         self._is_ended = True
         self._channel.close()
@@ -276,14 +311,20 @@ def _step_bytes(epoch: Epoch) -> int:
     return extent(sizes)
 
 
-def _started(channel: socket.socket, stream: socket.socket, memory: int) -> subprocess.Popen[bytes]:
+def _started(
+    channel: socket.socket, stream: socket.socket, memory: int, listener: socket.socket | None
+) -> subprocess.Popen[bytes]:
     """Start the process, in a session of its own, so that nothing that ends the trainer's ends it."""
     package = str(Path(__file__).parents[3])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     numbers = [channel.fileno(), stream.fileno(), memory]
+    arguments = [*numbers, os.getpid()]
+    if listener is not None:
+        numbers.append(listener.fileno())
+        arguments.append(listener.fileno())
     return subprocess.Popen(  # noqa: S603 - this interpreter, and a module of the library
         # -P: no module of the working directory is taken for one of the library.
-        [sys.executable, "-P", "-m", "ucpformat.replay.replica", *map(str, numbers), str(os.getpid())],
+        [sys.executable, "-P", "-m", "ucpformat.replay.replica", *map(str, arguments)],
         pass_fds=numbers,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdin=subprocess.DEVNULL,

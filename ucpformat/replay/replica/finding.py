@@ -1,4 +1,4 @@
-"""Looking for the living replica of a run on this machine, and taking the state from it."""
+"""Looking for the living replica of a rank on this machine, and taking the state from it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ucpformat.errors import UcpError
 from ucpformat.replay.own_values import decoded
-from ucpformat.replay.replica.image import Image, filled
-from ucpformat.replay.replica.wire import reached, receive_document
+from ucpformat.replay.replica.company import Span
+from ucpformat.replay.replica.image import Image, filled, require_same
+from ucpformat.replay.replica.wire import reached, receive_document, send_document
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
@@ -20,51 +21,66 @@ if TYPE_CHECKING:
 
     from ucpformat.update_log.documents import Exactness
 
-__all__ = ["Found", "found_replica"]
+__all__ = ["Found", "Held", "found_replica"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A replica that waits to give its state: that of ``step`` in an epoch of a log."""
+class Held:
+    """The state that a replica is about to give: what it is made of, and what is not in its bytes."""
 
-    stream: socket.socket
-    log: str
-    epoch: int
-    digest: str
-    step: int
     exactness: Exactness
     checked: int
     values: Mapping[str, Any]
     image: Image
 
-    def fill(self, model: Module, optimizer: Optimizer) -> bool:
-        """Give the state to a model and its optimizer; whether all of it came.
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A replica that waits to give the state at one of the steps of ``span``, in an epoch of a log."""
+
+    stream: socket.socket
+    log: str
+    epoch: int
+    digest: str
+    span: Span
+
+    def ask(self, step: int) -> Held | None:
+        """Ask for the state at a step; None where the replica has ended."""
+        try:
+            send_document(self.stream, {"step": step})
+            said: Any = receive_document(self.stream)
+        except OSError:
+            return None
+        values = decoded(said["values"], "replica")
+        return Held(said["exactness"], said["checked"], values, Image.from_json(said["image"]))
+
+    def fill(self, held: Held, model: Module, optimizer: Optimizer) -> bool:
+        """Give the state to a model and its optimizer; return whether all of it came.
 
         Raises:
             MismatchError: ``UCP-E-MISMATCH`` where these are others than the replica's; nothing is changed then.
         """
+        require_same(held.image, model, optimizer)
         try:
-            filled(self.image, self.stream, model, optimizer)
+            filled(held.image, self.stream, model, optimizer)
         except OSError:
-            self.stream.close()
             return False  # It was killed meanwhile.
-        except BaseException:
-            self.stream.close()
-            raise
         return True
 
     def is_saved(self) -> bool:
-        """Return whether the replica has committed a checkpoint of the state; waits for it, and ends the talk."""
-        with self.stream:
-            try:
-                said: Any = receive_document(self.stream)
-            except OSError:
-                return False
-            return bool(said["is_saved"])
+        """Return whether the replica has committed a checkpoint of the state; waits for it."""
+        try:
+            said: Any = receive_document(self.stream)
+        except OSError:
+            return False
+        return bool(said["is_saved"])
 
 
-def found_replica(url: str) -> Found | None:
-    """Return the replica of the newest epoch of a log, None where there is none on this machine."""
+def found_replica(url: str, rank: int, ranks: int) -> Found | None:
+    """Return the replica of a rank in the newest epoch of a log, None where there is none on this machine.
+
+    Ranks count in the order of the job's group. A job of another size has none.
+    """
     try:
         with StoredLog(url) as log:
             if not log.keys.epochs:
@@ -72,16 +88,16 @@ def found_replica(url: str) -> Found | None:
             stored = log.epoch(log.keys.epochs[-1])
     except UcpError:
         return None  # Whatever is wrong with the log, a recovery from the disk says.
-    stream = reached(stored.epoch.start, 0)
+    if stored.epoch.ranks != ranks:
+        return None
+    stream = reached(stored.epoch.start, rank)
     if stream is None:
         return None
     try:
         said: Any = receive_document(stream)
         named = (said["log"], said["epoch"], said["digest"])
         if named == (stored.epoch.log, stored.epoch.epoch, stored.digest):
-            values = decoded(said["values"], "replica")
-            image = Image.from_json(said["image"])
-            return Found(stream, *named, said["step"], said["exactness"], said["checked"], values, image)
+            return Found(stream, *named, Span(*said["span"]))
     except OSError:
         pass
     stream.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ucpformat import jsonio
-from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 from ucpformat.model.root import LogPosition
@@ -13,11 +12,12 @@ from ucpformat.replay.applying import Applier
 from ucpformat.replay.content import checkpoint_content
 from ucpformat.replay.exactness import profile_of
 from ucpformat.replay.own_values import decoded
+from ucpformat.replay.replica.company import Span
 from ucpformat.replay.replica.image import Image, image_of, made, send_tensors
 from ucpformat.replay.replica.wire import send_document
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import tracked_state
-from ucpformat.update_log.batch import BatchHeader
+from ucpformat.update_log.batch import BatchHeader, Entry
 from ucpformat.update_log.documents import Epoch
 from ucpformat.update_log.forms import entry_bytes
 from ucpformat.update_log.steps import LoggedEntry
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
+    from ucpformat.distributed.group import Group
     from ucpformat.jsonio import JsonValue
     from ucpformat.update_log.documents import Exactness
 
@@ -33,16 +34,17 @@ __all__ = ["HeldState"]
 
 
 class HeldState:
-    """A model and an optimizer of the replica's own, which make the trainer's steps."""
+    """A model and an optimizer of the replica's own, which make the trainer's steps: each is held, and then made."""
 
-    def __init__(self, hello: Any, stream: socket.socket, ring: memoryview) -> None:
+    def __init__(self, hello: Any, stream: socket.socket, ring: memoryview, group: Group) -> None:
         self._ring = ring
         self._digest: str = hello["digest"]
         self.epoch = Epoch.parse(jsonio.dumps_canonical(hello["epoch"]), at="epoch")
         self._model, self._optimizer = made(Image.from_json(hello["image"]), stream)
-        self._tracked = tracked_state(self._model, self._optimizer, OneProcess())
+        self._tracked = tracked_state(self._model, self._optimizer, group)
         self._applier = Applier.of(self._optimizer, self._tracked, self.epoch, at="replica", borrows=True)
         self.step = self.epoch.first_step
+        self._held: tuple[BatchHeader, Mapping[int, LoggedEntry]] | None = None
         self._values: Mapping[str, JsonValue] = hello["values"]
         self._owned = {
             (piece.tensor, piece.offset, piece.shape): number
@@ -53,15 +55,20 @@ class HeldState:
         if self._exactness == "bitwise" and profile_of(self._optimizer, self._tracked) != self.epoch.profile:
             self._exactness = "tolerance"
 
-    def step_of(self, start: int, nbytes: int) -> None:
-        """Make the step whose header lies in the ring.
+    @property
+    def span(self) -> Span:
+        """The steps whose state this has, or can make."""
+        return Span(self.step, self.step + (self._held is not None))
+
+    def hold(self, start: int, nbytes: int) -> None:
+        """Take the step whose header lies in the ring, and do not make it yet.
 
         Raises:
-            UcpError: ``UCP-E-LOG`` where this is not the step that follows, or the trainer's state is another one.
+            UcpError: ``UCP-E-LOG`` where this is not the step that follows.
         """
         found: Any = jsonio.loads(bytes(self._ring[start : start + nbytes]), at="replica")
         header = BatchHeader.from_json(found["batch"], at="replica")
-        if (header.epoch, header.first_step) != (self.epoch.epoch, self.step):
+        if self._held is not None or (header.epoch, header.first_step) != (self.epoch.epoch, self.step):
             message = f"step {header.first_step} of epoch {header.epoch} does not follow step {self.step}"
             raise error("UCP-E-LOG", message, at="replica")
         (record,) = header.steps
@@ -72,12 +79,31 @@ class HeldState:
             item_bytes = dtype(self.epoch.tensors[piece.tensor].dtype).item_bytes
             data = self._ring[offset : offset + entry_bytes(entry, piece.shape, item_bytes)]
             entries[entry.piece] = LoggedEntry(entry, data, at)
-        self._applier.step(record, entries, at)
+        for number in found["elsewhere"]:
+            # Of a tensor of which this rank has nothing, but whose steps its optimizer counts.
+            entries[number] = LoggedEntry(Entry(number, "dense"), memoryview(b""), at)
+        self._held = header, entries
+
+    def make(self) -> None:
+        """Make the step that is held.
+
+        Raises:
+            UcpError: ``UCP-E-LOG`` where the trainer's state is another one.
+        """
+        if self._held is None:
+            raise AssertionError("a step is made when it is held")
+        (header, entries), self._held = self._held, None
+        at = f"step {self.step}"
+        self._applier.step(header.steps[0], entries, at)
         self._applier.set_options(header.options, at)
         self._values = header.values
         self.step += 1
         if header.sums and self._exactness == "bitwise":
             self._compare(header)
+
+    def forget(self) -> None:
+        """Let go of the step that is held."""
+        self._held = None
 
     def _compare(self, header: BatchHeader) -> None:
         mine = state_sums(self._tracked, self._optimizer, self._owned)
@@ -101,14 +127,15 @@ class HeldState:
         values = decoded(self._values, "replica")
         return checkpoint_content(self._model, self._optimizer, self._tracked, values)
 
+    @property
+    def name(self) -> dict[str, JsonValue]:
+        """What tells this state from that of other logs and epochs."""
+        return {"log": self.epoch.log, "epoch": self.epoch.epoch, "digest": self._digest}
+
     def give(self, stream: socket.socket) -> None:
         """Send the state to whoever recovers; raises `OSError`."""
         image, tensors = image_of(self._model, self._optimizer)
         document: dict[str, JsonValue] = {
-            "log": self.epoch.log,
-            "epoch": self.epoch.epoch,
-            "digest": self._digest,
-            "step": self.step,
             "exactness": self._exactness,
             "checked": self._checked,
             "values": dict(self._values),

@@ -12,6 +12,8 @@ import torch
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 from ucpformat.model.values import decode, encode
+from ucpformat.replay.gradients import like
+from ucpformat.replay.replica.sharding import Sharding
 from ucpformat.replay.replica.wire import receive_into
 from ucpformat.replay.tracked import flat_elements, local_of, optimizer_name, options_of, plain_name
 from ucpformat.state_dict.objects import WITH_TORCH, extend
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["Image", "filled", "image_of", "made", "require_known", "send_tensors"]
+__all__ = ["Image", "filled", "image_of", "made", "require_known", "require_same", "send_tensors"]
 
 _OPTIMIZERS: Final = frozenset(
     {
@@ -49,23 +51,45 @@ _OPTIMIZERS: Final = frozenset(
 
 
 class ModelTensor(NamedTuple):
-    """A parameter or buffer of a model: its names, the first of which is the atom's, and whether it is a parameter."""
+    """A parameter or buffer of a model: its names, the first of which is the atom's, and what this rank holds of it."""
 
     names: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
     is_parameter: bool
     requires_grad: bool
+    sharding: Sharding | None = None
+
+    def to_json(self) -> list[JsonValue]:
+        """Return what `from_json` reads."""
+        sharding = None if self.sharding is None else self.sharding.to_json()
+        return [
+            list(self.names),
+            self.dtype,
+            list(self.shape),
+            self.is_parameter,
+            self.requires_grad,
+            sharding,
+        ]
+
+    @classmethod
+    def from_json(cls, value: Any) -> ModelTensor:
+        """Read what `to_json` has made."""
+        names, dtype_, shape, is_parameter, requires_grad, sharding = value
+        return cls(
+            tuple(names), dtype_, tuple(shape), is_parameter, requires_grad, Sharding.from_json(sharding)
+        )
 
 
 class OptimizerState(NamedTuple):
-    """A state that an optimizer has of a parameter: a tensor, or a tagged value, which is all of it."""
+    """A state that an optimizer has of a parameter: a tagged value, or a tensor, over the ranks as that or whole."""
 
     tensor: int
     name: str
     dtype: str | None
     shape: tuple[int, ...]
     value: JsonValue = None
+    is_spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +105,28 @@ class Image:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object that `from_json` reads."""
         return {
-            "tensors": [
-                [list(one.names), one.dtype, list(one.shape), one.is_parameter, one.requires_grad]
-                for one in self.tensors
-            ],
+            "tensors": [one.to_json() for one in self.tensors],
             "optimizer": self.optimizer,
             "groups": [list(one) for one in self.groups],
             "options": [dict(one) for one in self.options],
-            "states": [[one.tensor, one.name, one.dtype, list(one.shape), one.value] for one in self.states],
+            "states": [
+                [one.tensor, one.name, one.dtype, list(one.shape), one.value, one.is_spread]
+                for one in self.states
+            ],
         }
 
     @classmethod
     def from_json(cls, value: Any) -> Image:
         """Read what a process of this library, and of the same user, has sent."""
         return cls(
-            tuple(
-                ModelTensor(tuple(one[0]), one[1], tuple(one[2]), one[3], one[4]) for one in value["tensors"]
-            ),
+            tuple(map(ModelTensor.from_json, value["tensors"])),
             value["optimizer"],
             tuple(map(tuple, value["groups"])),
             tuple(value["options"]),
-            tuple(OptimizerState(one[0], one[1], one[2], tuple(one[3]), one[4]) for one in value["states"]),
+            tuple(
+                OptimizerState(one[0], one[1], one[2], tuple(one[3]), one[4], one[5])
+                for one in value["states"]
+            ),
         )
 
 
@@ -127,8 +152,8 @@ def image_of(model: Module, optimizer: Optimizer) -> tuple[Image, list[Any]]:
     names: dict[int, list[str]] = {}
     found: dict[int, Any] = {}
     for name, one in model.state_dict(keep_vars=True).items():
-        if not isinstance(one, torch.Tensor) or hasattr(one, "device_mesh"):
-            message = "a replica holds a model of plain tensors; log without a replica"
+        if not isinstance(one, torch.Tensor):
+            message = "a replica holds a model of tensors alone; log without a replica"
             raise error("UCP-E-MISMATCH", message, at=name)
         names.setdefault(id(one), []).append(plain_name(name))
         found[id(one)] = one
@@ -136,10 +161,11 @@ def image_of(model: Module, optimizer: Optimizer) -> tuple[Image, list[Any]]:
     tensors = [
         ModelTensor(
             tuple(names[key]),
-            tensor_dtype(one.detach(), at=names[key][0]),
-            tuple(one.shape),
+            tensor_dtype(local_of(one), at=names[key][0]),
+            tuple(local_of(one).shape),
             isinstance(one, torch.nn.Parameter),
             one.requires_grad,
+            Sharding.of(one, at=names[key][0]),
         )
         for key, one in found.items()
     ]
@@ -150,7 +176,16 @@ def image_of(model: Module, optimizer: Optimizer) -> tuple[Image, list[Any]]:
         for name, value in optimizer.state.get(sent[number], {}).items():
             at = f"{tensors[number].names[0]}/{name}"
             if isinstance(value, torch.Tensor):
-                states.append(OptimizerState(number, name, tensor_dtype(value, at=at), tuple(value.shape)))
+                if Sharding.of(value, at=at) not in (None, tensors[number].sharding):
+                    message = "a replica holds states that lie over the ranks as their parameters do"
+                    raise error("UCP-E-MISMATCH", f"{message}; log without a replica", at=at)
+                held = local_of(value)
+                is_spread = hasattr(value, "device_mesh")
+                states.append(
+                    OptimizerState(
+                        number, name, tensor_dtype(held, at=at), tuple(held.shape), None, is_spread
+                    )
+                )
                 sent.append(value)
             else:
                 states.append(OptimizerState(number, name, None, (), encode(value, at=at, extend=extend)))
@@ -188,6 +223,8 @@ def made(image: Image, stream: socket.socket) -> tuple[Module, Optimizer]:
     tensors: list[torch.Tensor] = []
     for one in image.tensors:
         tensor = _received(stream, one.dtype, one.shape)
+        if one.sharding is not None:
+            tensor = one.sharding.spread(tensor)
         if one.is_parameter:
             tensor = torch.nn.Parameter(tensor, requires_grad=one.requires_grad)
         tensors.append(tensor)
@@ -221,9 +258,12 @@ def _give_states(
             value = decode(one.value, at=f"replica/{one.name}", restore=WITH_TORCH)
         else:
             value = _received(stream, one.dtype, one.shape)
-            if one.shape == tuple(owner.shape) and one.shape:
+            local = local_of(owner)
+            if one.shape == tuple(local.shape) and one.shape:
                 # In the order of the parameter's own memory, and where that is, as torch makes it.
-                value = torch.empty_like(owner, dtype=value.dtype, requires_grad=False).copy_(value)
+                value = torch.empty_like(local, dtype=value.dtype).copy_(value)
+            if one.is_spread:
+                value = like(value, owner)
         states.setdefault(one.tensor, {})[one.name] = value
     optimizer.state.clear()
     for number, found in states.items():
@@ -233,24 +273,19 @@ def _give_states(
             group[name] = decode(value, at=f"replica/options/{name}", restore=WITH_TORCH)
 
 
-def filled(image: Image, stream: socket.socket, model: Module, optimizer: Optimizer) -> None:
-    """Give a model and its optimizer the state whose bytes come.
+def require_same(image: Image, model: Module, optimizer: Optimizer) -> None:
+    """Refuse a model and an optimizer that have other tensors or groups.
 
     Raises:
-        MismatchError: ``UCP-E-MISMATCH`` where they have other tensors or groups; nothing is changed then.
-        OSError: where the stream ends: they are partly filled.
+        MismatchError: ``UCP-E-MISMATCH``.
     """
-    mine, tensors = image_of(model, optimizer)
+    mine, _ = image_of(model, optimizer)
     for one, other in _pairs(mine, image):
         if (
             one is None
             or other is None
-            or (one.names, one.dtype, one.shape)
-            != (
-                other.names,
-                other.dtype,
-                other.shape,
-            )
+            or (one.names, one.dtype, one.shape, one.sharding)
+            != (other.names, other.dtype, other.shape, other.sharding)
         ):
             known = one or other
             message = "the replica is of a model that has this tensor otherwise, or not at all"
@@ -258,6 +293,15 @@ def filled(image: Image, stream: socket.socket, model: Module, optimizer: Optimi
     if (mine.optimizer, mine.groups) != (image.optimizer, image.groups):
         message = f"the replica is of {image.optimizer}, with other parameter groups or of another class"
         raise error("UCP-E-MISMATCH", message, at="replica")
+
+
+def filled(image: Image, stream: socket.socket, model: Module, optimizer: Optimizer) -> None:
+    """Give a model and its optimizer, which are of the same tensors and groups, the state whose bytes come.
+
+    Raises:
+        OSError: where the stream ends: they are partly filled.
+    """
+    _, tensors = image_of(model, optimizer)
     with torch.no_grad():
         for one, tensor in zip(image.tensors, tensors[: len(image.tensors)], strict=True):
             _fill(stream, one, tensor)
@@ -275,7 +319,7 @@ def _pairs(first: Image, second: Image) -> Iterator[tuple[ModelTensor | None, Mo
 
 
 def _fill(stream: socket.socket, one: ModelTensor, tensor: torch.Tensor) -> None:
-    local = tensor.detach()
+    local = local_of(tensor)
     if local.device.type == "cpu" and local.is_contiguous() and local.numel():
         receive_into(stream, flat_bytes(destination_of(local, at=one.names[0]).reshape(-1)))
     else:

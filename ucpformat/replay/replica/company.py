@@ -1,0 +1,141 @@
+"""The replicas of all ranks of a job: how they find one another, and agree upon steps without waiting inside a call."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ucpformat.distributed.group import OneProcess
+from ucpformat.errors import UcpError, error
+from ucpformat.replay.replica.wire import PATIENCE
+from ucpformat.state_dict.torch_group import TorchGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ucpformat.distributed.group import Group
+
+__all__ = ["Company", "Meeting", "Span", "alone", "common_step", "joined", "opened"]
+
+_LOOK: Final = 0.02
+_WAIT: Final = timedelta(seconds=PATIENCE)
+
+
+class Span(NamedTuple):
+    """Steps whose state a replica has, or can make: ``last`` is one step ahead where it holds that back."""
+
+    first: int
+    last: int
+
+
+def common_step(spans: list[Span]) -> int | None:
+    """Return the newest step that all replicas can have, None where there is none.
+
+    A step of training is made by all ranks together, so that one of them is at most one step ahead of another.
+
+    >>> common_step([Span(4, 5), Span(5, 6)]), common_step([Span(4, 5), Span(6, 7)])
+    (5, None)
+    """
+    step = min(span.last for span in spans)
+    return step if max(span.first for span in spans) <= step else None
+
+
+class Meeting(NamedTuple):
+    """Where the replicas of a job meet: a host and a port."""
+
+    host: str
+    port: int
+
+
+@contextmanager
+def opened(host: str | None = None) -> Iterator[tuple[Meeting, socket.socket]]:
+    """Open a port on which the replica of the first rank serves the others; it inherits the socket."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen(socket.SOMAXCONN)
+        host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
+        yield Meeting(host, listener.getsockname()[1]), listener
+
+
+class Company:
+    """All replicas of a job: a group for saves, and a store of notes. Notes are written once, and nobody waits.
+
+    Raises:
+        StoreError: ``UCP-E-RANK``, from any method, where the store is gone with the replica that has it.
+    """
+
+    def __init__(self, group: Group, store: Any) -> None:
+        self.group = group
+        self.ranks = len(group.ranks)
+        self._store = store
+
+    def tell(self, name: str, span: Span) -> None:
+        """Write what this replica has under a name that all replicas use."""
+        with _talking():
+            if self._store is not None:
+                self._store.set(f"{name}/{self.group.rank}", json.dumps(span))
+
+    def told(self, name: str) -> list[Span] | None:
+        """Return what all replicas have written under a name, None as long as one has not."""
+        if self._store is None:
+            return None
+        names = [f"{name}/{rank}" for rank in range(self.ranks)]
+        with _talking():
+            if not self._store.check(names):
+                return None
+            return [Span(*json.loads(self._store.get(one))) for one in names]
+
+    def leave(self, patience: float) -> None:
+        """Say that this replica ends; that of the first rank, which has the store, waits for the others to say so."""
+        if self._store is None:
+            return
+        with suppress(UcpError):
+            self.tell("left", Span(0, 0))
+            limit = time.monotonic() + patience
+            while self.group.rank == 0 and self.told("left") is None and time.monotonic() < limit:
+                time.sleep(_LOOK)
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as reason:
+        message = "the replica of another rank is gone, and no checkpoint can be saved with it"
+        raise error("UCP-E-RANK", f"{message}: {str(reason).partition(chr(10))[0]}", at="replica") from reason
+
+
+def alone() -> Company:
+    """Return the company of a replica that is the only one of its job."""
+    return Company(OneProcess(), None)
+
+
+def joined(meeting: Meeting, rank: int, ranks: int, listener: int | None) -> Company:
+    """Join the replicas of a job; ``listener`` is the socket of the first rank's. Returns when all have joined.
+
+    Raises:
+        StoreError: ``UCP-E-RANK`` where not all come.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    with _talking():
+        store = TCPStore(
+            meeting.host,
+            meeting.port,
+            ranks,
+            is_master=listener is not None,
+            timeout=_WAIT,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+            use_libuv=True,
+        )
+        dist.init_process_group(
+            "gloo", store=PrefixStore("gloo", store), rank=rank, world_size=ranks, timeout=_WAIT
+        )
+    return Company(TorchGroup(), PrefixStore("notes", store))
