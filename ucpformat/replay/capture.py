@@ -31,8 +31,8 @@ Owned = dict[tuple[int, tuple[int, ...], tuple[int, ...]], int]
 class Capture:
     """Copies the gradients of a step, as the hook of an optimizer, while it is on; ``draft`` has what was copied.
 
-    ``copied`` makes the copies of whole pieces, which stay as they are until the draft was written. Without
-    ``is_shared`` it copies all that this rank holds, also what other ranks log.
+    ``copied`` makes the copies of whole pieces, which stay as they are until the draft was written. With it all that
+    this rank holds is copied, also what other ranks would log.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class Capture:
         rank: int,
         compressor: GradientCompressor | None,
         copied: Callable[[NDArray[np.generic]], NDArray[np.generic]] | None = None,
-        *,
-        is_shared: bool = True,
     ) -> None:
         self._state = state
         self._compressor = compressor
@@ -52,7 +50,7 @@ class Capture:
         self.owned: Owned = {
             (piece.tensor, piece.offset, piece.shape): number
             for number, piece in enumerate(epoch.pieces)
-            if piece.rank == rank or not is_shared
+            if piece.rank == rank or copied is not None
         }
         self._seen: dict[int, bytes] = {}
         self.is_on = False

@@ -9,9 +9,11 @@ from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from ucpformat.update_log.documents import Epoch
 
-__all__ = ["gradient_bytes", "require_of_replica", "require_steps", "steps_of_batch"]
+__all__ = ["gradient_bytes", "require_of_replica", "require_same_groups", "require_steps", "steps_of_batch"]
 
 _BATCH_BYTES: Final = 1 << 18
 _MOST_STEPS: Final = 64
@@ -33,6 +35,14 @@ def require_of_replica(batch: object, residuals: object) -> None:
             "a replica does not get residuals; log without one, or take a compressor without error feedback"
         )
         raise error("UCP-E-MISMATCH", message, at="compressor")
+
+
+def require_same_groups(optimizer: Optimizer, epoch: Epoch, at: str) -> None:
+    """Refuse an optimizer that was given other parameters than those of an epoch; raises ``UCP-E-MISMATCH``."""
+    sizes = [len(options["params"]) for options in optimizer.param_groups]
+    if sizes != list(map(len, epoch.groups)):
+        message = "the optimizer has other parameter groups than before; begin another log, after recover()"
+        raise error("UCP-E-MISMATCH", message, at=at)
 
 
 def gradient_bytes(epoch: Epoch) -> int:

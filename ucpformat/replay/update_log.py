@@ -22,6 +22,7 @@ from ucpformat.replay.full_pace import FullPace
 from ucpformat.replay.log_options import (
     gradient_bytes,
     require_of_replica,
+    require_same_groups,
     require_steps,
     steps_of_batch,
 )
@@ -123,10 +124,9 @@ class UpdateLog:
             batch=batch, full_every=full_every, check_every=check_every, residuals_every=residuals_every
         )
         residuals = residuals_of(compressor)
-        if replica:
-            require_of_replica(batch, residuals)
         self._group = own_group(group)
         if replica:
+            require_of_replica(batch, residuals)
             require_local(self._group, optimizer)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
@@ -195,9 +195,7 @@ class UpdateLog:
         else:
             self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
         copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
-        self._capture = Capture(
-            self._tracked, self._epoch, self._rank, compressor, copied, is_shared=copied is None
-        )
+        self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
         self._hooks = [
             optimizer.register_step_pre_hook(self._capture.before_step),
             # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
@@ -244,12 +242,7 @@ class UpdateLog:
         if self._is_closed:
             raise error("UCP-E-MISMATCH", "the log is closed", at=self._url)
         self._settle()
-        sizes = [len(options["params"]) for options in self._optimizer.param_groups]
-        if sizes != list(map(len, self._epoch.groups)):
-            message = (
-                "the optimizer has other parameter groups than before; begin another log, after recover()"
-            )
-            raise error("UCP-E-MISMATCH", message, at=self._url)
+        require_same_groups(self._optimizer, self._epoch, self._url)
         make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
         draft = self._capture.step(make, with_residuals=self._has_residuals_at(self._step + 1))
         options = tuple(options_of(self._optimizer))
