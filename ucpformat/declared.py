@@ -1,23 +1,28 @@
-"""What a checkpoint is to hold: atoms and slots, declared and checked before a byte is written (SPEC 17.4)."""
+"""What a checkpoint is to hold: atoms and slots, declared and checked before a byte is written (SPEC 17.4).
+
+Index parts are made of it as text, as ``dumps_canonical`` makes it of ``to_json``, without the objects of `Atom` and
+`Slot`. The slots of a model repeat few names, types and shapes, so that what they share is made once, and a slot adds
+its content digest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import chunk_grid
-from ucpformat.model.atom import Atom, Slot, slot_problems
+from ucpformat.jsonio import dumps_canonical, quoted
+from ucpformat.model.atom import Atom, Slot, place_to_json, slot_problems
 from ucpformat.model.compressor import Compressor
 from ucpformat.model.envelope import READ_FEATURES, Envelope, Extension, needed_features
 from ucpformat.model.fields import raise_first, relocated
 from ucpformat.model.index_part import IndexPart
 from ucpformat.model.names import assign_keys
-from ucpformat.model.part_text import atom_text, part_text, slot_text
 from ucpformat.model.references import DocumentRef
 from ucpformat.model.root import Producer, Progress, Root, Storage, parse_root
 from ucpformat.model.spread import SpreadSlot, spread_faults
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from ucpformat.geometry import BufferPlace, Layout
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["AtomSpec", "Declared", "SlotSpec", "slot_place", "slots_of"]
+__all__ = ["AtomSpec", "Declared", "SlotSpec", "atom_text", "slot_place", "slot_text", "slots_of"]
 
 
 _UNWRITTEN: Final = DocumentRef.to("index/packs.json", b"")
@@ -168,7 +173,7 @@ class Declared:
             has_notes = has_notes or bool(spec.annotations)
             key = self.keys_of[spec.name]
             atoms.append(atom_text(spec.name, key, slots, aliases=spec.aliases, annotations=spec.annotations))
-        return part_text(atoms), has_notes
+        return f'{{"atoms":[{",".join(atoms)}]}}', has_notes
 
     def optimizer(self, name: str, groups: Iterable[tuple[Sequence[str], Mapping[str, object]]]) -> Optimizer:
         """Return an optimizer with these parameter groups: ordered names of atoms, and options.
@@ -247,6 +252,56 @@ def slot_place(key: str, atom: str, name: str, slot: SlotSpec, chunk_bytes: int)
     except UcpError as refusal:
         raise relocated(refusal, f"{atom}/{name}") from None
     return SlotPlace(key, name, kind, grid, slot.compressor)
+
+
+def slot_text(
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    *,
+    layout: int | None = None,
+    place: BufferPlace | None = None,
+    compressor: Compressor | None = None,
+    content: str | None = None,
+    annotations: Mapping[str, JsonValue],
+) -> str:
+    """Return a slot as a member of ``slots``."""
+    text = _head(name, dtype, shape, layout)
+    if place is not None:
+        text += f',"place":{_text(place_to_json(place))}'
+    if compressor is not None:
+        text += f',"compressor":{_text(compressor.to_json())}'
+    if content is not None:
+        text += f',"content":"{content}"'
+    if annotations:
+        text += f',"annotations":{_text(dict(annotations))}'
+    return text + "}"
+
+
+@lru_cache(maxsize=4096)
+def _head(name: str, dtype: str, shape: tuple[int, ...], layout: int | None) -> str:
+    return f"{quoted(name)}:{_text(Slot(name, dtype, shape, layout).to_json())[:-1]}"
+
+
+def atom_text(
+    name: str,
+    key: str,
+    slots: Sequence[str],
+    *,
+    aliases: Sequence[str] = (),
+    annotations: Mapping[str, JsonValue],
+) -> str:
+    """Return an atom of slots of these texts, in the order of their names."""
+    text = f'{{"name":{quoted(name)},"key":{quoted(key)},"slots":{{{",".join(slots)}}}'
+    if aliases:
+        text += f',"aliases":{_text(list(aliases))}'
+    if annotations:
+        text += f',"annotations":{_text(dict(annotations))}'
+    return text + "}"
+
+
+def _text(value: JsonValue) -> str:
+    return dumps_canonical(value).decode()
 
 
 @cache
