@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING
 
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ExportOptions, ImportOptions, Lost
-from ucpformat.conversion.contract.registry import UCP, check_settings, registry
+from ucpformat.conversion.contract.job import refuse_unfinished
+from ucpformat.conversion.contract.registry import (
+    UCP,
+    check_settings,
+    format_to_write,
+    registry,
+    require_local,
+)
 from ucpformat.conversion.contract.weights import beside_weights
-from ucpformat.conversion.direction import format_to_write, require_local
 from ucpformat.conversion.engine.dropped_items import parts_of, remedy, told
 from ucpformat.conversion.engine.exporting import Export
 from ucpformat.conversion.engine.options import DEFAULT_MEMORY, EngineOptions
-from ucpformat.conversion.engine.out_directory import refuse_unfinished, storing
+from ucpformat.conversion.engine.out_directory import storing
 from ucpformat.conversion.engine.ranks import RankExecutor, together
 from ucpformat.conversion.engine.work_order import Recipe, url_of
 from ucpformat.conversion.engine.writing import Engine

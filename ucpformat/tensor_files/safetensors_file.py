@@ -12,10 +12,8 @@ import numpy as np
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, runs
 from ucpformat.model.dtype import dtype
-from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.byte_source import Location, contiguous_strides, element_view, read_strided
 from ucpformat.tensor_files.source_files import SourceFiles
-from ucpformat.tensor_files.stand_ins import item_size
-from ucpformat.tensor_files.strided import contiguous_strides, element_view, read_strided
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,19 +138,19 @@ def _damaged(at: str, message: str) -> UcpError:
 def _entry(file: str, key: str, value: object, base: int) -> SafetensorsEntry:
     if not isinstance(value, dict):
         raise _damaged(file, f"the entry of {key!r} is not an object")
-    dtype = value.get("dtype")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise error("UCP-E-DTYPE", f"{key!r}: safetensors' {dtype!s:.40} is not supported", at=file)
+    said = value.get("dtype")
+    if not isinstance(said, str) or said not in _DTYPES:
+        raise error("UCP-E-DTYPE", f"{key!r}: safetensors' {said!s:.40} is not supported", at=file)
     shape = sizes(value.get("shape"), file)
     offsets = sizes(value.get("data_offsets"), file)
     if len(shape) > _MAX_NDIM or math.prod(max(extent, 1) for extent in shape) >= 2**53:
         raise error("UCP-E-LIMIT", f"{key!r:.200} has too many dimensions or elements", at=file)
-    name = _DTYPES[dtype]
-    bits = _BITS.get(dtype) or 8 * item_size(name)
+    name = _DTYPES[said]
+    bits = _BITS.get(said) or 8 * dtype(name).item_bytes
     if len(offsets) != 2 or (offsets[1] - offsets[0]) * 8 != math.prod(shape) * bits:
         raise _damaged(file, f"the byte range of {key!r} does not fit its shape")
     location = Location(file, base + offsets[0], offsets[1] - offsets[0])
-    return SafetensorsEntry(name, shape, location, dtype if dtype in _BITS else "")
+    return SafetensorsEntry(name, shape, location, said if said in _BITS else "")
 
 
 def _check_places(file: str, entries: dict[str, SafetensorsEntry], base: int, size: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpformat.errors import error
+from ucpformat.tensor_files.byte_source import contiguous_strides
 from ucpformat.tensor_files.out_files import OutFile
 from ucpformat.tensor_files.stand_ins import (
     TORCH_DTYPES,
@@ -35,7 +36,6 @@ from ucpformat.tensor_files.stand_ins import (
     TorchLayout,
     TorchSize,
 )
-from ucpformat.tensor_files.strided import contiguous_strides
 
 __all__ = ["Call", "OutTensor", "archive_file", "later_file", "write_archive"]
 

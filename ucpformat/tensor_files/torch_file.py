@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from ucpformat.errors import error
 from ucpformat.model.values import NamedValue
-from ucpformat.tensor_files.byte_source import FileRange, open_range
+from ucpformat.tensor_files.byte_source import FileRange, element_view, open_range, read_strided
 from ucpformat.tensor_files.deepspeed_globals import DEEPSPEED_GLOBALS, instance_state
 from ucpformat.tensor_files.legacy_archive import open_archive
 from ucpformat.tensor_files.object_tree import Instance, Limits
 from ucpformat.tensor_files.shared_check import SharedChecks, record_steps
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES, TensorValue, item_size
-from ucpformat.tensor_files.strided import element_view, read_strided
 from ucpformat.tensor_files.torch_zip import StoredTensor, swap_bytes
 from ucpformat.tensor_files.unpickle import Globals
 from ucpformat.tensor_files.zip_records import ZipRecord

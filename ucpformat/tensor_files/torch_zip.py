@@ -16,12 +16,11 @@ import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.tensor_files.allowed_globals import OBJECT_GLOBALS, StorageKind
-from ucpformat.tensor_files.byte_source import ByteSource
+from ucpformat.tensor_files.byte_source import ByteSource, element_view, read_strided
 from ucpformat.tensor_files.numpy_values import extents_of
 from ucpformat.tensor_files.object_tree import Instance, Limits, check_tree, refused
 from ucpformat.tensor_files.shared_check import PIECE_BYTES, OpenSource, Step, record_steps
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES, TensorValue, TorchDtype, item_size
-from ucpformat.tensor_files.strided import element_view, read_strided
 from ucpformat.tensor_files.unpickle import Constructor, Globals, unpickle
 from ucpformat.tensor_files.zip_records import (
     ZipRecord,

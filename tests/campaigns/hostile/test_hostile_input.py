@@ -20,8 +20,8 @@ from tests.campaigns.hostile.seeds import SUFFIXES, Document, seeds_of, written
 from tests.campaigns.hostile.targets import PARSERS, changed, convert_and_validate, target_of
 from tests.conversion.engine.jobs import carry_out
 from tests.conversion.jobs import job_of
-from ucpformat.conversion.contract.admission import stored_bytes
 from ucpformat.conversion.contract.content import Content
+from ucpformat.conversion.contract.job import stored_bytes
 from ucpformat.conversion.formats.orbax.arrays import array_spec
 from ucpformat.conversion.formats.orbax.documents import read_tree
 from ucpformat.conversion.formats.orbax.exporter import export_orbax

@@ -24,10 +24,12 @@ from tests.conversion.formats.deepspeed.made import make_checkpoint
 from tests.conversion.jobs import job_of
 from ucpformat.conversion.contract.content import Content
 from ucpformat.conversion.contract.foreign import ImportOptions
+from ucpformat.conversion.contract.job import JOURNAL
 from ucpformat.conversion.convert import ConversionReport, convert_checkpoint, detect_format
 from ucpformat.conversion.engine import exporting, work_order
-from ucpformat.conversion.engine.options import EngineOptions, needed_for
-from ucpformat.conversion.engine.out_directory import JOURNAL, OutDirectory, new_file
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.out_directory import OutDirectory, new_file
+from ucpformat.conversion.engine.pool import needed_for
 from ucpformat.conversion.engine.work_order import Recipe
 from ucpformat.conversion.formats.safetensors.exporter import export_safetensors
 from ucpformat.errors import StoreError, UcpError

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ucpformat.conversion.contract.job import Job, SlotSource
-from ucpformat.conversion.engine.options import EngineOptions, MemoryBudget, needed_for, workers_within
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.pool import MemoryBudget, needed_for, workers_within
 from ucpformat.conversion.engine.work_order import batch_size
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.errors import UcpError

@@ -11,8 +11,15 @@ import pytest
 
 from tests.conversion.engine.jobs import assert_same, make, rewrite
 from ucpformat.conversion.contract.job import Job
-from ucpformat.conversion.engine.options import EngineOptions, needed_for, workers_within
-from ucpformat.conversion.engine.pool import Pool, open_pool, process_pool, run_tasks
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.pool import (
+    Pool,
+    needed_for,
+    open_pool,
+    process_pool,
+    run_tasks,
+    workers_within,
+)
 from ucpformat.conversion.engine.writing import Engine
 from ucpformat.errors import UcpError
 from ucpformat.model.state import StateDocument

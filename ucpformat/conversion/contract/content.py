@@ -6,6 +6,7 @@ without a checkpoint in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,7 @@ class SlotContent:
     @property
     def nbytes(self) -> int:
         """Logical bytes."""
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.item_bytes
+        return math.prod(self.shape) * self.dtype.item_bytes
 
     @property
     def layout(self) -> Layout | None:

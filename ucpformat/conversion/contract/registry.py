@@ -1,23 +1,27 @@
 """Look up checkpoint formats by name: those that come with ucpformat, and those of other distributions.
 
 A format is an entry point of the group ``ucpformat.formats``: its name is the format's, its value a `ForeignFormat`.
-One that cannot be loaded is kept with the reason; the others work all the same.
+One that cannot be loaded is kept with the reason; the others work all the same. A destination's suffix, or its user,
+says which format is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
 from ucpformat.errors import error
+from ucpformat.storage.stores.urls import local_path, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "BUILT_IN",
@@ -26,9 +30,12 @@ __all__ = [
     "Registered",
     "Registry",
     "check_settings",
+    "format_to_write",
+    "late",
     "named_document",
     "named_integers",
     "registry",
+    "require_local",
 ]
 
 GROUP: Final = "ucpformat.formats"
@@ -160,6 +167,93 @@ def registry() -> Registry:
         else:
             declared[name] = (distribution, entry)
     return Registry(declared, tuple(taken))
+
+
+def late(name: str, *wanted: str) -> Callable[..., Any]:
+    """Return the function ``module:function`` of `ucpformat.conversion`, which is imported each time that it is called.
+
+    Of the options, its last argument, it gets what is ``wanted`` by name: attributes of them, and settings, which are
+    empty where they are not given. A function that wants nothing has no options.
+    """
+
+    def call(*arguments: Any) -> Any:
+        module, _, function = name.partition(":")
+        found = getattr(import_module(f"ucpformat.conversion.{module}"), function)
+        if not wanted:
+            return found(*arguments)
+        *others, options = arguments
+        return found(
+            *others,
+            **{
+                one: getattr(options, one) if hasattr(options, one) else options.settings.get(one, "")
+                for one in wanted
+            },
+        )
+
+    return call
+
+
+_OWN_SUFFIX: Final = ".ucp"
+
+
+def format_to_write(destination: str | os.PathLike[str], wanted: str | None, source_format: str) -> str:
+    """Choose the format to write: ``wanted`` where that is given, else what the destination's suffix says.
+
+    A destination whose suffix says nothing becomes a universal checkpoint, unless the source is one.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` where ``wanted`` and the suffix contradict each other, and where nothing says
+            what is wanted.
+    """
+    name = name_of(destination)
+    suffix = PurePosixPath(name).suffix.lower()
+    told = _formats_of(suffix)
+    if wanted is not None:
+        if told and wanted not in told:
+            raise error(
+                "UCP-E-MISMATCH",
+                f"the suffix {suffix} is that of {' or '.join(told)}, and --to says {wanted}; leave --to out, or name "
+                "the destination otherwise",
+                at=os.fspath(destination),
+            )
+        return wanted
+    if told:
+        return told[0]
+    if source_format != UCP:
+        return UCP
+    suffixes = ", ".join(f"{suffix} ({name})" for suffix, name in _all_suffixes())
+    raise error(
+        "UCP-E-MISMATCH",
+        f"nothing says what to write: give the destination a suffix, such as {suffixes}, or say --to FORMAT; "
+        "`ucp cp` copies a universal checkpoint as it is",
+        at=os.fspath(destination),
+    )
+
+
+def require_local(path: str | os.PathLike[str], name: str, *, is_source: bool) -> str:
+    """Return the local path of a checkpoint that is not universal.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for a URL, which only universal checkpoints have.
+    """
+    local = local_path(path)
+    if local is not None:
+        return local
+    how = "read from local paths alone; copy it first" if is_source else "written to local paths alone"
+    raise error("UCP-E-MISMATCH", f"{name} is {how}; only ucp lies behind URLs", at=os.fspath(path))
+
+
+def _formats_of(suffix: str) -> list[str]:
+    """List the formats whose destinations have this suffix."""
+    if suffix == _OWN_SUFFIX:
+        return [UCP]
+    return [foreign.name for foreign in registry().in_order() if suffix and suffix in foreign.suffixes]
+
+
+def _all_suffixes() -> list[tuple[str, str]]:
+    """List the first suffix of each format that has any, and of universal checkpoints."""
+    suffixes = [(foreign.suffixes[0], foreign.name) for foreign in registry().in_order() if foreign.suffixes]
+    return [*sorted(suffixes), (_OWN_SUFFIX, UCP)]
 
 
 def check_settings(

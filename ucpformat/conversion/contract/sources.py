@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ucpformat.conversion.contract.job import ReadBox
 from ucpformat.errors import error
 from ucpformat.geometry import Box, BoxIndex, Holdings, Piece, row_major_strides
-from ucpformat.tensor_files.strided import element_view, slabs
+from ucpformat.tensor_files.byte_source import element_view, slabs
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 

@@ -20,13 +20,12 @@ from ucpformat.conversion.dcp_files.ranks import is_data, rank_files, read_ranks
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import selection
-from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.byte_source import Location, element_view
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.safetensors_file import read_header
 from ucpformat.tensor_files.shared_check import SharedChecks, Step
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
-from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_zip import StoredTensor
 from ucpformat.tensor_files.unpickle import Globals
 

@@ -21,11 +21,10 @@ from ucpformat.conversion.dcp_files.items import KeyPath
 from ucpformat.conversion.dcp_files.metadata_out import ListedBox, ListedTensor, metadata_pickle
 from ucpformat.conversion.engine.work_order import batch_size
 from ucpformat.errors import error
-from ucpformat.tensor_files.byte_source import Location
+from ucpformat.tensor_files.byte_source import Location, slabs
 from ucpformat.tensor_files.out_files import OutFile, OutFiles
 from ucpformat.tensor_files.revive import revive
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
-from ucpformat.tensor_files.strided import slabs
 from ucpformat.tensor_files.torch_archive_writer import OutTensor, write_archive
 
 if TYPE_CHECKING:

@@ -12,12 +12,17 @@ import numpy.typing as npt
 
 from ucpformat.conversion.dcp_files.items import Fragment
 from ucpformat.errors import error
-from ucpformat.tensor_files.byte_source import ByteSource, Location, decompressed
+from ucpformat.tensor_files.byte_source import (
+    ByteSource,
+    Location,
+    contiguous_strides,
+    decompressed,
+    read_strided,
+)
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.shared_check import Step
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
-from ucpformat.tensor_files.strided import contiguous_strides, read_strided
 from ucpformat.tensor_files.torch_zip import StoredTensor, TorchArchive, swap_bytes
 from ucpformat.tensor_files.unpickle import Globals
 

@@ -18,10 +18,10 @@ from ucpformat.conversion.dcp_files.fragment_reader import FragmentReader
 from ucpformat.conversion.dcp_files.items import Catalogue, DcpObject, DcpTensor, Fragment, check_covers
 from ucpformat.conversion.dcp_files.metadata import METADATA_LIMITS, read_metadata
 from ucpformat.errors import UcpError, error
+from ucpformat.tensor_files.byte_source import element_view, slabs
 from ucpformat.tensor_files.object_tree import Limits, spelled
 from ucpformat.tensor_files.source_files import SourceFiles
 from ucpformat.tensor_files.stand_ins import item_size
-from ucpformat.tensor_files.strided import element_view, slabs
 
 __all__ = ["is_data", "rank_files", "read_ranks"]
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ucpformat.conversion.contract.content import BLOCK_BYTES, Content
 from ucpformat.conversion.engine.journal import source_state
-from ucpformat.conversion.engine.options import EngineOptions, workers_within
+from ucpformat.conversion.engine.options import EngineOptions
 from ucpformat.conversion.engine.out_directory import (
     OutDirectory,
     Written,
@@ -27,7 +27,7 @@ from ucpformat.conversion.engine.out_directory import (
     storing,
     temporary_file,
 )
-from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks
+from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks, workers_within
 from ucpformat.conversion.engine.work_order import batch_size, job_digest, require_same
 from ucpformat.conversion.engine.worker import Kept
 from ucpformat.errors import error

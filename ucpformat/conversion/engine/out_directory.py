@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from ucpformat.conversion.contract.job import JOURNAL
 from ucpformat.errors import error
 from ucpformat.storage.stores.local_io import in_words, make_parents, sync
 
@@ -27,12 +28,10 @@ __all__ = [
     "Written",
     "empty_directory",
     "new_file",
-    "refuse_unfinished",
     "storing",
     "temporary_file",
 ]
 
-JOURNAL: Final = ".ucp-export"
 _PART: Final = ".ucp-part"
 
 
@@ -44,16 +43,6 @@ class Written:
     temporary: str
     size: int
     note: JsonValue = None
-
-
-def refuse_unfinished(path: str | os.PathLike[str]) -> None:
-    """Raise ``UCP-E-SOURCE`` where an export lies that was interrupted, or is under way."""
-    if os.path.isfile(os.path.join(path, JOURNAL)):
-        raise error(
-            "UCP-E-SOURCE",
-            "an export that was not finished lies here: finish it with --resume, or remove it",
-            at=str(path),
-        )
 
 
 @contextmanager

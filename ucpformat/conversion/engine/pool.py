@@ -1,8 +1,9 @@
-"""Where tasks run: threads, processes, a dask cluster, MPI, or any executor that a caller brings."""
+"""Where tasks run: threads, processes, a dask cluster, MPI, or any executor that a caller brings; in bounded memory."""
 
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -24,13 +25,25 @@ from ucpformat.storage.workers import worker_count, writer_count
 if TYPE_CHECKING:
     from ucpformat.conversion.engine.options import EngineOptions
 
-__all__ = ["Pool", "PoolKind", "open_pool", "process_pool", "run_tasks", "thread_pool"]
+__all__ = [
+    "MemoryBudget",
+    "Pool",
+    "PoolKind",
+    "needed_for",
+    "open_pool",
+    "process_pool",
+    "run_tasks",
+    "thread_pool",
+    "workers_within",
+]
 
 PoolKind = Literal["threads", "processes", "mpi"]
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
+_SPAN_BYTES: Final = 36 << 20
+"""What a strided read holds (`tensor_files.byte_source`), small slots that wait, and change."""
 Within = Callable[[int], int]
 
 
@@ -206,3 +219,53 @@ def _fill(
         except BrokenExecutor:
             return [task]
     return []
+
+
+def needed_for(chunk_bytes: int, upload_bytes: int = 0) -> int:
+    """Return bytes that copying one chunk may take: its array, one to cast or compare, one to compress, and a span.
+
+    ``upload_bytes`` as the `Store` that it goes to has them.
+    """
+    return 3 * chunk_bytes + _SPAN_BYTES + upload_bytes
+
+
+def workers_within(memory: int, wanted: int, chunk_bytes: int, upload_bytes: int = 0) -> int:
+    """Return how many workers may each hold a chunk, and have some on its way, at once.
+
+    Raises:
+        UcpError: ``UCP-E-LIMIT`` where not one may.
+    """
+    need = needed_for(chunk_bytes, upload_bytes)
+    if memory < need:
+        uploads = f", and uploads {upload_bytes} of them" if upload_bytes else ""
+        raise error(
+            "UCP-E-LIMIT",
+            f"chunks of {chunk_bytes} bytes take {need} bytes of memory{uploads}, and {memory} are allowed; "
+            f"give --memory {-(-need >> 20)}M or more",
+        )
+    return max(1, min(wanted, memory // need))
+
+
+class MemoryBudget:
+    """Bytes that the threads of a process may hold together; ``peak`` is the most they did."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.peak = 0
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, nbytes: int) -> Iterator[None]:
+        """Wait until so many bytes are free, and hold them."""
+        nbytes = min(nbytes, self.limit)
+        with self._changed:
+            self._changed.wait_for(lambda: self._held + nbytes <= self.limit)
+            self._held += nbytes
+            self.peak = max(self.peak, self._held)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= nbytes
+                self._changed.notify_all()

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ucpformat.conversion.contract.admission import admitted
 from ucpformat.conversion.contract.foreign import ImportOptions, Lost
+from ucpformat.conversion.contract.job import admitted, refuse_unfinished
 from ucpformat.conversion.contract.registry import UCP, check_settings, registry
 from ucpformat.conversion.contract.weights import Weights, weights_of
 from ucpformat.conversion.engine.dropped_items import unread_files, without
-from ucpformat.conversion.engine.out_directory import refuse_unfinished
 from ucpformat.conversion.engine.rewriting import checkpoint_job, rewrite_job
 from ucpformat.errors import error, naming
 from ucpformat.gc_pause import paused

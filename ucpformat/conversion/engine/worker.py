@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
-from ucpformat.conversion.engine.options import MemoryBudget, needed_for
+from ucpformat.conversion.engine.pool import MemoryBudget, needed_for
 from ucpformat.conversion.engine.work_order import Cut, cut_job, job_digest, require_same
 from ucpformat.errors import UcpError
 from ucpformat.storage.host_memory import Scratch

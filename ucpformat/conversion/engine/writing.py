@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ucpformat.conversion.engine import journal
-from ucpformat.conversion.engine.options import EngineOptions, workers_within
-from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks
+from ucpformat.conversion.engine.options import EngineOptions
+from ucpformat.conversion.engine.pool import Pool, open_pool, run_tasks, workers_within
 from ucpformat.conversion.engine.work_order import (
     Batch,
     Order,

@@ -5,37 +5,12 @@ Modules are imported when a function is called: torch, or what a format needs, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
+from ucpformat.conversion.contract.registry import late
 
-__all__ = ["ACCELERATE", "MAPS", "MASTER_COPIES", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE", "late"]
-
-
-def late(name: str, *wanted: str) -> Callable[..., Any]:
-    """Return the function ``module:function`` of `ucpformat.conversion`, which is imported each time that it is called.
-
-    Of the options, its last argument, it gets what is ``wanted`` by name: attributes of them, and settings, which are
-    empty where they are not given. A function that wants nothing has no options.
-    """
-
-    def call(*arguments: Any) -> Any:
-        module, _, function = name.partition(":")
-        found = getattr(import_module(f"ucpformat.conversion.{module}"), function)
-        if not wanted:
-            return found(*arguments)
-        *others, options = arguments
-        return found(
-            *others,
-            **{
-                one: getattr(options, one) if hasattr(options, one) else options.settings.get(one, "")
-                for one in wanted
-            },
-        )
-
-    return call
+__all__ = ["ACCELERATE", "MAPS", "MASTER_COPIES", "ORBAX", "SAFETENSORS", "TORCH_RANKS", "TORCH_SAVE"]
 
 
 MAPS: Final = (
@@ -51,7 +26,7 @@ _WEIGHTS: Final = (
 
 SAFETENSORS: Final = ForeignFormat(
     "safetensors",
-    late("formats.safetensors.directory:detect"),
+    late("formats.safetensors.importer:detect"),
     late("formats.safetensors.importer:import_safetensors", "settings"),
     late("formats.safetensors.exporter:export_safetensors", "settings"),
     title="Hugging Face model directories and single safetensors files: weights, and the files beside them",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from ucpformat.conversion.contract.foreign import ForeignFormat, Setting
-from ucpformat.conversion.formats.file_formats import MAPS, MASTER_COPIES, late
+from ucpformat.conversion.contract.registry import late
+from ucpformat.conversion.formats.file_formats import MAPS, MASTER_COPIES
 
 __all__ = ["DCP", "DEEPSPEED", "DEEPSPEED_UNIVERSAL", "MEGATRON", "MEGATRON_CLASSIC"]
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.conversion.formats.dcp.test_torch_zip import saved
 from ucpformat.errors import UcpError, error
-from ucpformat.tensor_files.byte_source import ByteSource, MemoryRange
+from ucpformat.tensor_files.byte_source import ByteSource, MemoryRange, element_view
 from ucpformat.tensor_files.shared_check import (
     PIECE_BYTES,
     SharedCheck,
@@ -30,7 +30,6 @@ from ucpformat.tensor_files.shared_check import (
     record_steps,
 )
 from ucpformat.tensor_files.source_files import SourceFiles
-from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor, TorchArchive
 from ucpformat.tensor_files.zip_records import record_start, zip_records

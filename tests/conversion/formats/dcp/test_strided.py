@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,9 +9,14 @@ import pytest
 from hypothesis import given
 
 from tests.conversion.formats.dcp.strategies import boxes_of, index_of, shapes
-from ucpformat.tensor_files import strided
-from ucpformat.tensor_files.byte_source import MemoryRange
-from ucpformat.tensor_files.strided import contiguous_strides, element_view, read_strided, slabs
+from ucpformat.tensor_files import byte_source
+from ucpformat.tensor_files.byte_source import (
+    MemoryRange,
+    contiguous_strides,
+    element_view,
+    read_strided,
+    slabs,
+)
 
 
 @given(st.data())
@@ -28,12 +34,9 @@ def test_every_box_of_every_strided_tensor(data: st.DataObject) -> None:
     offset, extent = data.draw(boxes_of(shape))
     out = np.zeros(math.prod(extent) * size, dtype=np.uint8)
     start = (3 + sum(o * s for o, s in zip(offset, strides, strict=True))) * size
-    limits = strided._SMALL_SPAN, strided._MAX_SPAN
-    try:
-        strided._SMALL_SPAN, strided._MAX_SPAN = data.draw(st.sampled_from([(0, 64), (8, 16), (1000, 9999)]))  # type: ignore[misc]
+    small, most = data.draw(st.sampled_from([(0, 64), (8, 16), (1000, 9999)]))
+    with patch.multiple(byte_source, _SMALL_SPAN=small, _MAX_SPAN=most):
         read_strided(MemoryRange(raw.tobytes(), "x"), start, strides, element_view(out, size, extent))
-    finally:
-        strided._SMALL_SPAN, strided._MAX_SPAN = limits  # type: ignore[misc]
     assert out.tobytes() == full[index_of(offset, extent)].tobytes()
 
 
@@ -67,9 +70,9 @@ def test_only_what_is_wanted_is_read(offset: tuple[int, int], extent: tuple[int,
     out = np.zeros(4 * math.prod(extent), dtype=np.uint8)
     read_strided(source, 4 * (offset[0] * 1024 + offset[1]), (1024, 1), element_view(out, 4, extent))
     assert out.tobytes() == full[index_of(offset, extent)].tobytes()
-    small = strided._SMALL_SPAN
-    assert source.total <= max(strided._MAX_WASTE * out.size, math.ceil(2000 / (small // 4096)) * small)
-    assert source.largest <= max(strided._MAX_SPAN, out.size)
+    small = byte_source._SMALL_SPAN
+    assert source.total <= max(byte_source._MAX_WASTE * out.size, math.ceil(2000 / (small // 4096)) * small)
+    assert source.largest <= max(byte_source._MAX_SPAN, out.size)
 
 
 @given(shapes, st.integers(1, 300), st.sampled_from([1, 4]))

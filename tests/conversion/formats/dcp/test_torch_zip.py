@@ -15,10 +15,9 @@ from hypothesis import given
 from tests.conversion.formats.dcp.make import odd_objects
 from tests.conversion.formats.dcp.stand_ins import stand_in
 from ucpformat.errors import UcpError
-from ucpformat.tensor_files.byte_source import MemoryRange
+from ucpformat.tensor_files.byte_source import MemoryRange, element_view, read_strided
 from ucpformat.tensor_files.object_tree import Limits
 from ucpformat.tensor_files.revive import revive
-from ucpformat.tensor_files.strided import element_view, read_strided
 from ucpformat.tensor_files.tagged import encode
 from ucpformat.tensor_files.torch_zip import TorchArchive
 

@@ -17,8 +17,7 @@ from safetensors.numpy import save, save_file
 from tests.conversion.damage import damaged, outcome, replaced
 from tests.conversion.jobs import whole
 from ucpformat.conversion.convert import detect_format
-from ucpformat.conversion.formats.safetensors.directory import detect
-from ucpformat.conversion.formats.safetensors.importer import import_safetensors
+from ucpformat.conversion.formats.safetensors.importer import detect, import_safetensors
 from ucpformat.errors import UcpError
 
 REAL = save(

@@ -24,9 +24,9 @@ from ucpformat.errors import error
 from ucpformat.geometry import Box, row_major_strides
 from ucpformat.model.dtype import dtype
 from ucpformat.storage.host_memory import selection
+from ucpformat.tensor_files.byte_source import element_view
 from ucpformat.tensor_files.object_tree import spelled
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES, TorchDtype
-from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_zip import StoredTensor
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from ucpformat.conversion.contract.casting import cast_job
 from ucpformat.conversion.contract.foreign import ExportPlan, Lost
 from ucpformat.conversion.contract.map_choice import apply_maps
 from ucpformat.conversion.contract.weights import weights_alone
-from ucpformat.conversion.formats.safetensors.directory import SUFFIX
-from ucpformat.conversion.formats.safetensors.importer import FORMAT, INDEX_METADATA, METADATA, STEP
+from ucpformat.conversion.formats.safetensors.importer import FORMAT, INDEX_METADATA, METADATA, STEP, SUFFIX
 from ucpformat.conversion.formats.safetensors.write import OutTensor, index_document, shards, write_file
 from ucpformat.errors import UcpError, error
 from ucpformat.model.values import decode

@@ -19,10 +19,10 @@ from ucpformat.conversion.dcp_files.items import cover_problem
 from ucpformat.conversion.formats.torch_save.importer import TORCH_SAVE_GLOBALS
 from ucpformat.errors import UcpError, error
 from ucpformat.geometry import Box, BoxIndex
+from ucpformat.tensor_files.byte_source import element_view
 from ucpformat.tensor_files.fields import data_type, members
 from ucpformat.tensor_files.object_tree import Instance
 from ucpformat.tensor_files.stand_ins import TORCH_DTYPES
-from ucpformat.tensor_files.strided import element_view
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 from ucpformat.tensor_files.unpickle import Constructor, Globals

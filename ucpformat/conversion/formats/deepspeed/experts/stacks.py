@@ -13,9 +13,9 @@ from typing import Final
 
 from ucpformat.conversion.formats.deepspeed.files.states import Shapes
 from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.byte_source import contiguous_strides
 from ucpformat.tensor_files.fields import refused
 from ucpformat.tensor_files.source_files import SourceFiles
-from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile
 from ucpformat.tensor_files.torch_zip import StoredTensor
 

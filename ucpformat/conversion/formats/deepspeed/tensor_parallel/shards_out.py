@@ -22,8 +22,8 @@ from ucpformat.conversion.formats.deepspeed.outlines import Outline
 from ucpformat.conversion.formats.deepspeed.tensor_parallel.affine import affine_description, affine_holdings
 from ucpformat.errors import error
 from ucpformat.geometry import Box, BoxIndex, Holdings, LocalMap
+from ucpformat.tensor_files.byte_source import contiguous_strides
 from ucpformat.tensor_files.fields import mapping
-from ucpformat.tensor_files.strided import contiguous_strides
 
 if TYPE_CHECKING:
     from ucpformat.conversion.formats.deepspeed.export_settings import DeepSpeedSettings

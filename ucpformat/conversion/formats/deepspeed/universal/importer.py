@@ -33,9 +33,9 @@ from ucpformat.conversion.formats.deepspeed.universal.exporter import universal_
 from ucpformat.conversion.formats.deepspeed.universal.stages import UniversalStages, low_dtype
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
+from ucpformat.tensor_files.byte_source import contiguous_strides
 from ucpformat.tensor_files.fields import integer, items, mapping, member, refused
 from ucpformat.tensor_files.source_files import SourceFiles
-from ucpformat.tensor_files.strided import contiguous_strides
 from ucpformat.tensor_files.torch_file import TorchFile, rank_file
 from ucpformat.tensor_files.torch_zip import StoredTensor
 
