@@ -10,7 +10,7 @@ from tests.documentation.markdown import ROOT
 MOST = {
     "save, one process": (284, 46),
     "save, two ranks": (433, 63),
-    "open and slice": (178, 27),
+    "open and slice": (175, 27),
     "validate": (173, 28),
     "convert safetensors to ucp": (295, 45),
 }

@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -88,7 +89,14 @@ def in_parallel(tasks: Iterable[Callable[[], None]], executor: Executor, workers
     Tasks may be made as they are taken. Nobody begins another once one has failed, and then, or when all are done, this
     returns: what the first in order to fail has raised is raised here.
     """
-    turns = _Turns(tasks, executor, workers)
+    upcoming = iter(tasks)
+    first, second = next(upcoming, None), next(upcoming, None)
+    if first is None:
+        return
+    if second is None:
+        first()  # as for a slice of one chunk
+        return
+    turns = _Turns(chain((first, second), upcoming), executor, workers)
     turns.work()
     # Who has not begun, where others keep the executor busy, finds nothing to do.
     wait([helper for helper in turns.helpers if not helper.cancel()])
