@@ -8,7 +8,7 @@ from benchmarks.walks import WALKS, Walk, walked
 from tests.documentation.markdown import ROOT
 
 MOST = {
-    "save, one process": (284, 46),
+    "save, one process": (283, 46),
     "save, two ranks": (433, 63),
     "open and slice": (175, 27),
     "validate": (173, 28),
