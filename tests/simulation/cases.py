@@ -30,6 +30,8 @@ CASTS = (
     ("sharer", "manager", "remover"),
     ("sharer", "replacer"),
     ("sharer", "sharer", "replacer"),
+    ("copier", "copier", "collector"),
+    ("copier", "copier", "replacer"),
 )
 
 
@@ -58,7 +60,7 @@ def cases(**also: Any) -> Iterator[Case]:
         what = f"{storage}, {', '.join(cast)}{', debris' if debris else ''}"
         common = {"storage": storage, "debris": debris, "cast": cast, **also}
         # In storage plain links are the same, by other keys; and nobody replaces what was linked.
-        is_of_links = "replacer" not in cast and not ("sharer" in cast and storage == "plain")
+        is_of_links = not {"replacer", "copier"} & {*cast} and not ("sharer" in cast and storage == "plain")
         for locks, links in product(LOCKS, (True, False)) if is_of_links else ():
             yield Case(
                 f"directory, locks: {locks}, {'links' if links else 'renames'}, {what}",

@@ -17,7 +17,7 @@ import fsspec
 from tests.simulation.directories import BASE, attempt, attempt_with_base, refusals
 from tests.simulation.object_store import ObjectStore
 from tests.simulation.schedule import Schedule, ViolationError
-from ucpformat.errors import UcpError
+from ucpformat.errors import UcpError, error
 from ucpformat.manager import remote_place
 from ucpformat.manager.remote_place import RemotePlace
 from ucpformat.model.root import ROOT_KEY, Storage
@@ -49,6 +49,7 @@ class Stores:
     is_conditional: bool = True
     debris: bool = False
     writer: Callable[..., None] = attempt
+    place_of_copies: Storage = "plain"
     acknowledged: str | None = None
     under_way: int = 0
     medium: ObjectStore = field(init=False)
@@ -58,7 +59,7 @@ class Stores:
         if self.debris:
             self.medium.objects[f"{PLACE}/packs/dead"] = b"dead"
             self.medium.changed[f"{PLACE}/packs/dead"] = 0.0
-        if "sharer" in self.cast:
+        if "sharer" in self.cast or "copier" in self.cast:
             pack = f"{self._prefix}/base"
             self.medium._put(f"{RUN}/{BASE}/{pack}", b"data of base")
             self.medium._put(f"{RUN}/{BASE}/{ROOT_KEY}", json.dumps({pack: "data of base"}).encode())
@@ -75,6 +76,7 @@ class Stores:
             "collector": self._collect,
             "manager": self._remove,
             "sharer": self._share,
+            "copier": self._copy,
             "remover": self._remove_base,
             "replacer": self._replace_base,
         }
@@ -104,6 +106,31 @@ class Stores:
                 return False
 
             attempt_with_base(store, name, self.storage, self._acknowledge, keys=keys, is_shared=is_shared)
+        self.under_way -= 1
+
+    def _copy(self, name: str) -> None:
+        """Whoever copies the base has its keys, and its very root document."""
+        del name
+        self.under_way += 1
+        key = f"{self._prefix}/base"
+        with refusals():
+            store, base = RemoteStore(f"gs://{PLACE}"), RemoteStore(f"gs://{RUN}/{BASE}")
+            try:
+                store.prepare(self.place_of_copies)
+                try:
+                    if store.copy(key, base) is None:
+                        store.create(key, [memoryview(b"data of base")])
+                    store.flush()
+                    if store.read(key, 0, 12) != b"data of base":
+                        raise error("UCP-E-MISSING", "the copy does not verify", at=key)
+                    store.publish(json.dumps({key: "data of base"}).encode())
+                except BaseException:
+                    with suppress(Exception):
+                        store.discard()
+                    raise
+                self._acknowledge("base")
+            finally:
+                store.close()
         self.under_way -= 1
 
     @staticmethod

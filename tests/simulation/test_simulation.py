@@ -226,6 +226,13 @@ BROKEN: list[tuple[str, Callable[[], AbstractContextManager[None]], type, dict[s
         {"cast": ("sharer", "writer"), "storage": "plain"},
         Bounds(1, 1),
     ),
+    (
+        "copies without a claim",
+        nothing_broken,
+        Stores,
+        {"cast": ("copier", "copier"), "place_of_copies": "packed"},
+        Bounds(2, 1),
+    ),
     ("believes answers", believing_answers, Stores, {"cast": ("writer",)}, Bounds(1, 1)),
 ]
 
