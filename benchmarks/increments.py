@@ -20,7 +20,7 @@ import numpy as np
 import ucpformat as ucp
 from benchmarks.facts import machine_facts
 from benchmarks.sizes import in_bytes
-from benchmarks.tables import aligned
+from benchmarks.tables import aligned, piped
 
 __all__ = ["JOBS", "Figures", "command", "run_of_increments"]
 
@@ -134,7 +134,10 @@ JOBS: Final[dict[str, Callable[[np.random.Generator, int], Job]]] = {
 
 @dataclass
 class Figures:
-    """Of one run: bytes as shares of a full checkpoint, times as ratios to full saves and reads beside them."""
+    """Of one run: bytes as shares of a full checkpoint, times as ratios to full saves and reads beside them.
+
+    ``disks`` are those of `_committed_bytes` with as many bytes, and ``fulls`` the seconds of full saves.
+    """
 
     job: str
     storage: str
@@ -145,13 +148,16 @@ class Figures:
     written: float
     saves: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
+    disks: list[float] = field(default_factory=list)
+    fulls: list[float] = field(default_factory=list)
 
     def row(self) -> list[str]:
         """Return the row of the table."""
-        saved, read = median(self.saves), median(self.reads)
+        saved, disk, read = median(self.saves), median(self.disks), median(self.reads)
         form = self.storage if self.compressor == "none" else f"{self.storage}, {self.compressor}"
         return [
-            self.job, form, self.known, f"{self.changed:.1%}", f"{self.written:.1%}", f"{saved:.2f}", f"{read:.2f}",
+            self.job, form, self.known, f"{self.changed:.1%}", f"{self.written:.1%}", f"{saved:.2f}", f"{disk:.2f}",
+            f"{read:.2f}",
         ]  # fmt: skip
 
 
@@ -170,6 +176,26 @@ def _save(path: Path, arrays: Arrays, options: dict[str, Any], saver: ucp.AsyncS
     else:
         saver.save(path, arrays, **options).wait()
     return time.perf_counter() - began
+
+
+def _committed_bytes(room: Path, nbytes: int) -> float:
+    """Do the least that a durable commit is: one file of so many bytes is synced, gets its name, and that is synced."""
+    data = np.random.default_rng(0).bytes(nbytes)
+    path = room / "least"
+    os.sync()
+    began = time.perf_counter()
+    path.mkdir()
+    with (path / "draft").open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.link(path / "draft", path / "name")
+    directory = os.open(path, os.O_RDONLY)
+    os.fsync(directory)
+    seconds = time.perf_counter() - began
+    os.close(directory)
+    shutil.rmtree(path)
+    return seconds
 
 
 def _read(path: Path) -> float:
@@ -219,9 +245,12 @@ def run_of_increments(
             saved = _save(path, arrays, options | shared, savers[0])
             if is_measured and not is_second:
                 full = _save(beside, arrays, options, savers[1])
-            figures.written += _written(path, before) / whole / increments
+            written = _written(path, before)
+            figures.written += written / whole / increments
             if is_measured:
                 figures.saves.append(saved / full)
+                figures.disks.append(_committed_bytes(Path(room), written) / full)
+                figures.fulls.append(full)
                 _read(beside)
                 _read(path)
                 figures.reads.append(_read(beside) / _read(path))
@@ -252,7 +281,15 @@ def _runs(names: tuple[str, ...]) -> Iterator[tuple[str, str, bool, Known]]:
 )
 @click.option("--directory", default=".", show_default=True, type=click.Path(path_type=Path))
 @click.option("--json", "output", type=click.Path(path_type=Path), help="File for every figure.")
-def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, output: Path | None) -> None:
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here.")
+def command(
+    size: int,
+    increments: int,
+    jobs: tuple[str, ...],
+    directory: Path,
+    output: Path | None,
+    markdown_path: Path | None,
+) -> None:
     """Save runs of increments: what they write, and how long it takes to save and to read them."""
     facts = machine_facts(directory)
     found: list[Figures] = []
@@ -269,13 +306,24 @@ def command(size: int, increments: int, jobs: tuple[str, ...], directory: Path, 
                 known=known,
             )
         )
-    heading = ["job", "form", "known by", "changed", "written", "save", "read"]
-    click.echo(aligned([heading, *(one.row() for one in found)]))
-    click.echo(
+    heading = ["job", "form", "known by", "changed", "written", "save", "least", "read"]
+    rows = [heading, *(one.row() for one in found)]
+    fulls = sorted(seconds for one in found for seconds in one.fulls)
+    words = (
         f"{increments} increments of {size >> 20} MiB each: bytes changed and written, documents included, as shares "
-        "of a full checkpoint; time of a durable save, against a full one beside it; speed of reading, against that."
+        "of a full checkpoint; time of a durable save, against a full one beside it; the same of as many bytes in one "
+        "file, synced and given a name; speed of reading, against a full one. "
+        f"A full save takes {median(fulls) * 1e3:.0f} ms in the median."
+    )
+    click.echo(f"{aligned(rows)}\n{words}")
+    line = " ".join(
+        [
+            f"python -m benchmarks increments --size {size >> 20}MiB --increments {increments}",
+            *(f'--job "{job}"' for job in jobs),
+        ]
     )
     if output is not None:
-        output.write_text(
-            json.dumps({"machine": facts, "runs": [asdict(one) for one in found]}, indent=1) + "\n"
-        )
+        content = {"command": line, "machine": facts, "runs": [asdict(one) for one in found]}
+        output.write_text(json.dumps(content, indent=1) + "\n")
+    if markdown_path is not None:
+        markdown_path.write_text(f"`{line}`\n\n{piped(rows)}\n\n{words}\n")
