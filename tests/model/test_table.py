@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.builders import HEADER, MIB, RawTable, result_or_refusal
 from ucpformat.errors import UcpError
 from ucpformat.geometry import Box
-from ucpformat.model.table import OWN_OBJECT, ChunkTable, Segment, TableBuilder
+from ucpformat.model.table import OWN_OBJECT, ChunkTable, Segment, TableBuilder, row_set_bytes
 
 LARGEST = 2**53 - 1
 
@@ -212,3 +213,14 @@ def test_tables_over_the_limit_are_neither_read_nor_written() -> None:
             builder.add_chunk([Segment(0, 0, 1, Box((0,), (1,)), bytes(4))] * 2)
         with pytest.raises(UcpError, match="UCP-E-LIMIT"):
             builder.build()
+
+
+@given(rows=st.sets(st.integers(0, 999), min_size=1), extra=st.integers(0, 500))
+def test_the_rows_of_a_segment_are_those_of_its_set(rows: set[int], extra: int) -> None:
+    """However many they are: few are looked for in another way."""
+    count = max(rows) + 1 + extra
+    packed = sum(1 << row for row in rows).to_bytes(row_set_bytes(count), "little")
+    segment = Segment(0, 0, len(rows), Box((0, 0), (count, 1)), b"", packed)
+    assert segment.row_numbers().tolist() == np.flatnonzero(segment.present()).tolist() == sorted(rows)
+    assert segment.row_count() == len(rows)
+    assert segment._replace(row_set=None).row_numbers().tolist() == [*range(count)]

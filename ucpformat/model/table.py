@@ -38,6 +38,9 @@ BLOCK_BYTES: Final = 1 << 20
 OBJECT_TRAILER: Final = 4
 """Bytes of Zarr's ``crc32c`` codec at the end of such an object, which the table's checksums leave out."""
 
+_FEW_ROWS: Final = 0.1
+"""The share of rows in a set up to which they are looked for by bytes; measured."""
+
 _MAGIC: Final = b"UCPTABLE"
 _VERSION: Final = 0
 _HEADER: Final = np.dtype(
@@ -82,6 +85,17 @@ class Segment(NamedTuple):
             return np.ones(count, bool)
         bits = np.unpackbits(np.frombuffer(self.row_set, np.uint8), count=count, bitorder="little")
         return bits.view(bool)
+
+    def row_numbers(self) -> NDArray[np.int64]:
+        """Return which rows of its box it holds, in order."""
+        if self.row_set is None or self.row_count() > _FEW_ROWS * 8 * len(self.row_set):
+            return np.flatnonzero(self.present())
+        # Where few bits are set, looking for bytes that have any, and then at those alone, guesses wrong less often.
+        packed = np.frombuffer(self.row_set, np.uint8)
+        some = np.flatnonzero(packed != 0)
+        bits = np.flatnonzero(np.unpackbits(packed[some], bitorder="little").view(np.bool_))
+        found: NDArray[np.int64] = (some[bits >> 3] << 3) + (bits & 7)
+        return found
 
     def row_count(self) -> int:
         """Return how many rows of its box it holds."""

@@ -321,7 +321,7 @@ def _rows_lost(stored: StoredSlot, chunk: int, one: SegmentDamage) -> Iterator[B
     box = segment.box
     if box is None:
         return
-    rows = np.flatnonzero(segment.present())
+    rows = segment.row_numbers()
     row_bytes = segment.length // rows.size
     is_seen = np.ones(rows_of(box), bool)
     for other in segments[one.number + 1 :]:

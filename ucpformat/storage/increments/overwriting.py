@@ -119,7 +119,7 @@ def differing_rows(
     for number, (source, segment) in enumerate(zip(sources, segments, strict=True), 1):
         rows = owner == number
         if segment.row_set is not None:
-            rows = np.flatnonzero(segment._replace(box=box).present())
+            rows = segment._replace(box=box).row_numbers()
         checksums, position = [], 0
         for data in _blocks(source, segment, width):
             checksums.append(block_checksums([memoryview(data)]))

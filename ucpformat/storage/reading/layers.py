@@ -70,11 +70,12 @@ def rows_within(segment: Segment, wanted: Box, item_bytes: int) -> LayerRows:
         raise ValueError("a layer has a box")
     dim = row_dim(box.shape)
     row_bytes = box.size // box.shape[dim] * item_bytes
-    present = segment.present()
-    low = wanted.offset[dim] - box.offset[dim]
-    before = int(np.count_nonzero(present[:low])) if low else 0
-    rows = np.flatnonzero(present[low : low + wanted.shape[dim]])
-    return LayerRows(rows, before * row_bytes, (before + rows.size) * row_bytes)
+    rows = segment.row_numbers()
+    low, extent = wanted.offset[dim] - box.offset[dim], wanted.shape[dim]
+    if extent == box.shape[dim]:
+        return LayerRows(rows, 0, rows.size * row_bytes)
+    first, stop = np.searchsorted(rows, [low, low + extent]).tolist()
+    return LayerRows(rows[first:stop] - low, first * row_bytes, stop * row_bytes)
 
 
 def fill_of_rows(
