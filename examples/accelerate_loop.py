@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch import nn
 
@@ -64,3 +67,8 @@ if __name__ == "__main__":
     if arguments.losses is not None and Accelerator(cpu=True).is_main_process:
         with arguments.losses.open("a") as sink:
             sink.writelines(json.dumps([step, loss]) + "\n" for step, loss in found.items())
+    if dist.is_initialized():
+        # Threads of gloo that let go of a tensor while the interpreter ends abort it, now and then (torch's AsyncWork).
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)
