@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import ucpformat as ucp
 from tests.replay.jobs import Job, recovered, trained
 from tests.replay.replica_jobs import end_replica, fork_replicas, forked, state_of
+from ucpformat.cli import main as cli
 
 
 def log_of(run: Path, job: Job, **options: Any) -> ucp.UpdateLog:
@@ -69,7 +72,7 @@ def a_real_process(run: Path, note: Path) -> None:
     def act() -> None:
         model, optimizer = made()
         log = ucp.UpdateLog(run, model, optimizer, replica=True, full_every=2, pending_bytes=1)
-        process = log._writer._process.pid  # type: ignore[union-attr]
+        process = log._writer.process  # type: ignore[union-attr]
         before = resident(process, "VmRSS") - largest
         trained_to(12, log, model, optimizer)
         note.write_text(str(process))
@@ -132,18 +135,52 @@ def two_recoveries(run: Path, note: Path) -> None:
 
 
 def the_replica_is_killed(run: Path, note: Path) -> None:
-    """The trainer learns of it at its next step, before the optimizer has made it."""
+    """Another one takes its place at the next step; where that has made none and is killed, the trainer says so."""
     job = Job()
     torch.manual_seed(2)
     log = log_of(run, job, full_every=3)
     job.train(log, 0, 7)
-    log.flush()
+    first = int(note.read_text())
     end_replica(note)
-    assert "is gone" in refused("UCP-E-RANK", lambda: job.train(log, 7, 9))
+    with pytest.warns(RuntimeWarning, match="another one has the state of step 7"):
+        job.train(log, 7, 9)
+    assert int(note.read_text()) != first
+    log.flush()
+    assert log.durable_step == 9
+    with torch.random.fork_rng():
+        other, recovery = recovered(run)
+    assert (recovery.step, recovery.from_replica) == (9, True)
+    other.require_equal(trained(9))
+    end_replica(note)
+    with pytest.warns(RuntimeWarning, match="is gone"):
+        log.full()
+    end_replica(note)
+    assert "is gone" in refused("UCP-E-RANK", lambda: job.train(log, 9, 11))
     refused("UCP-E-RANK", log.close)
     job, recovery = recovered(run)
-    assert (recovery.step, recovery.checkpoint_step, recovery.from_replica) == (7, 7, False)
-    job.require_equal(trained(7))
+    assert (recovery.step, recovery.from_replica) == (9, False)
+    job.require_equal(trained(9))
+
+
+def a_look(run: Path, note: Path) -> None:
+    """``ucp recover --dry-run`` says what a replica has, and takes nothing from it."""
+
+    def lines() -> list[str]:
+        return (
+            CliRunner()
+            .invoke(cli, ["recover", str(run), "--dry-run"], catch_exceptions=False)
+            .output.splitlines()
+        )
+
+    killed_at(run, 6)
+    found = "the replica of this machine has the state in memory: a recovery takes step 5 from it"
+    assert lines()[:2] == lines()[:2] == [found, "otherwise:"]
+    said = CliRunner().invoke(cli, ["recover", str(run), "--dry-run", "--format", "json"]).output
+    assert json.loads(said)["replicas"] == {"ranks": 1, "found": [0], "step": 5}
+    _, recovery = recovered(run)
+    assert (recovery.step, recovery.from_replica) == (5, True)
+    end_replica(note)
+    assert lines()[0] == "a recovery loads step-5.ucp, and ends at step 5"
 
 
 def nobody_comes(run: Path, note: Path) -> None:
@@ -240,6 +277,7 @@ CASES = {
         nobody_comes,
         another_model,
         changed_outside,
+        a_look,
         a_full_ring,
     )
 }

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from tests.replay.jobs import Job, NoLog
-from ucpformat.replay.replica import feed
+from ucpformat.replay.replica import link
 from ucpformat.replay.replica.process import main
 
 
 class Forked:
-    """What a feed asks of the process that it has started."""
+    """What a link asks of the process that it has started."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -58,7 +58,7 @@ def fork_replicas(note: Path, begin: Callable[[], None] = lambda: None) -> None:
         note.write_text(str(child))
         return Forked(child)
 
-    feed._started = started  # type: ignore[assignment]
+    link._started = started  # type: ignore[assignment]
 
 
 def forked(act: Callable[[], None]) -> int:

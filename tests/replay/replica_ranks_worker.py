@@ -79,7 +79,7 @@ def main(directory: str, kind: str, victim: str, point: str) -> None:
         check_every=2,
         pending_bytes=1,
     ) as log:
-        (notes / f"replica-{rank}").write_text(str(log._writer._process.pid))  # type: ignore[union-attr]
+        (notes / f"replica-{rank}").write_text(str(log._writer.process))  # type: ignore[union-attr]
         told = os.open(notes / f"steps-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
         def step() -> None:

@@ -22,12 +22,14 @@ from tests.processes import die_at
 from tests.replay.jobs import STEPS, Job, Net
 from tests.replay.replica_jobs import end_replica, fork_replicas, forked, reached
 from ucpformat.replay.capture import Capture
-from ucpformat.replay.replica import feed, process
+from ucpformat.replay.replica import feed, link, process
 from ucpformat.replay.replica.held_state import HeldState
 
 TRAINER_CALLS = (
-    (feed.ReplicaFeed, ("copied", "put", "_taken", "_placed", "_heard")),
-    (feed, ("send", "receive", "encoded")),
+    (feed.ReplicaFeed, ("copied", "put", "_placed")),
+    (link.Link, ("take", "put", "hear")),
+    (link, ("send", "receive")),
+    (feed, ("encoded",)),
     (Capture, ("step", "buffers", "before_step")),
     (Net, ("forward",)),
 )
@@ -37,7 +39,7 @@ REPLICA_CALLS = (
     (os, ("open", "write", "pwrite", "pwritev", "fsync", "link", "mkdir", "rename")),
 )
 REPLICA_GONE = 3
-"""The status of a trainer whose replica was killed, and that has said so."""
+"""The status of a trainer whose replica was killed before it had made a step, and that has said so."""
 
 
 def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int | None) -> None:
@@ -86,6 +88,13 @@ def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int |
         os._exit(REPLICA_GONE)
 
 
+def mortal(starts: Path, point: int) -> None:
+    """What a replica does first: it says that it is there, and dies at a call."""
+    with starts.open("ab") as told:
+        told.write(b".")
+    die_at(point, REPLICA_CALLS)
+
+
 def main(directory: str, first: str, stop: str) -> None:
     torch.set_num_threads(1)
     deaths = {"trainer": 0, "both": 0, "replica": 0}
@@ -95,18 +104,25 @@ def main(directory: str, first: str, stop: str) -> None:
         from_replica: bool | None = False
         full_every = chance.choice([None, 3, 7])
         for start in range(40):
-            dies = chance.choices(("trainer", "replica", "either"), (6, 3, 2))[0] if start < 6 else ""
-            is_mortal = dies in ("replica", "either")
-            point = chance.randint(1, 240) if dies in ("trainer", "either") else 1 << 30
-            its = chance.randint(1, 120 if dies == "replica" else 40) if is_mortal else 1 << 30
-            fork_replicas(note, partial(die_at, its, REPLICA_CALLS))
+            is_mortal = start < 6 and chance.random() < 0.4
+            point = chance.randint(100 if is_mortal else 1, 300) if start < 6 else 1 << 30
+            its = chance.randint(1, 30) if is_mortal else 1 << 30
+            starts = Path(directory) / f"starts-{number}-{start}"
+            starts.touch()
+            fork_replicas(note, partial(mortal, starts, its))
             status = forked(partial(begin, run, point, from_replica=from_replica, full_every=full_every))
+            # One that is killed is replaced by another one, unless it has made no step.
+            gone = status == REPLICA_GONE
+            deaths["replica"] += max(0, starts.stat().st_size - (not gone))
             if status == 0:
                 break
             at = f"run {number}, start {start}, points {point} and {its}"
-            assert status == -signal.SIGKILL or (is_mortal and status == REPLICA_GONE), f"{at}: {status}"
+            assert status == -signal.SIGKILL or (is_mortal and gone), f"{at}: {status}"
+            if gone:
+                from_replica = False
+                continue
             is_both = status == -signal.SIGKILL and chance.random() < 0.25
-            deaths["replica" if status == REPLICA_GONE else "both" if is_both else "trainer"] += 1
+            deaths["both" if is_both else "trainer"] += 1
             if is_both:
                 end_replica(note)
             # One that is mortal still may die when it is asked for the state.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.replay.replica_ranks import RanksJob
 from tests.replay.replica_ranks_worker import STEPS
-from ucpformat.replay.replica.company import Span, common_step
+from ucpformat.replay.replica.spans import Span, common_step
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 

@@ -10,7 +10,8 @@ import click
 from ucpformat.cli.report import format_option
 from ucpformat.cli.runs import existing_run
 from ucpformat.errors import naming
-from ucpformat.replay.plan import plan_recovery
+from ucpformat.replay.plan import log_url, plan_recovery
+from ucpformat.replay.replica.living import living_replicas
 from ucpformat.storage.stores.urls import name_of
 from ucpformat.text import human_bytes, printable
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ucpformat.replay.plan import Candidate, RecoveryPlan
+    from ucpformat.replay.replica.living import Living
 
 __all__ = ["brief_recovery", "recover", "recovery_json"]
 
@@ -49,13 +51,33 @@ def recover(run: str, dry_run: bool, allow_loss: bool, keep_residuals: bool, out
         raise click.UsageError(message)
     with naming(run):
         existing_run(run)
+        living = living_replicas(log_url(run))
         plan = plan_recovery(run, allow_loss=allow_loss, keep_residuals=keep_residuals)
     if output == "json":
         faults = [problem.to_json() for problem in plan.faults]
-        click.echo(json.dumps({"run": run, "recovery": recovery_json(plan), "faults": faults}, indent=2))
+        found = {
+            "run": run,
+            "replicas": None if living is None else living._asdict(),
+            "recovery": recovery_json(plan),
+            "faults": faults,
+        }
+        click.echo(json.dumps(found, indent=2))
         return
-    for line in _lines(plan):
+    for line in [*_living_lines(living), *_lines(plan)]:
         click.echo(printable(line))
+
+
+def _living_lines(living: Living | None) -> Iterator[str]:
+    """Yield what a recovery takes from memory, ahead of what it takes from the disk where it does not."""
+    if living is None:
+        return
+    ranks = ", ".join(map(str, living.found))
+    where = f"rank {ranks} of {living.ranks} here" if living.ranks > 1 else "this machine"
+    if living.are_all:
+        yield f"the replica of {where} has the state in memory: a recovery takes step {living.step} from it"
+        yield "otherwise:"
+    else:
+        yield f"there are replicas of rank {ranks} of {living.ranks} here; those of other machines are not seen"
 
 
 def recovery_json(plan: RecoveryPlan) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.group import Group
     from ucpformat.jsonio import JsonValue
-    from ucpformat.update_log.documents import Role
+    from ucpformat.update_log.documents import Epoch, Role
 
 __all__ = [
     "RESIDUALS",
@@ -187,6 +187,20 @@ def shared_out(state: TrackedState, group: Group) -> tuple[list[LoggedTensor], l
             loads[owner] += Box(offset, shape).size
             pieces.append(LogPiece(number, owner, offset, shape))
     return tensors, pieces
+
+
+def held_pieces(state: TrackedState, epoch: Epoch) -> frozenset[int]:
+    """Return the numbers of the pieces of an epoch that this rank holds, whoever logs them."""
+    mine = {
+        (number, piece.box.offset, piece.box.shape)
+        for number, one in enumerate(state.tensors)
+        for piece in one.pieces
+    }
+    return frozenset(
+        number
+        for number, piece in enumerate(epoch.pieces)
+        if (piece.tensor, piece.offset, piece.shape) in mine
+    )
 
 
 def optimizer_name(optimizer: Optimizer) -> str:

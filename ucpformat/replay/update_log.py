@@ -31,7 +31,7 @@ from ucpformat.replay.plan import log_url
 from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
 from ucpformat.replay.replica.options import Replica
 from ucpformat.replay.state_sums import state_sums
-from ucpformat.replay.tracked import options_of, tracked_state
+from ucpformat.replay.tracked import held_pieces, options_of, tracked_state
 from ucpformat.state_dict.torch_group import own_group
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
 from ucpformat.update_log.place import LogPlace
@@ -186,7 +186,16 @@ class UpdateLog:
             self._batch = 1
             self._writer = ReplicaFeed(
                 replica if isinstance(replica, Replica) else Replica(),
-                Setting(os.fspath(run), self._url, self._epoch, digest, full_every, keep_full, self._group),
+                Setting(
+                    os.fspath(run),
+                    self._url,
+                    self._epoch,
+                    digest,
+                    full_every,
+                    keep_full,
+                    self._group,
+                    held_pieces(self._tracked, self._epoch),
+                ),
                 model,
                 optimizer,
                 encoded_values(self._values_now()),

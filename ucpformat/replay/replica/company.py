@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import UcpError, error
+from ucpformat.replay.replica.spans import Span
 from ucpformat.replay.replica.wire import PATIENCE
 from ucpformat.state_dict.torch_group import TorchGroup
 
@@ -20,29 +21,10 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.group import Group
 
-__all__ = ["Company", "Meeting", "Span", "alone", "common_step", "joined", "opened"]
+__all__ = ["Company", "Meeting", "alone", "joined", "opened"]
 
 _LOOK: Final = 0.02
 _WAIT: Final = timedelta(seconds=PATIENCE)
-
-
-class Span(NamedTuple):
-    """Steps whose state a replica has, or can make: ``last`` is one step ahead where it holds that back."""
-
-    first: int
-    last: int
-
-
-def common_step(spans: list[Span]) -> int | None:
-    """Return the newest step that all replicas can have, None where there is none.
-
-    A step of training is made by all ranks together, so that one of them is at most one step ahead of another.
-
-    >>> common_step([Span(4, 5), Span(5, 6)]), common_step([Span(4, 5), Span(6, 7)])
-    (5, None)
-    """
-    step = min(span.last for span in spans)
-    return step if max(span.first for span in spans) <= step else None
 
 
 class Meeting(NamedTuple):

@@ -1,37 +1,35 @@
-"""The trainer's side of a replica: it starts the process, and copies each step into memory that both have in common."""
+"""The trainer's side of a replica: each step is copied into memory that the process of the replica has as well."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack, suppress
+import warnings
+from functools import partial
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from ucpformat import jsonio
-from ucpformat.distributed.arena import Arena, extent
-from ucpformat.distributed.group import decided
+from ucpformat.distributed.arena import extent
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
-from ucpformat.replay.replica.company import opened
-from ucpformat.replay.replica.image import image_of, require_known, send_tensors
-from ucpformat.replay.replica.wire import PATIENCE, Message, receive, send, send_document
+from ucpformat.replay.replica.image import image_of, require_known
+from ucpformat.replay.replica.link import Link, LostError
+from ucpformat.replay.replica.wire import Message
 from ucpformat.update_log.batch import BatchHeader, StepRecord
 from ucpformat.update_log.drafts import encoded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from numpy.typing import NDArray
     from torch.nn import Module
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.errors import UcpError
     from ucpformat.jsonio import JsonValue
     from ucpformat.replay.replica.options import Replica
     from ucpformat.update_log.batch import Entry
@@ -75,6 +73,8 @@ class Setting(NamedTuple):
     full_every: int | str | None
     keep_full: int
     group: Group
+    held: frozenset[int]
+    """Pieces of the epoch that this rank has."""
 
 
 class ReplicaFeed:
@@ -83,8 +83,12 @@ class ReplicaFeed:
     A step is copied once, into a ring of at most ``most_bytes``, or one step where that is more; where there is no room
     for it, `copied` waits until the replica has made an earlier one. Call `full` for a checkpoint.
 
+    A replica that is gone is replaced by another one, with the state behind the last step, and a warning; but not of
+    several ranks, whose replicas are a job of their own, where it has said why it ended, or has made no step.
+
     Raises:
-        StoreError: ``UCP-E-RANK``, from any method, where the replica is gone; what the replica tells of, once.
+        StoreError: ``UCP-E-RANK``, from any method, where the replica is gone, and not replaced; what the replica tells
+            of, once.
     """
 
     def __init__(
@@ -93,111 +97,140 @@ class ReplicaFeed:
         setting: Setting,
         model: Module,
         optimizer: Optimizer,
-        values: dict[str, JsonValue],
+        values: Mapping[str, JsonValue],
         *,
         most_bytes: int,
     ) -> None:
-        epoch = setting.epoch
-        self._epoch = epoch
-        self._digest = setting.digest
-        self.durable_step = epoch.first_step
-        self._given = epoch.first_step
-        self._regions: dict[int, int] = {}
-        self._pending_regions = 0
+        self._replica = replica
+        self._setting = setting
+        self._epoch = setting.epoch
+        self._model = model
+        self._optimizer = optimizer
+        self._values = values
+        self._most_bytes = most_bytes
+        self._given = self._durable = self._epoch.first_step
+        self._step_bytes = _step_bytes(self._epoch, setting.held)
         self._room: int | None = None
         self._used = 0
-        self._is_ended = False
-        self._step_bytes = _step_bytes(epoch)
-        group = setting.group
-        self._ranks = len(group.ranks)
-        # Replicas of several ranks hold a step back until the next has come.
-        held = min(self._ranks, 2) * [self._step_bytes, _HEADER_BYTES]
-        nbytes = max(most_bytes, extent(held) + mmap.PAGESIZE)
-        image, tensors = image_of(model, optimizer)
-        self._memory = os.memfd_create("ucp-replica", os.MFD_CLOEXEC)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stream, their_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._channel = ours
-        with ExitStack() as stack:
-            stack.callback(os.close, self._memory)
-            stack.enter_context(theirs)
-            stack.enter_context(their_stream)
-            self._ring = Arena(allocate=self._allocated)
-            self._ring.prepare(nbytes)
-            listener: socket.socket | None = None
-
-            def open_meeting() -> bytes:
-                nonlocal listener
-                meeting, listener = stack.enter_context(opened())
-                return json.dumps(meeting).encode()
-
-            place = json.loads(decided(group, open_meeting)) if self._ranks > 1 else None
-            self._process = _started(theirs, their_stream, self._memory, listener)
-        with stream:
-            stream.settimeout(PATIENCE)
-            hello: dict[str, JsonValue] = {
-                "run": setting.run,
-                "log": setting.url,
-                "epoch": epoch.to_json(),
-                "digest": setting.digest,
-                "full_every": setting.full_every,
-                "keep_full": setting.keep_full,
-                "ring": self._ring.nbytes,
-                "image": image.to_json(),
-                "values": values,
-                "linger": float(replica.linger).hex(),
-                "incremental": replica.incremental,
-                "threads": replica.threads,
-                "rank": list(group.ranks).index(group.rank),
-                "ranks": self._ranks,
-                "meeting": place,
-            }
-            try:
-                send_document(stream, hello)
-                send_tensors(stream, tensors)
-            except OSError as reason:
-                self._fail(reason)
+        self._lost: LostError | None = None
         try:
-            while self._heard(wait=True).kind != b"R":
-                pass
-        except BaseException:
-            self._end()
-            raise
+            self._link = self._begun(is_saved=True)
+        except LostError as reason:
+            raise _gone(reason) from reason
 
-    def _allocated(self, nbytes: int) -> NDArray[np.uint8]:
-        os.ftruncate(self._memory, nbytes)
-        return np.frombuffer(mmap.mmap(self._memory, nbytes), np.uint8)
+    @property
+    def durable_step(self) -> int:
+        """The newest step of which a checkpoint is known to be committed."""
+        self._durable = max(self._durable, self._link.durable_step)
+        return self._durable
+
+    @property
+    def process(self) -> int:
+        """The replica's number among the processes of this machine."""
+        return self._link.process.pid
+
+    def _begun(self, *, is_saved: bool) -> Link:
+        """Start a replica with the state of now, that behind the last step that was given."""
+        setting, replica, group = self._setting, self._replica, self._setting.group
+        image, tensors = image_of(self._model, self._optimizer)
+        hello: dict[str, JsonValue] = {
+            "run": setting.run,
+            "log": setting.url,
+            "epoch": self._epoch.to_json(),
+            "digest": setting.digest,
+            "step": self._given,
+            "is_saved": is_saved,
+            "full_every": setting.full_every,
+            "keep_full": setting.keep_full,
+            "image": image.to_json(),
+            "values": dict(self._values),
+            "linger": float(replica.linger).hex(),
+            "incremental": replica.incremental,
+            "threads": replica.threads,
+            "rank": list(group.ranks).index(group.rank),
+            "ranks": len(group.ranks),
+        }
+        # Replicas of several ranks hold a step back until the next has come.
+        held = min(len(group.ranks), 2) * [self._step_bytes, _HEADER_BYTES]
+        nbytes = max(self._most_bytes, extent(held) + mmap.PAGESIZE)
+        return Link(hello, tensors, nbytes=nbytes, group=group)
+
+    def _replace(self, reason: LostError) -> None:
+        """Begin another replica in place of one that is gone.
+
+        Raises:
+            StoreError: ``UCP-E-RANK`` where that does not help.
+        """
+        self._room, self._lost = None, None
+        self._durable = self.durable_step
+        if len(self._setting.group.ranks) > 1 or reason.was_told or not self._link.made:
+            raise _gone(reason) from reason
+        message = (
+            f"the replica is gone ({reason}); another one has the state of step {self._given} from now on"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        try:
+            self._link = self._begun(is_saved=False)
+        except LostError as again:
+            raise _gone(again) from again
+
+    def _surely(self, act: Callable[[Link], None]) -> None:
+        """Do something with the replica, or with the one that replaces it."""
+        if self._link.is_over and self._lost is None:
+            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
+        try:
+            act(self._link)
+        except LostError as reason:
+            self._replace(reason)
+            try:
+                act(self._link)
+            except LostError as again:
+                raise _gone(again) from again
 
     def copied(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return a copy of what a step has, in the ring; waits for room."""
+        if self._lost is None:
+            try:
+                return self._copied(self._link, values)
+            except LostError as reason:
+                if len(self._setting.group.ranks) > 1:
+                    raise _gone(reason) from reason
+                self._lost = reason  # The next one begins with the state behind this step.
+        return np.copy(values)
+
+    def _copied(self, link: Link, values: NDArray[np.generic]) -> NDArray[np.generic]:
         if self._room is None:
-            self._room, self._used = self._taken(self._step_bytes), 0
+            self._room, self._used = link.take(self._step_bytes), 0
         start = self._room + self._used
         if self._used + values.nbytes > self._step_bytes:
             raise AssertionError("a step has no more than all of its tensors")
         self._used += extent([values.nbytes])
-        found = self._ring.memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+        found = link.memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
         np.copyto(found, values)
         return found
 
-    def _taken(self, nbytes: int) -> int:
-        """Return where a region of the ring begins, when there is one."""
-        while (start := self._ring.take(nbytes, block=False)) is None:
-            self._heard(wait=True)
-        self._pending_regions += 1
-        return start
-
     def put(self, batch: BatchDraft) -> None:
         """Hand over a batch of one step, which the replica has from then on."""
+        self._given, self._values = batch.first_step + 1, batch.values
+        if self._link.is_over and self._lost is None:
+            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
+        try:
+            if self._lost is not None:
+                raise self._lost
+            self._put(self._link, batch)
+        except LostError as reason:
+            self._replace(reason)
+
+    def _put(self, link: Link, batch: BatchDraft) -> None:
         (step,) = batch.steps
-        entries, offsets = self._placed(step)
+        entries, offsets = self._placed(link, step)
         record = StepRecord(entries, 0, 0, step.options, step.skipped)
         header = BatchHeader(
             self._epoch.log,
             self._epoch.epoch,
             0,
             batch.first_step,
-            self._digest,
+            self._setting.digest,
             (record,),
             batch.values,
             tuple(batch.sums),
@@ -209,127 +242,66 @@ class ReplicaFeed:
             for one in step.elsewhere
         ]
         text = jsonio.dumps_canonical({"batch": header.to_json(), "offsets": offsets, "elsewhere": elsewhere})
-        start = self._taken(len(text))
-        self._ring.memory[start : start + len(text)] = np.frombuffer(text, np.uint8)
-        self._regions[batch.first_step], self._pending_regions = self._pending_regions, 0
+        start = link.take(len(text))
+        link.memory[start : start + len(text)] = np.frombuffer(text, np.uint8)
         self._room = None
-        self._given = batch.first_step + 1
-        self._tell(Message(b"S", start, len(text)))
-        while self._heard(wait=False) is not None:
-            pass
+        link.put(batch.first_step, start, len(text))
 
-    def _placed(self, step: StepDraft) -> tuple[tuple[Entry, ...], list[JsonValue]]:
+    def _placed(self, link: Link, step: StepDraft) -> tuple[tuple[Entry, ...], list[JsonValue]]:
         """Return the entries of a step, and where in the ring the bytes of each lie."""
         entries: list[Entry] = []
         offsets: list[JsonValue] = []
-        base = self._ring.memory.ctypes.data
+        base = link.memory.ctypes.data
         for one in step.captured:
             piece = self._epoch.pieces[one.piece]
             offset = one.values.ctypes.data - base if one.values.size else 0
-            is_here = 0 <= offset < self._ring.nbytes and one.places is None
+            is_here = 0 <= offset < link.memory.nbytes and one.places is None
             # What is in the ring is whole; what a compressor or a sparse gradient has left is copied into it here.
             entry, buffers = encoded(one, piece.shape, is_value=True)
             if not is_here:
                 data = np.concatenate([np.frombuffer(buffer, np.uint8) for buffer in buffers])
-                offset = self.copied(data).ctypes.data - base if data.size else 0
+                offset = self._copied(link, data).ctypes.data - base if data.size else 0
             entries.append(entry)
             offsets.append(offset)
         return tuple(entries), offsets
 
     def full(self) -> None:
         """Have the replica save a checkpoint of the last step that it was given."""
-        self._tell(Message(b"F"))
+        self._surely(lambda link: link.tell(Message(b"F")))
 
     def drain(self) -> None:
         """Return when a checkpoint of the last step is committed."""
         if self.durable_step < self._given:
-            self.full()
-        while self.durable_step < self._given:
-            self._heard(wait=True)
+            self._surely(partial(self._await_save, Message(b"F")))
 
     def close(self) -> None:
         """End the replica, when a checkpoint of the last step is committed."""
-        if self._is_ended:
+        if self._link.is_over and self._lost is None:
             return
         try:
-            self._tell(Message(b"E"))
-            while self.durable_step < self._given:
-                self._heard(wait=True)
+            self._surely(partial(self._await_save, Message(b"E")))
         finally:
-            self._end()
+            self._link.end()
+
+    def _await_save(self, message: Message, link: Link) -> None:
+        link.tell(message)
+        while self.durable_step < self._given:
+            link.hear(wait=True)
 
     def leave(self) -> None:
         """Let the replica go on without this process, which fails: whoever recovers gets the state from it."""
-        self._is_ended = True
-        self._channel.close()
-
-    def _end(self) -> None:
-        self._is_ended = True
-        self._channel.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
-
-    def _tell(self, message: Message) -> None:
-        if self._is_ended:
-            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
-        try:
-            send(self._channel, message)
-        except OSError as reason:
-            # It may have said why.
-            with suppress(OSError):
-                while self._heard(wait=False) is not None:
-                    pass
-            self._fail(reason)
-
-    def _heard(self, *, wait: bool) -> Any:
-        """Take the next message of the replica, None where there is none; raises what it tells of."""
-        try:
-            message = receive(self._channel, wait=wait)
-        except OSError as reason:
-            self._fail(reason)
-        match message:
-            case Message(kind=b"A"):
-                self._ring.give(self._regions.pop(message.a))
-            case Message(kind=b"C"):
-                self.durable_step = max(self.durable_step, message.a)
-            case Message(kind=b"X"):
-                raise message.problem()
-        return message
-
-    def _fail(self, reason: OSError) -> None:
-        self._end()
-        message = f"the replica is gone, or does not answer ({reason}); recover(), and begin another one"
-        raise error("UCP-E-RANK", message, at="replica") from reason
+        self._link.leave()
 
 
-def _step_bytes(epoch: Epoch) -> int:
-    """Return the most bytes that a step takes in the ring."""
+def _gone(reason: LostError) -> UcpError:
+    message = f"the replica is gone, or does not answer ({reason}); recover(), and begin another one"
+    return error("UCP-E-RANK", message, at="replica")
+
+
+def _step_bytes(epoch: Epoch, held: frozenset[int]) -> int:
+    """Return the most bytes that a step takes in the ring, of pieces that this rank holds."""
     sizes = []
-    for piece in epoch.pieces:
+    for piece in map(epoch.pieces.__getitem__, sorted(held)):
         rows = piece.shape[0] if piece.shape else 0
         sizes.append(prod(piece.shape) * dtype(epoch.tensors[piece.tensor].dtype).item_bytes + 4 * rows)
     return extent(sizes)
-
-
-def _started(
-    channel: socket.socket, stream: socket.socket, memory: int, listener: socket.socket | None
-) -> subprocess.Popen[bytes]:
-    """Start the process, in a session of its own, so that nothing that ends the trainer's ends it."""
-    package = str(Path(__file__).parents[3])
-    paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    numbers = [channel.fileno(), stream.fileno(), memory]
-    arguments = [*numbers, os.getpid()]
-    if listener is not None:
-        numbers.append(listener.fileno())
-        arguments.append(listener.fileno())
-    return subprocess.Popen(  # noqa: S603 - this interpreter, and a module of the library
-        # -P: no module of the working directory is taken for one of the library.
-        [sys.executable, "-P", "-m", "ucpformat.replay.replica", *map(str, arguments)],
-        pass_fds=numbers,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        # A pipe of the trainer's would stay open as long as the replica lives.
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ucpformat.errors import UcpError
 from ucpformat.replay.own_values import decoded
-from ucpformat.replay.replica.company import Span
 from ucpformat.replay.replica.image import Image, filled, require_same
-from ucpformat.replay.replica.wire import reached, receive_document, send_document
-from ucpformat.update_log.reading import StoredLog
+from ucpformat.replay.replica.living import greeted, newest_epoch
+from ucpformat.replay.replica.wire import receive_document, send_document
 
 if TYPE_CHECKING:
     import socket
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+    from ucpformat.replay.replica.spans import Span
     from ucpformat.update_log.documents import Exactness
 
 __all__ = ["Found", "Held", "found_replica"]
@@ -81,24 +80,7 @@ def found_replica(url: str, rank: int, ranks: int) -> Found | None:
 
     Ranks count in the order of the job's group. A job of another size has none.
     """
-    try:
-        with StoredLog(url) as log:
-            if not log.keys.epochs:
-                return None
-            stored = log.epoch(log.keys.epochs[-1])
-    except UcpError:
-        return None  # Whatever is wrong with the log, a recovery from the disk says.
-    if stored.epoch.ranks != ranks:
+    stored = newest_epoch(url)
+    if stored is None or stored.epoch.ranks != ranks or (found := greeted(stored, rank)) is None:
         return None
-    stream = reached(stored.epoch.start, rank)
-    if stream is None:
-        return None
-    try:
-        said: Any = receive_document(stream)
-        named = (said["log"], said["epoch"], said["digest"])
-        if named == (stored.epoch.log, stored.epoch.epoch, stored.digest):
-            return Found(stream, *named, Span(*said["span"]))
-    except OSError:
-        pass
-    stream.close()
-    return None
+    return Found(found[0], stored.epoch.log, stored.epoch.epoch, stored.digest, found[1])

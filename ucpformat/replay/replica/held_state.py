@@ -12,8 +12,8 @@ from ucpformat.replay.applying import Applier
 from ucpformat.replay.content import checkpoint_content
 from ucpformat.replay.exactness import profile_of
 from ucpformat.replay.own_values import decoded
-from ucpformat.replay.replica.company import Span
 from ucpformat.replay.replica.image import Image, image_of, made, send_tensors
+from ucpformat.replay.replica.spans import Span
 from ucpformat.replay.replica.wire import send_document
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import tracked_state
@@ -43,7 +43,7 @@ class HeldState:
         self._model, self._optimizer = made(Image.from_json(hello["image"]), stream)
         self._tracked = tracked_state(self._model, self._optimizer, group)
         self._applier = Applier.of(self._optimizer, self._tracked, self.epoch, at="replica", borrows=True)
-        self.step = self.epoch.first_step
+        self.step: int = hello["step"]
         self._held: tuple[BatchHeader, Mapping[int, LoggedEntry]] | None = None
         self._values: Mapping[str, JsonValue] = hello["values"]
         self._owned = {

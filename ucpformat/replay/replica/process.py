@@ -16,8 +16,9 @@ import torch
 from ucpformat.distributed.group import decided
 from ucpformat.errors import UcpError, error
 from ucpformat.manager import CheckpointManager
-from ucpformat.replay.replica.company import Meeting, Span, alone, common_step, joined
+from ucpformat.replay.replica.company import Meeting, alone, joined
 from ucpformat.replay.replica.held_state import HeldState
+from ucpformat.replay.replica.spans import Span, common_step
 from ucpformat.replay.replica.wire import (
     PATIENCE,
     Message,
@@ -108,7 +109,7 @@ class Process:
             incremental=hello["incremental"],
             group=company.group,
         )
-        self._saved = held.step
+        self._saved = held.step if hello["is_saved"] else -1
         """The step of the last checkpoint that was begun."""
         self._save: AsyncSave | None = None
         self._began = time.monotonic()
@@ -137,6 +138,8 @@ class Process:
         """Run until the trainer says so, or has been gone for long enough."""
         signal.signal(signal.SIGTERM, self._stop)
         send(self._talk, Message(b"R"))
+        if self._saved < 0 and self._full_every is not None:
+            self._begin_save()  # The one before it has died, and nobody knows since when.
         while not self._is_over and not self._is_late():
             for key, _ in self._selector.select(_LOOK if self._awaited is None else _MEET):
                 key.data()
@@ -330,12 +333,12 @@ class Process:
                 return
             if not self._is_alone:
                 self._hear()
-            self._lingers_from = time.monotonic()
-            self._served += 1
             stream.settimeout(PATIENCE)
             with suppress(OSError):
                 send_document(stream, {**self._held.name, "span": list(self._held.span)})
-                asked: Any = receive_document(stream)
+                asked: Any = receive_document(stream)  # Whoever only looks goes here.
+                self._lingers_from = time.monotonic()
+                self._served += 1
                 self._come_to(asked["step"])
                 if self._all_come(f"recovery-{asked['step']}-{self._served}"):
                     self._begin_save()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ucpformat.distributed.group import agreed
 from ucpformat.errors import Problem
 from ucpformat.replay.replaying import worse
-from ucpformat.replay.replica.company import Span, common_step
 from ucpformat.replay.replica.finding import found_replica
+from ucpformat.replay.replica.spans import Span, common_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ucpformat.replay.replica.finding import Found, Held
     from ucpformat.update_log.documents import Exactness
 
-__all__ = ["Taken", "available", "taken"]
+__all__ = ["Taken", "taken"]
 
 
 class Taken(NamedTuple):
@@ -36,15 +36,6 @@ class Taken(NamedTuple):
     log: str
     epoch: int
     digest: str
-
-
-def available(url: str) -> Span | None:
-    """Return the steps of which the replica of a job of one process, on this machine, would give the state."""
-    found = found_replica(url, 0, 1)
-    if found is None:
-        return None
-    with found.stream:
-        return found.span
 
 
 def taken(url: str, model: Module, optimizer: Optimizer, group: Group) -> Taken | Problem | None:
