@@ -9,7 +9,7 @@ import {write} from '../node/index.mjs';
 import {Session} from '../view/session.mjs';
 import {Summary} from '../view/summary.mjs';
 import {
-  byName, bySize, change, globTest, rowsOf, treeOf,
+  byName, bySize, change, changeOf, globTest, rowsOf, sideOf, treeOf,
 } from '../view/tree.mjs';
 import {checkpointsAmong} from '../view/files.mjs';
 import {slotOf, temporary, writeSmall} from './helpers.mjs';
@@ -141,6 +141,28 @@ test('changes are told by content digests', () => {
   assert.equal(change(atom('x'), atom(null)), 'unknown');
   assert.equal(change(atom('x'), undefined), 'added');
   assert.equal(change(undefined, atom('x')), 'removed');
+});
+
+test('an alias that became an atom, or back, is told as such', () => {
+  const side = (...atoms) => sideOf(new Map(atoms.map(([name, content, ...aliases]) => [name, {
+    name,
+    aliases,
+    bytes: 8,
+    slots: [{
+      name: 'value', content, dtype: 'float32', shape: [2], bytes: 8, layout: null,
+    }],
+  }])));
+  const tied = side(['emb', 'x', 'head', 'tail'], ['w', 'y']);
+  const apart = side(['emb', 'x'], ['head', 'x'], ['w', 'y', 'tail']);
+  const told = (name, mine, other) => Object.values(changeOf(name, mine, other));
+  assert.deepEqual(told('head', apart, tied), ['changed', 'no longer an alias of emb']);
+  assert.deepEqual(told('head', tied, apart), ['changed', 'an alias of emb now']);
+  assert.deepEqual(told('head', tied, side(['emb', 'x'], ['head', 'z'])), ['changed', 'an alias of emb now, changed']);
+  assert.deepEqual(told('emb', apart, tied), ['changed', 'other aliases']);
+  assert.deepEqual(told('emb', tied, side(['emb', 'x', 'tail'], ['head', 'x'])), ['same', '']);
+  assert.deepEqual(told('w', side(['w', 'z']), tied), ['changed', 'changed']);
+  assert.deepEqual(told('gone', side(['a', 'x']), side(['gone', 'x'])), ['removed', 'removed']);
+  assert.deepEqual(told('emb', tied, tied), ['same', '']);
 });
 
 test('checkpoints among files are those that lie in no other, the last first, and a log', () => {

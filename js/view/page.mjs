@@ -12,7 +12,9 @@ import {VirtualList} from './list.mjs';
 import {planForm, planView} from './plan.mjs';
 import {runView} from './run.mjs';
 import {showTensor} from './tensor.mjs';
-import {byName, bySize, change, globTest, rowsOf, treeOf} from './tree.mjs';
+import {
+  behind, byName, bySize, changeOf, globTest, rowsOf, sideOf, treeOf,
+} from './tree.mjs';
 
 const MAX_LABEL = 160;
 const MAX_PROBLEMS = 1000;
@@ -33,6 +35,8 @@ const said = (error) => /** @type {Error} */ (error).message;
 class Page {
   /** @type {{a: Map<string, Row>, b: Map<string, Row> | null}} atoms by name, of the side that is shown and of the one it is compared with */
   atoms = {a: new Map(), b: null};
+  /** @type {{a: import('./tree.mjs').Side, b: import('./tree.mjs').Side} | null} the same of a comparison, when both are read */
+  sides = null;
   /** @type {Set<string>} names of modules */
   open = new Set();
   /** @type {Row[]} */
@@ -122,6 +126,7 @@ class Page {
     this.shown = a;
     $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
     this.atoms = {a: new Map(), b: null};
+    this.sides = null;
     this.open = new Set();
     const mine = this.atoms;
     try {
@@ -138,6 +143,7 @@ class Page {
       if (this.atoms === mine) this.refuse(said(error));
     }
     if (this.atoms !== mine) return; // others have been chosen meanwhile
+    this.sides = this.atoms.b && {a: sideOf(this.atoms.a), b: sideOf(this.atoms.b)};
     $('changed-only').hidden = !this.atoms.b;
     this.chosen = this.#chosen();
     this.openTop();
@@ -185,7 +191,7 @@ class Page {
   }
 
   changeOf(name) {
-    return this.atoms.b ? change(this.atoms.a.get(name), this.atoms.b.get(name)) : 'same';
+    return this.sides ? changeOf(name, this.sides.a, this.sides.b) : {state: 'same', told: ''};
   }
 
   /** Atoms that the search and the comparison leave. */
@@ -193,7 +199,7 @@ class Page {
     const test = globTest(field('search').value);
     const all = this.atoms.b ? new Map([...this.atoms.b, ...this.atoms.a]) : this.atoms.a;
     const chosen = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
-    return field('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name) !== 'same') : chosen;
+    return field('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name).state !== 'same') : chosen;
   }
 
   /** The tree of the atoms that are chosen, made when it is wanted. */
@@ -249,13 +255,13 @@ class Page {
     level, label, open, share, module,
   }) {
     const {atom} = module;
-    const state = atom ? this.changeOf(atom.name) : 'same';
+    const {state, told} = atom ? this.changeOf(atom.name) : {state: 'same', told: ''};
     const value = atom?.slots.find(({name}) => name === 'value') ?? atom?.slots[0];
     const bar = h('div', {class: 'bar'});
     bar.style.width = `${100 * share}%`;
     const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
       open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
-      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${state}`}${this.#broken(atom)}`) : null);
+      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`) : null);
     name.style.paddingLeft = `${level}em`;
     return h('div', {
       class: `row ${state}`, role: 'treeitem', 'aria-level': level + 1, 'aria-expanded': open === null ? null : String(open),
@@ -264,14 +270,18 @@ class Page {
 
   show(atom) {
     $('tensor').scrollTop = 0;
-    const known = own(this.shown.statistics, atom.name) ?? {};
-    if (!this.atoms.a.has(atom.name)) {
+    const {sides} = this;
+    const mine = sides ? behind(sides.a, atom.name) : atom;
+    if (!mine) {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
       return;
     }
-    const carried = own(this.shown.source.previews, atom.name) ?? {};
-    showTensor($('tensor'), this.client, atom, 'value', {
-      known, carried, other: this.atoms.b?.get(atom.name) ?? null, layouts: this.root.layouts.map(({mesh, steps}) => ({mesh: this.root.meshes[mesh], steps})),
+    showTensor($('tensor'), this.client, {...mine, name: atom.name}, 'value', {
+      known: own(this.shown.statistics, mine.name) ?? {},
+      carried: own(this.shown.source.previews, mine.name) ?? {},
+      other: sides ? behind(sides.b, atom.name) ?? null : null,
+      change: this.changeOf(atom.name).told,
+      layouts: this.root.layouts.map(({mesh, steps}) => ({mesh: this.root.meshes[mesh], steps})),
     });
   }
 

@@ -164,7 +164,8 @@ export class Session {
 
   /** What the page carries of a slot itself. */
   #preview(atom, slot) {
-    const found = this.previews.get(atom);
+    if (this.previews.size === 0) return null;
+    const found = this.previews.get(atom) ?? this.previews.get(this.checkpoint.find(atom).atom.name);
     return found && Object.hasOwn(found, slot) ? found[slot] : null;
   }
 

@@ -116,11 +116,11 @@ function placesView({
  * @param {object} atom
  * @param {string} [slotName]
  * @param {{known?: Record<string, object>, carried?: Record<string, object>, other?: object | null,
- *   layouts?: {mesh: object, steps: object[]}[]}} [beside] statistics and previews that came with the page, by slot; the
- *   same atom of the checkpoint with which this one is compared; layouts of the checkpoint
+ *   change?: string, layouts?: {mesh: object, steps: object[]}[]}} [beside] statistics and previews that came with the page, by slot; the
+ *   same atom of the checkpoint with which this one is compared, and what changed in words; layouts of the checkpoint
  */
 export function showTensor(section, client, atom, slotName = 'value', beside = {}) {
-  const {known = {}, carried = {}, other = null, layouts = []} = beside;
+  const {known = {}, carried = {}, other = null, change = '', layouts = []} = beside;
   const slot = atom.slots.find(({name}) => name === slotName) ?? atom.slots[0];
   const again = (name) => showTensor(section, client, atom, name, beside);
   const tabs = atom.slots.map(({name}) => h('button', {
@@ -145,6 +145,7 @@ export function showTensor(section, client, atom, slotName = 'value', beside = {
       h('dt', {}, 'type'), h('dd', {}, slot.dtype), h('dt', {}, 'shape'), h('dd', {}, extents(slot.shape)),
       h('dt', {}, 'bytes'), h('dd', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
       ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : [])),
+    ...(change ? [h('p', {}, `Compared: ${change}.`)] : []),
     ...(other ? [h('p', {class: 'quiet'}, isSame ? 'The same as in the checkpoint that it is compared with.'
       : isAlike ? 'Elements that differ there are marked.' : 'There it has another type or shape, or is missing.')] : []),
     windowPanel(ask, slot, askOther),

@@ -155,3 +155,41 @@ export function change(mine, other) {
   }
   return result;
 }
+
+/** @typedef {{atoms: Map<string, AtomRow>, aliases: Map<string, string>}} Side atoms by name, and names of atoms by alias */
+
+/**
+ * A side of a comparison.
+ * @param {Map<string, AtomRow>} atoms
+ * @returns {Side}
+ */
+export const sideOf = (atoms) => ({
+  atoms, aliases: new Map([...atoms.values()].flatMap(({name, aliases}) => aliases.map((alias) => [alias, name]))),
+});
+
+/** What is behind a name: an atom, by its name or by an alias. */
+export const behind = ({atoms, aliases}, name) => atoms.get(name) ?? atoms.get(aliases.get(name) ?? '');
+
+/**
+ * What became of the atom of a name between two checkpoints. A weight that is tied in one and stored apart in the other is
+ * an alias there and an atom here.
+ * @param {string} name of an atom of one of them at least
+ * @param {Side} mine
+ * @param {Side} other with which it is compared
+ * @returns {{state: ReturnType<typeof change>, told: string}} told: in words
+ */
+export function changeOf(name, mine, other) {
+  const slots = change(behind(mine, name), behind(other, name));
+  const was = other.aliases.get(name);
+  const is = mine.aliases.get(name);
+  /** @type {string[]} */
+  const words = slots === 'same' ? [] : [slots];
+  if (was !== undefined && mine.atoms.has(name)) words.unshift(`no longer an alias of ${was}`);
+  else if (is !== undefined && other.atoms.has(name)) words.unshift(`an alias of ${is} now`);
+  else if (mine.atoms.has(name) && other.atoms.has(name)) {
+    // Names that are atoms on one of the sides say so themselves.
+    const tied = (side, others) => (side.atoms.get(name)?.aliases ?? []).filter((alias) => !others.atoms.has(alias)).sort().join('\n');
+    if (tied(mine, other) !== tied(other, mine)) words.push('other aliases');
+  }
+  return {state: slots === 'same' && words.length > 0 ? 'changed' : slots, told: words.join(', ')};
+}

@@ -50,6 +50,28 @@ def test_what_changed_is_told(chromium: Chromium, tmp_path: Path) -> None:
         assert states == {"other": "changed", "new": "added", "gone": "removed"}
 
 
+def test_a_weight_that_is_no_longer_tied_is_told_and_compared(chromium: Chromium, tmp_path: Path) -> None:
+    slot = {"value": ucp.SlotSpec("float64", (3,))}
+    tied = [ucp.AtomSpec("emb", slot, aliases=("head",))]
+    with ucp.CheckpointWriter(tmp_path / "tied.ucp", tied) as writer:
+        writer.write("emb", "value", np.arange(3.0))
+    ucp.save(tmp_path / "apart.ucp", {"emb": np.arange(3.0), "head": np.array([0.0, 9.0, 2.0])})
+    marked = "[...document.querySelectorAll('table.values td.changed')].map((cell) => cell.title)"
+    for first, second, told, other in (
+        ("apart", "tied", "no longer an alias of emb, changed", "compared with: 1"),
+        ("tied", "apart", "an alias of emb now, changed", "compared with: 9"),
+    ):
+        with shown(chromium, tmp_path / f"{first}.ucp", tmp_path / f"{second}.ucp", compared=1) as page:
+            page.click("#changed")
+            page.click("#flat")
+            page.wait("document.querySelectorAll('.row').length === 1")
+            assert rows(page) == [f"headfloat64 3, {told}"]
+            page.click(".row")
+            page.wait("document.querySelector('table.values td.changed')")
+            assert page.value(marked) == [other]
+            assert told in page.value("document.getElementById('tensor').innerText")
+
+
 def test_values_that_changed_are_marked(chromium: Chromium, tmp_path: Path) -> None:
     tensor = np.arange(3000.0).reshape(60, 50)
     other = tensor.copy()
