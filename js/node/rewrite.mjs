@@ -38,6 +38,7 @@ export function rewrite(from, path, storage) {
       layout: layoutOf(slot),
       compressor: slot.compressor,
       annotations: slot.annotations,
+      content: slot.content,
       open: () => slotSource(readerOf(source, atom.name, slot.name)),
     });
     return write({

@@ -39,6 +39,7 @@ const PACK_BYTES = 2 ** 32;
  * @property {(slot: import('../lib/documents.mjs').Slot) => import('./sources.mjs').Source} open
  * @property {{mesh: Mesh, steps: Step[], place?: import('../lib/layout.mjs').Place | null} | null} [layout] to be recorded
  * @property {Map | null} [compressor]
+ * @property {string | null} [content] the digest that its bytes have to have
  * @property {Map} [annotations]
  */
 /**

@@ -92,6 +92,15 @@ test('a rewriter keeps names, aliases, state and blobs', (t) => {
   assert.deepEqual(a.atoms.map(({name}) => name), ['a', 'b', 'é/c']);
 });
 
+test('a rewriter refuses bytes that have another content digest than recorded', (t) => {
+  const directory = temporary(t);
+  const path = join(directory, 'a');
+  writeSmall(path, 'packed');
+  craft(path, (root, {document}) => document(root.get('parts')[0].get('index'), (index) => (
+    index.get('atoms')[0].get('slots').get('value').set('content', `crc32c-tree:${'0'.repeat(64)}`))));
+  assert.throws(() => rewrite(path, join(directory, 'b'), 'packed'), {code: 'UCP-E-CONTENT'});
+});
+
 test('a chunk that several writers stored in boxes is read', (t) => {
   const path = join(temporary(t), 'x');
   const random = new Random(5);
