@@ -272,6 +272,7 @@ class Page {
     $('tensor').scrollTop = 0;
     const {sides} = this;
     const mine = sides ? behind(sides.a, atom.name) : atom;
+    const {state, told} = this.changeOf(atom.name);
     if (!mine) {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
       return;
@@ -280,7 +281,7 @@ class Page {
       known: own(this.shown.statistics, mine.name) ?? {},
       carried: own(this.shown.source.previews, mine.name) ?? {},
       other: sides ? behind(sides.b, atom.name) ?? null : null,
-      change: this.changeOf(atom.name).told,
+      change: told === state ? '' : told,
       layouts: this.root.layouts.map(({mesh, steps}) => ({mesh: this.root.meshes[mesh], steps})),
     });
   }
