@@ -138,6 +138,8 @@ def classes(
     for feature in OPTIONAL:
         of_feature = [result for result in mine if feature in result.features]
         earned[f"+{feature}"] = bool(of_feature) and all(result.outcome == "pass" for result in of_feature)
+    for feature in COMPRESSORS:
+        earned[f"+{feature} to read"] = _only_reads([one for one in mine if feature in one.features])
     for profile in BEYOND:
         of_profile = [
             result
@@ -146,6 +148,13 @@ def classes(
         ]
         earned[f"+{profile}"] = bool(of_profile) and all(result.outcome == "pass" for result in of_profile)
     return earned
+
+
+def _only_reads(results: Sequence[Result]) -> bool:
+    """Return whether all that reads passes, and what writes is claimed by nobody."""
+    read = [result.outcome for result in results if result.role in {"validator", "reader"}]
+    written = [result.outcome for result in results if result.role not in {"validator", "reader"}]
+    return bool(read) and set(read) == {"pass"} and set(written) == {"unclaimed"}
 
 
 def badge(earned: dict[str, Any], format_version: int = 0) -> dict[str, Any]:
@@ -159,7 +168,8 @@ def badge(earned: dict[str, Any], format_version: int = 0) -> dict[str, Any]:
     ]
     # Full takes every profile, and whoever has no level has nothing to add one to.
     named = OPTIONAL if set(by_level) <= {"full"} else (*BEYOND, *OPTIONAL)
-    added = [f"+{name}" for name in named if earned.get(f"+{name}")]
+    words_of = ((f"+{name}", f"+{name} to read") for name in named)
+    added = [word for pair in words_of for word in pair if earned.get(word)]
     message = " ".join([", ".join(words) or "no class", *added])
     color = "brightgreen" if list(by_level) == ["full"] else "yellow" if by_level else "red"
     return {"schemaVersion": 1, "label": f"UCP {format_version}", "message": message, "color": color}

@@ -254,6 +254,28 @@ def test_badges_state_the_class_in_words() -> None:
     assert badge(earned)["message"] == "Full validator/reader, Dense writer +zstd"
 
 
+@pytest.mark.parametrize(
+    ("read", "written", "words"),
+    [
+        ("pass", "pass", " +zstd"),
+        ("pass", "unclaimed", " +zstd to read"),
+        ("pass", "fail", ""),
+        ("fail", "unclaimed", ""),
+        ("unclaimed", "unclaimed", ""),
+    ],
+)
+def test_a_compressor_that_is_only_read_is_named_so(read: str, written: str, words: str) -> None:
+    found = [
+        Result(f"z{n}", "d", role, "dense", outcome, features=["zstd"])
+        for n, (role, outcome) in enumerate(
+            [("validator", "pass"), ("reader", read), ("writer", "unclaimed"), ("rewriter", written)]
+        )
+        if (role, written) != ("writer", "pass")
+    ]
+    earned = classes([*results(("dense", "pass")), *found], "d", ["reader", "rewriter"])
+    assert badge(earned)["message"] == f"Dense reader{words}"
+
+
 def of_profiles(*found: tuple[str, str, str]) -> list[Result]:
     """Results of a reader: profiles, level and outcome of each."""
     return [
