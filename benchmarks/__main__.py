@@ -33,6 +33,7 @@ _LATER: Final = {
     "replicas": "benchmarks.replicas",
     "revisions": "benchmarks.revisions",
     "objects": "benchmarks.objects",
+    "snapshots": "benchmarks.snapshots",
     "together": "benchmarks.together",
     "update-log": "benchmarks.update_log",
     "validate": "benchmarks.validation",

@@ -26,7 +26,7 @@ import ucpformat as ucp
 from benchmarks.ballast import Ballast, prepare
 from benchmarks.workloads import workload
 
-__all__ = ["CONTENDERS", "Stalls", "measure"]
+__all__ = ["CONTENDERS", "Stalls", "measure", "plain_copy"]
 
 State = dict[str, Any]
 
@@ -70,7 +70,8 @@ Save = Callable[[State, Path], Callable[[], object]]
 """Returns when training may go on, with what waits for the rest."""
 
 
-def _copy(device: str, nbytes: int) -> Save:
+def plain_copy(device: str, nbytes: int) -> Save:
+    """Return what copies a state into one array of so many bytes, tensor by tensor; its path has no meaning."""
     target = torch.ones(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
 
     def save(state: State, path: Path) -> Callable[[], object]:
@@ -129,7 +130,7 @@ def measure(
             return saver.save(path, {"model": state}).wait
 
         saves: dict[str, Save] = {
-            _BOUND: _copy(device, room),
+            _BOUND: plain_copy(device, room),
             "ucp": ours,
             "torch-dcp": _torch(),
             "torch-dcp-cached": _torch(async_stager=stager),

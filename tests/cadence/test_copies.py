@@ -128,6 +128,15 @@ def test_nothing_is_copied_after_its_deadline(
         copied += left.pop(index).nbytes
 
 
+@given(copies(1, 1), st.floats(0, 9))
+def test_what_a_call_takes_besides_copies_only_adds_to_it(found: list[DueCopy], call: float) -> None:
+    without, outcome = (simulate_snapshot(found, CopySpeeds(2, 1), call=one) for one in (0.0, call))
+    assert outcome.call == pytest.approx(without.call + call)
+    assert (outcome.fenced, outcome.peak) == pytest.approx((without.fenced, without.peak))
+    with pytest.raises(UcpError, match="a call takes 0 seconds or more"):
+        simulate_snapshot(found, CopySpeeds(2, 1), call=-1.0)
+
+
 def test_a_bandwidth_is_kept_to_until_something_is_due() -> None:
     speeds = CopySpeeds(alone=10.0, beside=10.0)
     slow = [DueCopy(10, 100.0)] * 4

@@ -125,7 +125,12 @@ def next_copy(
 
 
 def simulate_snapshot(
-    copies: Sequence[DueCopy], speeds: CopySpeeds, *, memory: float = inf, bandwidth: float = inf
+    copies: Sequence[DueCopy],
+    speeds: CopySpeeds,
+    *,
+    call: float = 0.0,
+    memory: float = inf,
+    bandwidth: float = inf,
 ) -> SnapshotOutcome:
     """Make a snapshot as `AsyncSaver` does with ``fence=``, and return for how long training waits.
 
@@ -136,11 +141,13 @@ def simulate_snapshot(
     Args:
         copies: what has to be copied.
         speeds: how fast that is.
+        call: seconds that the call of the save takes besides copies.
         memory: bytes of memory for copies, as ``arena_bytes=`` says.
         bandwidth: bytes a second that copies behind the save keep to, as ``bandwidth=`` says.
 
     Raises:
-        UcpError: ``UCP-E-LIMIT`` for speeds that are not above 0, and for a copy that is larger than the memory.
+        UcpError: ``UCP-E-LIMIT`` for speeds that are not above 0, a call below 0, and for a copy that is larger than
+            the memory.
 
     >>> speeds = ucp.cadence.CopySpeeds(alone=10.0, beside=10.0)
     >>> copies = [ucp.cadence.DueCopy(10, 0.0), ucp.cadence.DueCopy(20, 1.5), ucp.cadence.DueCopy(10, 9.0)]
@@ -155,7 +162,10 @@ def simulate_snapshot(
     largest = max((one.nbytes for one in copies), default=0)
     if largest > memory:
         raise error("UCP-E-LIMIT", f"a copy of {largest} bytes needs more memory than {memory}", at="memory")
+    if call < 0:
+        raise error("UCP-E-LIMIT", f"a call takes 0 seconds or more, not {call}", at="call")
     run = _Run(list(copies), speeds, memory)
+    run.call = call
     while run.left:
         ahead = [DueCopy(nbytes, run.behind + due - run.trained) for nbytes, due in run.left]
         index, at = next_copy(

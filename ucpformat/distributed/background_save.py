@@ -122,7 +122,8 @@ class AsyncSave:
 class BackgroundSave:
     """One save: batches go through a queue to a thread that writes them.
 
-    They come from the thread of the call, and from another one what is copied behind it, before ``fences``.
+    They come from the thread of the call. What is copied behind it, before ``fences``, the thread that writes copies
+    first, so that not two threads take processors from training; where that has to wait for room, a third one copies.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class BackgroundSave:
         self._later: LaterCopies | None = None
         self._queue: queue.SimpleQueue[Sequence[Part] | Batch | BaseException | None] = queue.SimpleQueue()
         self._accounted: queue.SimpleQueue[tuple[float, float, float]] = queue.SimpleQueue()
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._write, name="ucp-async-save", daemon=True)
         self._copying = threading.Thread(target=self._copy_later, name="ucp-later-copies", daemon=True)
 
@@ -161,13 +163,12 @@ class BackgroundSave:
         What fails here fails the save, on all ranks, as if it had failed in the thread. The save does not end before
         it is known for how long the caller was kept: since ``began``, and until ``admitted`` by the previous save.
         """
-        begun = False
         staging = time.perf_counter()
         try:
+            self._thread.start()
             self._snapshot = snapshot = Snapshot(self._saving, self._arena, copier, kept)
             if not snapshot.fits:
-                self._thread.start()
-                begun = True
+                self._begun.set()
             at_once, later = self._parted(snapshot)
             if later and fences is not None:
                 self._later = self._result._later = LaterCopies(snapshot, later, fences, pacing)
@@ -178,17 +179,21 @@ class BackgroundSave:
                 self._queue.put(None)
             else:
                 self._later.begin()
-                self._copying.start()
+                if not snapshot.fits:
+                    self._copying.start()
         except BaseException as failure:
+            if self._later is not None:
+                self._later.stop()
             self._queue.put(failure)
             if not isinstance(failure, Exception):
                 raise
         finally:
             # Ctrl-C may come while the thread starts, which then waits for this account.
             try:
-                if not begun:
+                if self._thread.ident is None:
                     self._thread.start()
             finally:
+                self._begun.set()
                 now = time.perf_counter()
                 self._accounted.put((now - began, admitted - began, now - staging))
 
@@ -243,6 +248,10 @@ class BackgroundSave:
             self._later.settle()
 
     def _write(self) -> None:
+        # Who starts a thread waits until it runs, and longer if it then works: it would keep the interpreter's lock.
+        self._begun.wait()
+        if self._later is not None and self._snapshot is not None and self._snapshot.fits:
+            self._copy_later()
         began = time.perf_counter()
         outcome: SaveReport | BaseException
         try:

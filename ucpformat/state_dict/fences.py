@@ -152,10 +152,11 @@ class TrainingFences:
                 empty.add(number)  # a rank may have nothing of what others train
         found: dict[SlotName, frozenset[int]] = {}
         for name, one in held.items():
-            owners = tensors.get(same_memory(one.local))
+            memory = same_memory(one.local)
+            owners = tensors.get(memory)
             if owners and all(self._guard(name, [tensor, one.local], number) for number, tensor in owners):
-                found[name] = frozenset(number for number, _ in owners)
-                self._by_memory[same_memory(one.local)] = found[name]
+                found[name] = frozenset([number for number, _ in owners])
+                self._by_memory[memory] = found[name]
         unused = {*self._numbers.values()} - empty - frozenset[int]().union(*found.values())
         if unused:
             kind = type(self._mutators[min(unused)]).__name__
@@ -168,12 +169,14 @@ class TrainingFences:
     def _guard(self, name: SlotName, tensors: list[Any], number: int) -> bool:
         """Note versions of a slot's tensors; whether there are any: numpy and inference mode count none."""
         torch: Any = sys.modules.get("torch")
-        if torch is None or not all(
-            isinstance(one, torch.Tensor) and not one.is_inference() for one in tensors
-        ):
+        if torch is None:
             return False
+        for one in tensors:
+            if not isinstance(one, torch.Tensor) or one.is_inference():
+                return False
         guards = self._guards.setdefault(number, [])
-        guards.extend((name, one, one._version) for one in tensors)
+        for one in tensors:
+            guards.append((name, one, one._version))
         return True
 
     def arm(self, wait: Callable[[int], None]) -> None:
