@@ -19,6 +19,10 @@ settings.register_profile("long", max_examples=400, deadline=None, suppress_heal
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("UCP_HYPOTHESIS_PROFILE", "ci"))
 
+# Workers of pytest-xdist take one core each. More threads of torch's would spin while they wait for one another: where
+# the machine has other work as well, tests with small models take four times the processor's time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What is printed for a terminal is as wide here as anywhere.
 os.environ["COLUMNS"] = "100"
 
