@@ -43,7 +43,7 @@ def test_replicas_give_alike_within_the_largest_request(
             given = Counter[int]()
             for rank in ranks:
                 for item in shares.given_by(rank, turn):
-                    assert shares.giver(item.number, item.place, item.rank, turn) == rank
+                    assert shares.giver(item.number, item.piece, item.rank, turn) == rank
                     given[rank] += item.size
             assert sum(given.values()) == sum(item.size for item in shares.requests)
             loads = [given[rank] for rank in ranks]

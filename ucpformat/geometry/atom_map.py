@@ -50,8 +50,8 @@ class Member:
         order = tuple(range(self.box.ndim)) if self.order is None else self.order
         dense = row_major_strides(tuple(self.box.shape[dim] for dim in order))
         strides = [0] * len(order)
-        for place, dim in enumerate(order):
-            strides[dim] = dense[place] if self.box.shape[dim] > 1 else 0
+        for position, dim in enumerate(order):
+            strides[dim] = dense[position] if self.box.shape[dim] > 1 else 0
         return (Piece(self.box, Strided(0, tuple(strides))),)
 
 
@@ -74,8 +74,8 @@ class AtomMap:
         ):
             raise error("UCP-E-SHAPE", f"{self.view!r} is no view of the shape {self.shape!r}", at="/view")
         seen: set[str] = set()
-        for place, member in enumerate(self.members):
-            at = f"/members/{place}"
+        for number, member in enumerate(self.members):
+            at = f"/members/{number}"
             if member.name in seen:
                 raise error("UCP-E-NAME", f"two members are called {member.name!r}", at=f"{at}/name")
             seen.add(member.name)
@@ -118,8 +118,8 @@ def stacked(name: str, members: Sequence[str], shape: tuple[int, ...], *, dim: i
         whole,
         whole,
         tuple(
-            Member(member, shape, Box((*zeros[:dim], place, *zeros[dim:]), (*shape[:dim], 1, *shape[dim:])))
-            for place, member in enumerate(members)
+            Member(member, shape, Box((*zeros[:dim], number, *zeros[dim:]), (*shape[:dim], 1, *shape[dim:])))
+            for number, member in enumerate(members)
         ),
     )
 
@@ -135,7 +135,7 @@ def concatenated(name: str, members: Sequence[tuple[str, tuple[int, ...]]], *, d
     found: list[Member] = []
     position = 0
     for member, shape in members:
-        offset = tuple(position if place == dim else 0 for place in range(len(shape)))
+        offset = tuple(position if other == dim else 0 for other in range(len(shape)))
         found.append(Member(member, shape, Box(offset, shape)))
         position += shape[dim]
     (rest,) = others
@@ -180,8 +180,8 @@ def _moves(source: AtomMap, wanted: Sequence[Piece], view: tuple[int, ...]) -> I
     ]
     index = BoxIndex([piece.box for _, piece in held])
     for piece in seen_in(wanted, view, common):
-        for place in index.overlapping(piece.box):
-            name, mine = held[place]
+        for number in index.overlapping(piece.box):
+            name, mine = held[number]
             offset = tuple(map(max, mine.box.offset, piece.box.offset))
             stop = map(min, mine.box.stop, piece.box.stop)
             yield (
@@ -207,9 +207,9 @@ class NameMap:
     def __post_init__(self) -> None:
         for side in (0, 1):
             seen: set[str] = set()
-            for place, pair in enumerate(self.pairs):
+            for number, pair in enumerate(self.pairs):
                 if pair[side] in seen:
-                    raise error("UCP-E-NAME", f"{pair[side]!r} is in two pairs", at=f"/{place}/{side}")
+                    raise error("UCP-E-NAME", f"{pair[side]!r} is in two pairs", at=f"/{number}/{side}")
                 seen.add(pair[side])
 
     def apply(self, names: Sequence[str]) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ class BufferShare:
     """The part of a buffer that ``rank``, which is in the mesh, keeps, for all tensors of one layout."""
 
     def __init__(self, layout: Layout, rank: int) -> None:
-        place = next(number for number, step in enumerate(layout.steps) if isinstance(step, Concat))
-        self._head = Layout(layout.mesh, layout.steps[:place])
-        self._tail = Layout(layout.mesh, (Flatten(), *layout.steps[place + 1 :]))
+        number = next(number for number, step in enumerate(layout.steps) if isinstance(step, Concat))
+        self._head = Layout(layout.mesh, layout.steps[:number])
+        self._tail = Layout(layout.mesh, (Flatten(), *layout.steps[number + 1 :]))
         self._coordinate = layout.mesh.coordinate_of(rank)
         self._lengths: dict[tuple[int, ...], int] = {}
         self._kept: dict[int, list[tuple[int, int]]] = {}

@@ -55,7 +55,7 @@ def clipped_move(move: Move, shape: tuple[int, ...], box: Box) -> Iterator[Move]
         for dim in range(len(shape)):
             found = [part for run in found for part in _clipped(run, dim, box.offset[dim], box.stop[dim])]
         for run in found:
-            yield Move(run.shape, run.other, _place(run, box, inner), move.factor)
+            yield Move(run.shape, run.other, _within(run, box, inner), move.factor)
 
 
 def source_boxes(move: Move, shape: tuple[int, ...]) -> Iterator[tuple[Box, Move]]:
@@ -80,18 +80,20 @@ def source_boxes(move: Move, shape: tuple[int, ...]) -> Iterator[tuple[Box, Move
             pending += [run.part(widest, middle, run.shape[widest] - middle), run.part(widest, 0, middle)]
             continue
         box = Box(run.first, tuple(extents))
-        place = _place(run, box, row_major_strides(box.shape))
-        yield box, Move(run.shape, place, run.other, move.factor)
+        own = _within(run, box, row_major_strides(box.shape))
+        yield box, Move(run.shape, own, run.other, move.factor)
 
 
-def _place(run: _Run, box: Box, inner: tuple[int, ...]) -> Strided:
+def _within(run: _Run, box: Box, inner: tuple[int, ...]) -> Strided:
     offset = sum((first - low) * step for first, low, step in zip(run.first, box.offset, inner, strict=True))
     return Strided(offset, tuple(step * inner[dim] for dim, step in zip(run.dims, run.steps, strict=True)))
 
 
 def _clipped(run: _Run, dim: int, low: int, high: int) -> Iterator[_Run]:
     """Yield the parts of ``run`` whose index along ``dim`` is in ``[low, high)``."""
-    mine = sorted((place for place, along in enumerate(run.dims) if along == dim), key=run.steps.__getitem__)
+    mine = sorted(
+        (number for number, along in enumerate(run.dims) if along == dim), key=run.steps.__getitem__
+    )
     spans = sum(map(run.span, mine))
     first = run.first[dim]
     if first >= low and first + spans < high:
@@ -109,16 +111,16 @@ def _clipped(run: _Run, dim: int, low: int, high: int) -> Iterator[_Run]:
             yield run.part(outer, inside.start, len(inside))
         return
     touching = range(max(0, -((first + inner - low) // step)), min(count, (high - 1 - first) // step + 1))
-    for place in touching:
-        if place not in inside:
-            yield from _clipped(_fixed(run, outer, place), dim, low, high)
-        elif place == inside.start:
+    for position in touching:
+        if position not in inside:
+            yield from _clipped(_fixed(run, outer, position), dim, low, high)
+        elif position == inside.start:
             yield run.part(outer, inside.start, len(inside))
 
 
-def _fixed(run: _Run, dim: int, place: int) -> _Run:
-    """Return ``run`` at one place along a dim, without that dim."""
-    part = run.part(dim, place, 1)
+def _fixed(run: _Run, dim: int, position: int) -> _Run:
+    """Return ``run`` at one position along a dim, without that dim."""
+    part = run.part(dim, position, 1)
     strides = part.other.strides
     return replace(
         part,
@@ -133,13 +135,13 @@ _Loop = tuple[int, int, int]
 """How many, how far apart in the tensor's memory, how far in the other."""
 
 
-def _runs(extents: tuple[int, ...], place: Strided, other: Strided, shape: tuple[int, ...]) -> Iterator[_Run]:
-    """Yield ``extents`` at ``place`` of a dense tensor of ``shape`` as runs, each dim of which goes along one dim."""
+def _runs(extents: tuple[int, ...], own: Strided, other: Strided, shape: tuple[int, ...]) -> Iterator[_Run]:
+    """Yield ``extents`` at ``own`` of a dense tensor of ``shape`` as runs, each dim of which goes along one dim."""
     if 0 in extents:
         return
     dense = row_major_strides(shape)
-    loops = tuple(loop for loop in zip(extents, place.strides, other.strides, strict=True) if loop[0] > 1)
-    pending = [(loops, place.offset, other.offset)]
+    loops = tuple(loop for loop in zip(extents, own.strides, other.strides, strict=True) if loop[0] > 1)
+    pending = [(loops, own.offset, other.offset)]
     found = 0
     while pending:
         loops, start, there = pending.pop()

@@ -62,29 +62,29 @@ class BoxIndex:
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
-        places = [place for place, box in enumerate(boxes) if not box.is_empty]
-        self._root = _Level(boxes, places, 0) if places else None
+        numbers = [number for number, box in enumerate(boxes) if not box.is_empty]
+        self._root = _Level(boxes, numbers, 0) if numbers else None
 
     def overlapping(self, box: Box, steps: _Steps | None = None) -> list[int]:
-        """Return the places, ascending, of the boxes that share a cell with ``box``."""
+        """Return the numbers, ascending, of the boxes that share a cell with ``box``."""
         if self._root is None or box.is_empty:
             return []
         return sorted(self._root.find(box, steps))
 
 
 class _Level:
-    __slots__ = ("dim", "groups", "highest", "places", "starts", "stops")
+    __slots__ = ("dim", "groups", "highest", "numbers", "starts", "stops")
 
-    def __init__(self, boxes: Sequence[Box], places: list[int], dim: int) -> None:
+    def __init__(self, boxes: Sequence[Box], numbers: list[int], dim: int) -> None:
         self.dim = dim
-        self.places = places
+        self.numbers = numbers
         self.groups: list[_Level] = []
-        if dim == boxes[places[0]].ndim:
+        if dim == boxes[numbers[0]].ndim:
             return
         grouped: dict[tuple[int, int], list[int]] = {}
-        for place in places:
-            start, extent = boxes[place].offset[dim], boxes[place].shape[dim]
-            grouped.setdefault((start, start + extent), []).append(place)
+        for number in numbers:
+            start, extent = boxes[number].offset[dim], boxes[number].shape[dim]
+            grouped.setdefault((start, start + extent), []).append(number)
         spans = sorted(grouped)
         self.starts = [start for start, _ in spans]
         self.stops = [stop for _, stop in spans]
@@ -93,16 +93,16 @@ class _Level:
 
     def find(self, box: Box, steps: _Steps | None) -> Iterator[int]:
         if not self.groups:
-            yield from self.places
+            yield from self.numbers
             return
         low = box.offset[self.dim]
         high = low + box.shape[self.dim]
         first, last = bisect_right(self.highest, low), bisect_left(self.starts, high)
         if steps is not None:
             steps.take(last - first)
-        for place in range(first, last):
-            if self.stops[place] > low:
-                yield from self.groups[place].find(box, steps)
+        for number in range(first, last):
+            if self.stops[number] > low:
+                yield from self.groups[number].find(box, steps)
 
 
 _Span = tuple[int, int]
@@ -240,9 +240,9 @@ def first_overlap(boxes: Sequence[Box]) -> Box | None:
 def _first_overlap(boxes: Sequence[Box], steps: _Steps | None) -> Box | None:
     ordered = sorted(boxes, key=lambda box: (box.offset, box.shape))
     index = BoxIndex(ordered)
-    for place, box in enumerate(ordered):
+    for number, box in enumerate(ordered):
         for other in index.overlapping(box, steps):
-            if other != place:
+            if other != number:
                 return box.intersect(ordered[other])
     return None
 

@@ -61,7 +61,7 @@ class Exchange:
     """A source and a target of one tensor, prepared so that any rank finds its part; a rank is one in both.
 
     Source boxes are first made disjoint. Every element is taken from the target rank itself where that holds
-    it; else the ranks that hold the same boxes share the work as `sharing` says. ``turn`` is the place of the
+    it; else the ranks that hold the same boxes share the work as `sharing` says. ``turn`` is the position of the
     tensor among those that are spread alike, so that not all of them begin with the same holder.
 
     ``held`` and ``wanted``, where given, are what `sides` makes of source and target in `exchange_view`, for
@@ -106,12 +106,12 @@ class Exchange:
     def period(self, rank: int) -> int:
         """Return after how many turns the part of ``rank`` is as at the first."""
         periods = [1]
-        places = self._places_of(rank)
+        numbers = self._pieces_of(rank)
         for sharing in self.sharings:
             held = sharing.held
             teams = set(held.teams_with.get(rank, ()))
-            for place in places:
-                found = held.index.overlapping(self.wanted.pieces[place].box)
+            for piece in numbers:
+                found = held.index.overlapping(self.wanted.pieces[piece].box)
                 teams.update(held.team_of[number] for number in found if rank not in held.holders[number])
             periods += [sharing.of(team).period for team in teams if len(held.teams[team]) > 1]
         return math.lcm(*periods)
@@ -123,27 +123,27 @@ class Exchange:
         """
         bound = 0
         for number, holders in enumerate(self.wanted.holders):
-            pieces = [self.wanted.pieces[place] for place in self.wanted.by_region[number]]
+            pieces = [self.wanted.pieces[piece] for piece in self.wanted.by_region[number]]
             size = sum(piece.box.size for piece in pieces)
             for rank in holders:
                 bound += size - min(sharing.held.count(rank, pieces) for sharing in self.sharings)
         return bound
 
-    def _places_of(self, rank: int) -> range:
+    def _pieces_of(self, rank: int) -> range:
         region = self.wanted.region_of.get(rank)
         return range(0) if region is None else self.wanted.by_region[region]
 
     def _to(self, rank: int, turn: int) -> Iterator[Copy]:
-        for place in self._places_of(rank):
-            box = self.wanted.pieces[place].box
+        for piece in self._pieces_of(rank):
+            box = self.wanted.pieces[piece].box
             for contribution, sharing in enumerate(self.sharings):
                 held = sharing.held
                 missing = box.size
                 for number in held.index.overlapping(box):
                     giver = rank
                     if rank not in held.holders[number]:
-                        giver = sharing.of(held.team_of[number]).giver(number, place, rank, turn)
-                    copy = self._copy(sharing.held, number, place, giver, rank, contribution)
+                        giver = sharing.of(held.team_of[number]).giver(number, piece, rank, turn)
+                    copy = self._copy(sharing.held, number, piece, giver, rank, contribution)
                     missing -= copy.size
                     yield copy
                 if missing:
@@ -156,10 +156,10 @@ class Exchange:
         for contribution, sharing in enumerate(self.sharings):
             for team in sharing.held.teams_with.get(rank, ()):
                 for item in sharing.of(team).given_by(rank, turn):
-                    yield self._copy(sharing.held, item.number, item.place, rank, item.rank, contribution)
+                    yield self._copy(sharing.held, item.number, item.piece, rank, item.rank, contribution)
 
-    def _copy(self, held: Held, number: int, place: int, giver: int, rank: int, contribution: int) -> Copy:
-        wanted, given = self.wanted.pieces[place], held.holders[number][giver]
+    def _copy(self, held: Held, number: int, piece: int, giver: int, rank: int, contribution: int) -> Copy:
+        wanted, given = self.wanted.pieces[piece], held.holders[number][giver]
         offset = tuple(map(max, held.boxes[number].offset, wanted.box.offset))
         stop = map(min, held.boxes[number].stop, wanted.box.stop)
         return Copy(

@@ -76,7 +76,7 @@ def local_map_of(shape: tuple[int, ...], local_shape: tuple[int, ...], boxes: It
     """
     strides = row_major_strides(local_shape)
     pieces: list[Piece] = []
-    for place, box in enumerate(boxes):
+    for number, box in enumerate(boxes):
         if not (
             _lies_in(box.global_offset, box.shape, shape)
             and _lies_in(box.local_offset, box.shape, local_shape)
@@ -84,7 +84,7 @@ def local_map_of(shape: tuple[int, ...], local_shape: tuple[int, ...], boxes: It
             raise error(
                 "UCP-E-SHAPE",
                 f"{box} leaves the tensor of shape {shape} or the local one of shape {local_shape}",
-                at=f"/{place}",
+                at=f"/{number}",
             )
         pieces.append(
             Piece(

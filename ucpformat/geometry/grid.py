@@ -17,7 +17,7 @@ __all__ = ["ChunkGrid", "chunk_grid"]
 class ChunkGrid:
     """A regular grid over an array: chunk ``i`` starts at ``i[d] * chunk_shape[d]`` in every dim.
 
-    A chunk has an index, one integer per dim, and a position, its place in the C order of all chunks.
+    A chunk has an index, one integer per dim, and a position, where it stands in the C order of all chunks.
     Raises UCP-E-SHAPE unless both shapes have equally many dims and chunk extents are at least 1.
     """
 
@@ -61,7 +61,7 @@ class ChunkGrid:
         return Box(offset, tuple(map(min, self.chunk_shape, rest)))
 
     def box_at(self, position: int) -> Box:
-        """Return the cells of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
+        """Return the cells of the chunk at a position in C order; UCP-E-SHAPE where there is no such chunk."""
         if position == 0 and self.count == 1:
             return self.whole
         return self._box(self.index_of(position))
@@ -75,8 +75,7 @@ class ChunkGrid:
         self._check(index)
         strides = row_major_strides(self.shape)
         return sum(
-            place * chunk * stride
-            for place, chunk, stride in zip(index, self.chunk_shape, strides, strict=True)
+            at * chunk * stride for at, chunk, stride in zip(index, self.chunk_shape, strides, strict=True)
         )
 
     def key(self, index: tuple[int, ...]) -> str:
@@ -85,12 +84,12 @@ class ChunkGrid:
         return "/".join(("c", *map(str, index)))
 
     def position_of(self, index: tuple[int, ...]) -> int:
-        """Return the place of a chunk in C order; UCP-E-SHAPE where there is no such chunk."""
+        """Return the position of a chunk in C order; UCP-E-SHAPE where there is no such chunk."""
         self._check(index)
         return sum(map(int.__mul__, index, row_major_strides(self.counts)))
 
     def index_of(self, position: int) -> tuple[int, ...]:
-        """Return the index of the chunk at a place in C order; UCP-E-SHAPE where there is no such chunk."""
+        """Return the index of the chunk at a position in C order; UCP-E-SHAPE where there is no such chunk."""
         counts = self.counts
         if not 0 <= position < self.count:
             raise error("UCP-E-SHAPE", f"there is no chunk {position} in a grid of {counts}")

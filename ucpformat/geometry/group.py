@@ -46,9 +46,9 @@ def buffer_places(
     mesh = members[0].layout.mesh
     # Most members of a large group are alike.
     lowerings: dict[BufferMember, Lowering] = {}
-    for place, member in enumerate(members):
+    for number, member in enumerate(members):
         if member not in lowerings:
-            lowerings[member] = _before_the_buffer(member, mesh, f"/{place}")
+            lowerings[member] = _before_the_buffer(member, mesh, f"/{number}")
     names = [axis.name for axis in mesh.axes]
     used = set[int]().union(*(lowering.used_axes for lowering in lowerings.values()))
     rows: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -70,17 +70,17 @@ def buffer_places(
         table[sum(map(int.__mul__, key, row_major_strides(sizes)))] = row
     totals = tuple(row[-1] for row in table)
     return tuple(
-        BufferPlace(tuple(row[place] for row in table), totals, tuple(names[axis] for axis in axes))
-        for place in range(len(members))
+        BufferPlace(tuple(row[number] for row in table), totals, tuple(names[axis] for axis in axes))
+        for number in range(len(members))
     )
 
 
 def _before_the_buffer(member: BufferMember, mesh: Mesh, at: str) -> Lowering:
     steps = member.layout.steps
-    place = next((place for place, step in enumerate(steps) if isinstance(step, Concat)), None)
-    if place is None or member.layout.mesh != mesh:
+    number = next((number for number, step in enumerate(steps) if isinstance(step, Concat)), None)
+    if number is None or member.layout.mesh != mesh:
         raise error("UCP-E-LAYOUT", "members of a group have a concat, and one mesh for all", at=at)
-    return lower(Layout(mesh, steps[:place]), member.shape)
+    return lower(Layout(mesh, steps[:number]), member.shape)
 
 
 def _row(lengths: list[int | None], align: int, multiple: int) -> tuple[int, ...]:

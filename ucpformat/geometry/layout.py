@@ -67,9 +67,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         checker = _Checker(self.mesh)
-        for place, step in enumerate(self.steps):
-            checker.check(step, f"/steps/{place}")
-        alone = [place for place, step in enumerate(self.steps) if isinstance(step, LocalOnly)]
+        for number, step in enumerate(self.steps):
+            checker.check(step, f"/steps/{number}")
+        alone = [number for number, step in enumerate(self.steps) if isinstance(step, LocalOnly)]
         if len(self.steps) > 1 and alone:
             raise _refusal("a local tensor has no other steps: leave them out", f"/steps/{alone[0]}")
 
@@ -122,7 +122,7 @@ class Layout:
         coordinate = self.mesh.find(rank)
         if coordinate is None:
             return False
-        position = {axis.name: place for axis, place in zip(self.mesh.axes, coordinate, strict=True)}
+        position = {axis.name: at for axis, at in zip(self.mesh.axes, coordinate, strict=True)}
         return all(position[step.axis] in step.coordinates for step in self.steps if isinstance(step, Only))
 
 
@@ -221,14 +221,14 @@ class _Checker:
         if step.steps is not None and len(own_steps) != count:
             raise _refusal(f"{len(own_steps)} entries for {count} blocks: one each", f"{at}/steps")
         axes: set[str] = set()
-        for place, shards in enumerate(own_steps):
-            axes |= self._own_steps(step.dim, shards or (), f"{at}/steps/{place}")
+        for number, shards in enumerate(own_steps):
+            axes |= self._own_steps(step.dim, shards or (), f"{at}/steps/{number}")
         self.blocks[step.dim] = _OpenBlocks(frozenset(axes), None in own_steps)
 
     def _own_steps(self, dim: int, shards: tuple[Shard, ...], at: str) -> set[str]:
         axes: set[str] = set()
-        for place, shard in enumerate(shards):
-            here = f"{at}/{place}"
+        for number, shard in enumerate(shards):
+            here = f"{at}/{number}"
             if not isinstance(shard, Shard) or shard.dim != dim:
                 raise _refusal(f"a block of dim {dim} may only carry shards of dim {dim}", here)
             self._rule(shard.rule, self._find(shard.axis, here, axes | self._taken()), here)

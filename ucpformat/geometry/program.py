@@ -117,8 +117,8 @@ class Place:
 
     def entry(self, coordinate: Coordinate) -> tuple[int, int]:
         """Return the offset and the total at a coordinate."""
-        place = sum(coordinate[axis] * stride for axis, stride in zip(self.axes, self.strides, strict=True))
-        return self.offsets[place], self.totals[place]
+        entry = sum(coordinate[axis] * stride for axis, stride in zip(self.axes, self.strides, strict=True))
+        return self.offsets[entry], self.totals[entry]
 
     def placed(self, intervals: list[Interval], coordinate: Coordinate) -> list[Interval]:
         """Return the buffer around the tensor; UCP-E-LAYOUT where that does not fit in."""
@@ -155,8 +155,8 @@ def compiled(step: Shard | Blocks | Join | Pad, mesh: Mesh, at: str) -> Operatio
                 else:
                     own.append(
                         tuple(
-                            _split(shard, mesh, f"{at}/steps/{block}/{place}")
-                            for place, shard in enumerate(shards)
+                            _split(shard, mesh, f"{at}/steps/{block}/{number}")
+                            for number, shard in enumerate(shards)
                         )
                     )
             return Cut(step.sizes, tuple(own), at)
@@ -168,7 +168,7 @@ def _split(step: Shard, mesh: Mesh, at: str) -> Split:
     if by == axis:
         return Split(axis, None, (mesh.shape[axis],), step.rule, at)
     coordinates = [
-        tuple(position if place == by else 0 for place in range(axis)) for position in range(mesh.shape[by])
+        tuple(position if other == by else 0 for other in range(axis)) for position in range(mesh.shape[by])
     ]
     return Split(axis, by, tuple(mesh.size_at(axis, head) for head in coordinates), step.rule, at)
 
@@ -218,7 +218,7 @@ def trials(
     failing depends on: ``axes``, on which the extent before the program depends, and those of the operations.
     Coordinates that hold nothing, by the positions in ``present`` on some axes, are left out.
     """
-    risky = [place for place, operation in enumerate(program) if _can_fail(operation)]
+    risky = [number for number, operation in enumerate(program) if _can_fail(operation)]
     if risky:
         last = risky[-1]
         depends = axes.union(*map(axes_of, program[:last])) | _failing_axes(program[last])

@@ -100,7 +100,7 @@ def _finer(pieces: Sequence[Piece], shape: tuple[int, ...], fine: tuple[int, ...
     groups = grouped(fine, shape)
 
     def parts(piece: Piece, dim: int) -> list[Part]:
-        extents = tuple(fine[place] for place in groups[dim])
+        extents = tuple(fine[part] for part in groups[dim])
         return refined(extents, piece.box.offset[dim], piece.box.shape[dim], piece.local.strides[dim])
 
     return _products(pieces, [list(group) for group in groups], len(fine), parts)
@@ -111,9 +111,9 @@ def _coarser(pieces: Sequence[Piece], fine: tuple[int, ...], coarse: tuple[int, 
 
     def parts(piece: Piece, dim: int) -> list[Part]:
         group = groups[dim]
-        dense = row_major_strides(tuple(fine[place] for place in group))
-        shape = [piece.box.shape[place] for place in group]
-        strides = [piece.local.strides[place] for place in group]
+        dense = row_major_strides(tuple(fine[part] for part in group))
+        shape = [piece.box.shape[part] for part in group]
+        strides = [piece.local.strides[part] for part in group]
         # The innermost dims that make one run here and, with one stride, there.
         outer, length, stride = len(group), 1, 0
         while outer:
@@ -124,7 +124,7 @@ def _coarser(pieces: Sequence[Piece], fine: tuple[int, ...], coarse: tuple[int, 
                 stride = step if length == 1 else stride
                 length *= extent
             outer -= 1
-        first = sum(piece.box.offset[place] * inner for place, inner in zip(group, dense, strict=True))
+        first = sum(piece.box.offset[part] * inner for part, inner in zip(group, dense, strict=True))
         check_count(math.prod(tuple(shape[:outer])))
         return [
             (
@@ -164,9 +164,9 @@ def assembled(
     offset, shape, strides = [0] * ndim, [1] * ndim, [0] * ndim
     for (first, extents, steps, shift), dims in zip(parts, targets, strict=True):
         local += shift
-        for place, dim in enumerate(dims):
-            offset[dim], shape[dim] = first[place], extents[place]
-            strides[dim] = steps[place] if extents[place] > 1 else 0
+        for number, dim in enumerate(dims):
+            offset[dim], shape[dim] = first[number], extents[number]
+            strides[dim] = steps[number] if extents[number] > 1 else 0
     return Piece(Box(tuple(offset), tuple(shape)), Strided(local, tuple(strides)), scale)
 
 

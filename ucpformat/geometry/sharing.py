@@ -22,13 +22,13 @@ __all__ = ["Request", "Shares", "Sharing"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The part of box ``number`` that the wanted piece at ``place`` needs, for ``rank``, and its ``size``.
+    """The part of box ``number`` that the wanted piece number ``piece`` needs, for ``rank``, and its ``size``.
 
     ``position`` of the team gives it.
     """
 
     number: int
-    place: int
+    piece: int
     rank: int
     size: int
     position: int
@@ -42,16 +42,16 @@ class Shares:
         self.requests = requests
         self.loads = loads
         self._step = _step(loads)
-        self._by_place = {(item.number, item.place, item.rank): item.position for item in requests}
+        self._by_piece = {(item.number, item.piece, item.rank): item.position for item in requests}
 
     @property
     def period(self) -> int:
         """After so many turns everything is as at the first."""
         return len(self.ranks) // math.gcd(self._step, len(self.ranks))
 
-    def giver(self, number: int, place: int, rank: int, turn: int) -> int:
+    def giver(self, number: int, piece: int, rank: int, turn: int) -> int:
         """Return who gives ``rank`` its part of box ``number``."""
-        return self.ranks[(self._by_place[number, place, rank] + turn * self._step) % len(self.ranks)]
+        return self.ranks[(self._by_piece[number, piece, rank] + turn * self._step) % len(self.ranks)]
 
     def position_of(self, index: int, turn: int) -> int:
         """Return the position of the team that its rank number ``index`` has."""
@@ -94,13 +94,13 @@ class Sharing:
         requests: list[Request] = []
         for number in held.boxes_of[team]:
             box = held.boxes[number]
-            for place in wanted.index.overlapping(box):
-                part = box.intersect(wanted.pieces[place].box)
+            for piece in wanted.index.overlapping(box):
+                part = box.intersect(wanted.pieces[piece].box)
                 size = 0 if part is None else part.size
-                for rank in wanted.holders[wanted.region[place]]:
+                for rank in wanted.holders[wanted.region[piece]]:
                     if rank not in members:
                         load, position = loads[0]
-                        requests.append(Request(number, place, rank, size, position))
+                        requests.append(Request(number, piece, rank, size, position))
                         heapq.heapreplace(loads, (load + size, position))
         final = [0] * len(ranks)
         for load, position in loads:

@@ -98,7 +98,7 @@ def _sent(
         if kind not in by_kind:
             amounts = by_kind[kind] = [Amount() for _ in range(count)]
             for item in shares.requests:
-                part = _part(held, wanted, item.number, item.place)
+                part = _part(held, wanted, item.number, item.piece)
                 amounts[item.position].add(part.size, _runs(part, pieces[item.number]))
         total = Amount()
         for phase in range(min(period, len(turns))):
